@@ -1,9 +1,9 @@
-"""A Ray cluster of several raylets on this machine, in a process of its own.
+"""A Ray cluster of several raylets on this machine, in a separate process.
 
-    python ray_cluster.py CPUS...     # a raylet with so many CPUs each, the first is the head
+    python ray_cluster.py CPUS...     # one raylet per number of CPUs; the first is the head
 
-Prints the address and the process ids of the head's raylet and GCS. Reads from stdin: `kill PID` kills the raylet of that process
-id as a machine that goes away, anything else ends it all.
+Prints the address and the process ids of the head's raylet and GCS. Reads commands from stdin: `kill PID` kills the
+raylet with that process id, like a machine that disappears; anything else shuts the cluster down.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 class RayCluster:
-    """Cluster that `python ray_cluster.py` keeps."""
+    """Client of the cluster that `python ray_cluster.py` runs."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -29,10 +29,10 @@ class RayCluster:
         for line in self._process.stdout:
             if line.startswith("answer "):
                 return line.removeprefix("answer ").strip()
-        raise AssertionError("the cluster has ended")
+        raise AssertionError("the cluster process ended")
 
     def kill(self, raylet: int) -> None:
-        """Kill the raylet of a process id."""
+        """Kill the raylet with this process id."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"kill {raylet}\n")
         self._process.stdin.flush()
@@ -41,9 +41,9 @@ class RayCluster:
 
 @contextmanager
 def ray_cluster(*cpus: int, **environment: str) -> Iterator[RayCluster]:
-    """Keep a cluster for as long as the block lasts; its workers have the environment."""
+    """Run a cluster during the block, with this environment for its workers."""
     command = [sys.executable, str(Path(__file__)), *map(str, cpus)]
-    # Ray gives its workers a low priority, for machines that are a cluster's alone
+    # Ray lowers the priority of its workers by default
     variables = {**os.environ, "RAY_worker_niceness": "0", **environment}
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=variables) as process:
@@ -51,26 +51,26 @@ def ray_cluster(*cpus: int, **environment: str) -> Iterator[RayCluster]:
             yield RayCluster(process)
         finally:
             assert process.stdin is not None
-            process.stdin.close()  # which ends it, and its raylets
+            process.stdin.close()  # ends the cluster and its raylets
             process.wait()
 
 
 def main() -> None:
-    """Start the raylets and do what stdin says."""
+    """Start the raylets and execute the commands on stdin."""
     from ray.cluster_utils import Cluster
 
-    cpus = [int(each) for each in sys.argv[1:]]
+    cpus = [int(argument) for argument in sys.argv[1:]]
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus[0], "include_dashboard": False})
-    nodes = [cluster.head_node, *(cluster.add_node(num_cpus=each) for each in cpus[1:])]
+    nodes = [cluster.head_node, *(cluster.add_node(num_cpus=count) for count in cpus[1:])]
     cluster.wait_for_nodes()
     by_raylet = {node.all_processes["raylet"][0].process.pid: node for node in nodes}
     control_store = cluster.head_node.all_processes["gcs_server"][0].process.pid
     print(f"answer {cluster.address} {next(iter(by_raylet))} {control_store}", flush=True)
     for line in sys.stdin:
-        verb, _, number = line.strip().partition(" ")
-        if verb != "kill":
+        command, _, pid = line.strip().partition(" ")
+        if command != "kill":
             break
-        cluster.remove_node(by_raylet[int(number)], allow_graceful=False)
+        cluster.remove_node(by_raylet[int(pid)], allow_graceful=False)
         print("answer killed", flush=True)
     cluster.shutdown()
 

@@ -1,4 +1,4 @@
-"""Training run in the background, and its processes."""
+"""Training runs in the background and their processes."""
 
 from __future__ import annotations
 
@@ -23,36 +23,37 @@ HOOKS = Path(__file__).parent / "hooks"
 
 
 def members(run: Path) -> list[psutil.Process]:
-    """Return all processes that carry the run directory in their arguments."""
-    results = []
+    """Return all processes with the run directory in their arguments."""
+    processes = []
     for process in psutil.process_iter(["cmdline"]):
         if f"--run-dir={run}" in (process.info["cmdline"] or []):
-            results.append(process)
-    return results
+            processes.append(process)
+    return processes
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Poll until it holds."""
+    """Poll until the condition holds; fail after PATIENCE seconds."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.1)
 
 
-def steps_of(run: Path, policy: str) -> int:
+def logged_steps(run: Path, policy: str) -> int:
+    """Return the number of steps in a policy's metrics so far."""
     path = run / "policies" / policy / "metrics.jsonl"
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
 class FinishedRun:
-    """What a run in `directory` left."""
+    """Outputs of a run in `directory`."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "r"
         self.errors = directory / "stderr.txt"
 
     def weights(self) -> dict[str, str]:
-        """Return sha256 of every policy's trained weights."""
+        """Return the sha256 of every policy's trained weights."""
         return {
             path.parent.parent.name: hashlib.sha256(path.read_bytes()).hexdigest()
             for path in sorted((self.path / "policies").glob("*/model/model.safetensors"))
@@ -64,7 +65,7 @@ class FinishedRun:
 
 
 class Run(FinishedRun):
-    """`mutualrl train` in the background; `begin` may be called again, as a user would."""
+    """`mutualrl train` in the background; calling `begin` again runs a further command on the directory."""
 
     def __init__(
         self,
@@ -85,15 +86,15 @@ class Run(FinishedRun):
         )
 
     def until_training(self) -> None:
-        wait_until(lambda: min(steps_of(self.path, "ada"), steps_of(self.path, "bob")) >= 2)
+        wait_until(lambda: min(logged_steps(self.path, "ada"), logged_steps(self.path, "bob")) >= 2)
 
     def worker(self, policy: str) -> psutil.Process:
-        (results,) = [
-            p
-            for p in members(self.path)
-            if f"--policy={policy}" in p.cmdline() and "mutualrl.training.worker" in p.cmdline()
+        (worker,) = [
+            process
+            for process in members(self.path)
+            if f"--policy={policy}" in process.cmdline() and "mutualrl.training.worker" in process.cmdline()
         ]
-        return results
+        return worker
 
     def end(self) -> None:
         self.process.kill()
@@ -103,49 +104,49 @@ class Run(FinishedRun):
 
 
 @contextmanager
-def mounted(place: Path, options: str) -> Iterator[Path]:
-    """Mount a small file system for as long as the block lasts; skip the test where that may not be done."""
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
+def mounted_tmpfs(directory: Path, options: str) -> Iterator[Path]:
+    """Mount a tmpfs during the block; skip the test if mounting is not permitted."""
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("a tmpfs may not be mounted here")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+        pytest.skip("not permitted to mount a tmpfs")
+    yield directory
+    subprocess.run(["umount", "-l", str(directory)], check=True)
 
 
-def hooked() -> str:
-    """Return PYTHONPATH with the hooks in front."""
+def pythonpath_with_hooks() -> str:
+    """Return PYTHONPATH with the hooks first."""
     return os.pathsep.join(filter(None, (str(HOOKS), os.environ.get("PYTHONPATH"))))
 
 
 def stop_at(*points: str, mark: Path) -> dict[str, str]:
-    """Return the environment under which a process stops at each of the points, `point:policy:n`, one after the other,
-    and writes its process id into `mark.0`, `mark.1` and so on."""
-    return {"PYTHONPATH": hooked(), "FAULT_POINTS": ",".join(points), "FAULT_MARK": str(mark)}
+    """Return the environment in which a process stops at each of the points (`point:policy:n`) in turn and writes its
+    process id to `mark.0`, `mark.1`, and so on."""
+    return {"PYTHONPATH": pythonpath_with_hooks(), "FAULT_POINTS": ",".join(points), "FAULT_MARK": str(mark)}
 
 
 def stopped(mark: Path, run: Run, number: int = 0) -> psutil.Process:
-    """Return the process that came to the point of this number."""
+    """Wait for a process to stop at the point with this number, and return it."""
     mark = mark.with_name(f"{mark.name}.{number}")
     wait_until(lambda: (mark.exists() and bool(mark.read_text())) or run.process.poll() is not None)
     assert mark.exists(), f"the run ended before the point was reached: {run.errors.read_text()[-2000:]}"
     return psutil.Process(int(mark.read_text()))
 
 
-def verified(run: Path) -> dict[str, Any]:
-    """Return `runs verify`, which must find everything intact."""
-    answer = subprocess.run(
+def verify_intact(run: Path) -> dict[str, Any]:
+    """Return the report of `runs verify`, which must find everything intact."""
+    result = subprocess.run(
         [sys.executable, "-m", "mutualrl", "runs", "verify", str(run), "--json"],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert answer.returncode == 0, answer.stdout
-    result: dict[str, Any] = json.loads(answer.stdout)
-    return result
+    assert result.returncode == 0, result.stdout
+    report: dict[str, Any] = json.loads(result.stdout)
+    return report
 
 
-#: rounds of two optimizer steps, so that the checkpoint of step 3 falls inside a generation batch
+#: rounds of two optimizer steps, so that the checkpoint of step 3 is inside a generation batch
 SHORT = (
     "--steps",
     "6",
@@ -166,16 +167,15 @@ SHORT = (
 )
 
 
-def rolled_back(run: Path, to: Path, steps: dict[str, int]) -> Path:
-    """Return a copy of a finished run as it was when each policy's newest checkpoint was that of the given step (0:
-    none)."""
-    shutil.copytree(run, to)
-    (to / "summary.json").unlink()
+def rolled_back(run: Path, copy: Path, steps: dict[str, int]) -> Path:
+    """Copy a finished run back to the state in which each policy's newest checkpoint was that of its step (0: none)."""
+    shutil.copytree(run, copy)
+    (copy / "summary.json").unlink()
     for policy, step in steps.items():
-        files = to / "policies" / policy
+        files = copy / "policies" / policy
         (files / "result.json").unlink()
         shutil.rmtree(files / "model")
         for checkpoint in (files / "checkpoints").glob("step-*"):
             if int(checkpoint.name.removeprefix("step-")) > step:
                 shutil.rmtree(checkpoint)
-    return to
+    return copy

@@ -1,4 +1,4 @@
-"""Policies that join over a bucket which is slow, fails and goes away, while they are killed: the same weights."""
+"""Policies joined over a slow, failing and absent bucket, killed meanwhile, train the same weights."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from runs import FinishedRun, wait_until
 from test_join import Joined
 
 
-def killed(joined: Joined) -> None:
-    """SIGKILL a policy's supervisor and everything below it, and start the same command again."""
+def kill_and_rejoin(joined: Joined) -> None:
+    """SIGKILL a policy's supervisor and all its descendants, and run the same command again."""
     try:
         parent = psutil.Process(joined.process.pid)
-        below = parent.children(recursive=True)
+        descendants = parent.children(recursive=True)
     except psutil.NoSuchProcess:
-        below = []
-    for process in below:
+        descendants = []
+    for process in descendants:
         if process.is_running():
             os.kill(process.pid, signal.SIGKILL)
     joined.process.kill()
     joined.process.wait()
-    wait_until(lambda: not any(process.is_running() and process.status() != "zombie" for process in below))
+    wait_until(lambda: not any(process.is_running() and process.status() != "zombie" for process in descendants))
     joined.begin()
 
 
-def ended(joined: Joined) -> bool:
-    """Return whether a policy has finished; one that began while the store was away is started again."""
+def has_finished(joined: Joined) -> bool:
+    """Return whether a policy has finished; restart one that failed because the store was down."""
     code = joined.process.poll()
     if code == MachineError.exit_code:
         joined.begin()
@@ -46,12 +46,12 @@ def ended(joined: Joined) -> bool:
     return code == 0
 
 
-KILLS = 6  # with each server
+KILLS = 6  # per server
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("server", ["moto", "seaweedfs"])
-def test_kills_and_a_failing_store_leave_no_trace(unbroken: FinishedRun, tmp_path: Path, server: str) -> None:
+def test_weights_survive_kills_and_a_failing_store(unbroken: FinishedRun, tmp_path: Path, server: str) -> None:
     rng, faults = random.Random(server), Faults(delay=0.2, failing=0.2)
     with serving(server, tmp_path / "server") as real, proxied(real, faults) as proxy, reachable(proxy):
         url = real.bucket()
@@ -59,17 +59,17 @@ def test_kills_and_a_failing_store_leave_no_trace(unbroken: FinishedRun, tmp_pat
         try:
             for number in range(KILLS):
                 time.sleep(rng.uniform(0, 20))
-                running = [each for each in policies if each.process.poll() is None]
-                if number == 1:  # half a minute without the store
+                running = [joined for joined in policies if joined.process.poll() is None]
+                if number == 1:  # the store is down for half a minute
                     faults.down = True
                     Timer(30, lambda: setattr(faults, "down", False)).start()
                 elif running:
-                    killed(rng.choice(running))
-            wait_until(lambda: [ended(each) for each in policies] == [True, True])  # each is looked at
+                    kill_and_rejoin(rng.choice(running))
+            wait_until(lambda: [has_finished(joined) for joined in policies] == [True, True])  # check every policy
         finally:
-            for each in policies:
-                each.process.kill()
-        assert {each.policy: each.weights() for each in policies} == unbroken.weights()
+            for joined in policies:
+                joined.process.kill()
+        assert {joined.policy: joined.weights() for joined in policies} == unbroken.weights()
         assert faults.failed > 20
         faults.failing = faults.delay = 0.0
         manifest = read_manifest(open_store(url))

@@ -1,4 +1,4 @@
-"""Files of a finished run that were changed, moved or replaced: each is named, and no figure is made of it."""
+"""Changed, moved or replaced files of a finished run: each is reported, and none is used."""
 
 from __future__ import annotations
 
@@ -43,50 +43,50 @@ def flip(path: Path, at: float = 0.5) -> None:
     path.write_bytes(data)
 
 
-def model(run: Path, policy: str = "ada") -> Path:
+def model_of(run: Path, policy: str = "ada") -> Path:
     return run / "policies" / policy / "model"
 
 
 def swap_models(run: Path) -> None:
-    ada, bob = model(run), model(run, "bob")
+    ada, bob = model_of(run), model_of(run, "bob")
     ada.rename(run / "aside")
     bob.rename(ada)
     (run / "aside").rename(bob)
 
 
-def add_a_file(run: Path) -> None:
-    (model(run) / "adapter_config.json").write_text("{}")
+def add_file(run: Path) -> None:
+    (model_of(run) / "adapter_config.json").write_text("{}")
 
 
-MODEL_HARMS: list[tuple[Callable[[Path], object], str]] = [
-    (lambda run: (model(run) / "model.safetensors").write_bytes(b"ten bytes!"), "10 bytes, expected"),
-    (lambda run: flip(model(run) / "model.safetensors"), "model.safetensors: sha256"),
-    (lambda run: flip(model(run) / "config.json"), "config.json: sha256"),
-    (lambda run: (model(run) / "tokenizer.json").unlink(), "tokenizer.json: is missing"),
-    (lambda run: (model(run) / "complete.json").unlink(), "complete.json: missing"),
-    (lambda run: flip(model(run) / "complete.json"), "complete.json"),
-    (add_a_file, "adapter_config.json: unexpected file"),
+MODEL_DAMAGES: list[tuple[Callable[[Path], object], str]] = [
+    (lambda run: (model_of(run) / "model.safetensors").write_bytes(b"ten bytes!"), "10 bytes, expected"),
+    (lambda run: flip(model_of(run) / "model.safetensors"), "model.safetensors: sha256"),
+    (lambda run: flip(model_of(run) / "config.json"), "config.json: sha256"),
+    (lambda run: (model_of(run) / "tokenizer.json").unlink(), "tokenizer.json: is missing"),
+    (lambda run: (model_of(run) / "complete.json").unlink(), "complete.json: missing"),
+    (lambda run: flip(model_of(run) / "complete.json"), "complete.json"),
+    (add_file, "adapter_config.json: unexpected file"),
     (swap_models, "policy 'bob'; expected run"),
 ]
 
 
-@pytest.mark.parametrize(("harm", "words"), MODEL_HARMS)
-def test_a_changed_model_is_not_evaluated_nor_resumed_from(
-    copy: Path, cli_here: Cli, harm: Callable[[Path], object], words: str
+@pytest.mark.parametrize(("damage", "message"), MODEL_DAMAGES)
+def test_changed_models_are_neither_evaluated_nor_resumed(
+    copy: Path, cli_here: Cli, damage: Callable[[Path], object], message: str
 ) -> None:
-    harm(copy)
-    done = cli_here(*EVAL)
-    assert (done.returncode, words in done.stderr) == (6, True), done.stderr
-    (copy / "summary.json").unlink()  # as if the supervisor had been killed before it wrote it
-    done = cli_here("train", "--resume", "--run-dir", "r")
-    assert (done.returncode, words in done.stderr) == (6, True), done.stderr
+    damage(copy)
+    result = cli_here(*EVAL)
+    assert (result.returncode, message in result.stderr) == (6, True), result.stderr
+    (copy / "summary.json").unlink()  # as if the supervisor had been killed before writing it
+    result = cli_here("train", "--resume", "--run-dir", "r")
+    assert (result.returncode, message in result.stderr) == (6, True), result.stderr
     assert not (copy / "summary.json").exists()
-    verified = json.loads(cli_here("runs", "verify", "r", "--json").stdout)
-    assert any(words in line for line in verified["damaged"]), verified["damaged"]
+    report = json.loads(cli_here("runs", "verify", "r", "--json").stdout)
+    assert any(message in line for line in report["damaged"]), report["damaged"]
 
 
-def test_weights_that_are_not_finite_are_not_evaluated_whatever_their_marker_says(copy: Path, cli_here: Cli) -> None:
-    directory = model(copy)
+def test_non_finite_weights_are_not_evaluated_even_with_a_valid_marker(copy: Path, cli_here: Cli) -> None:
+    directory = model_of(copy)
     marker = read_checksummed(directory / "complete.json")
     assert marker is not None
     weights = load_file(directory / "model.safetensors")
@@ -95,24 +95,24 @@ def test_weights_that_are_not_finite_are_not_evaluated_whatever_their_marker_say
     (directory / "complete.json").unlink()
     directory.rename(copy / "staged")
     commit_directory(copy / "staged", directory, {"run_id": marker["run_id"], "policy": "ada", "step": 6})
-    done = cli_here(*EVAL)
-    assert (done.returncode, "weight 'model.norm.weight' is not finite" in done.stderr) == (4, True), done.stderr
+    result = cli_here(*EVAL)
+    assert (result.returncode, "weight 'model.norm.weight' is not finite" in result.stderr) == (4, True), result.stderr
 
 
 @pytest.mark.parametrize("text", ["{}", "[", '{"validation": 3}'])
-def test_a_result_of_another_shape_is_named_before_a_summary_is_written(copy: Path, cli_here: Cli, text: str) -> None:
+def test_malformed_results_are_reported_before_a_summary_is_written(copy: Path, cli_here: Cli, text: str) -> None:
     (copy / "summary.json").unlink()
     (copy / "policies" / "bob" / "result.json").write_text(text)
-    done = cli_here("train", "--resume", "--run-dir", "r")
-    assert (done.returncode, "bob/result.json" in done.stderr) == (6, True), done.stderr
+    result = cli_here("train", "--resume", "--run-dir", "r")
+    assert (result.returncode, "bob/result.json" in result.stderr) == (6, True), result.stderr
     assert not (copy / "summary.json").exists()
-    write_checksummed(copy / "policies" / "bob" / "result.json", {"steps": 6}, root=copy)  # sealed, and no result
-    done = cli_here("train", "--resume", "--run-dir", "r")
-    assert (done.returncode, "bob/result.json: initial_validation" in done.stderr) == (6, True), done.stderr
+    write_checksummed(copy / "policies" / "bob" / "result.json", {"steps": 6}, root=copy)  # incomplete
+    result = cli_here("train", "--resume", "--run-dir", "r")
+    assert (result.returncode, "bob/result.json: initial_validation" in result.stderr) == (6, True), result.stderr
 
 
 @pytest.mark.parametrize(
-    ("name", "noted"),
+    ("name", "message"),
     [
         ("policies/ada/metrics.jsonl", "policies/ada/metrics.jsonl is left out: its bytes do not match its checksum"),
         ("policies/ada/rescues.jsonl", "policies/ada/rescues.jsonl is left out: its bytes do not match its checksum"),
@@ -122,34 +122,34 @@ def test_a_result_of_another_shape_is_named_before_a_summary_is_written(copy: Pa
         ("recipe.yaml", "its recipe.yaml is missing or was changed"),
     ],
 )
-def test_a_flipped_bit_is_left_out_of_a_report_with_a_word(copy: Path, cli_here: Cli, name: str, noted: str) -> None:
+def test_reports_leave_out_corrupted_files_with_a_note(copy: Path, cli_here: Cli, name: str, message: str) -> None:
     flip(copy / name)
-    done = cli_here("report", "r", "--out", "page", "--json")
-    assert done.returncode == 0, done.stderr
-    notes = json.loads(done.stdout)["notes"]
-    assert any(noted in note for note in notes), notes
+    result = cli_here("report", "r", "--out", "page", "--json")
+    assert result.returncode == 0, result.stderr
+    notes = json.loads(result.stdout)["notes"]
+    assert any(message in note for note in notes), notes
     verified = cli_here("runs", "verify", "r", "--json")
     assert verified.returncode == 6
     assert any(name in line for line in json.loads(verified.stdout)["damaged"])
 
 
-def test_every_file_of_a_run_that_nobody_touched_is_verified(copy: Path, cli_here: Cli) -> None:
-    done = cli_here("runs", "verify", "r", "--json")
-    result = json.loads(done.stdout)
-    assert (done.returncode, result["damaged"]) == (0, [])
+def test_verify_checks_every_file_of_an_intact_run(copy: Path, cli_here: Cli) -> None:
+    result = cli_here("runs", "verify", "r", "--json")
+    report = json.loads(result.stdout)
+    assert (result.returncode, report["damaged"]) == (0, [])
     expected = {"run.json", "recipe.yaml", "summary.json", "sessions.json", "before.json", "result.json", "model"}
-    assert set(result["checked"]) == expected | {"metrics.jsonl", "rescues.jsonl", "checkpoints", "rounds", "claims"}
-    assert result["checked"]["model"] == 2
-    shown = cli_here("runs", "verify", "r")
-    assert "| model" in shown.stdout
+    assert set(report["checked"]) == expected | {"metrics.jsonl", "rescues.jsonl", "checkpoints", "rounds", "claims"}
+    assert report["checked"]["model"] == 2
+    table = cli_here("runs", "verify", "r").stdout
+    assert "| model" in table
 
 
-def test_no_file_of_a_run_passes_for_another_one(copy: Path) -> None:
+def test_verify_rejects_swapped_files(copy: Path) -> None:
     files = [path for path in sorted(copy.rglob("*.json")) if CHECKSUM_KEY in (try_read_json(path) or {})]
     content = {path: path.read_bytes() for path in files}
     names = {path.name for path in files}
     assert names >= {"run.json", "summary.json", "sessions.json", "before.json", "result.json", "attempt.json"}
-    passed = []
+    undetected = []
     for path in files:
         for other in files:
             if content[other] == content[path]:
@@ -157,26 +157,26 @@ def test_no_file_of_a_run_passes_for_another_one(copy: Path) -> None:
             path.write_bytes(content[other])
             try:
                 if not verify_run(RunDirectory(copy)).damaged:
-                    passed.append(f"{other.relative_to(copy)} as {path.relative_to(copy)}")
+                    undetected.append(f"{other.relative_to(copy)} as {path.relative_to(copy)}")
             except (UsageError, FileDamagedError):
                 continue
             finally:
                 path.write_bytes(content[path])
-    assert passed == []
+    assert undetected == []
     assert verify_run(RunDirectory(copy)).damaged == []
 
 
 @pytest.mark.parametrize("code", ["ENOSPC", "EDQUOT", "EIO", "EROFS", "EMFILE", "ENFILE", "EFBIG"])
-def test_a_failed_write_to_a_disk_names_file_and_bytes_and_leaves_nothing(
+def test_failed_writes_report_file_and_bytes_and_leave_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
-    """Every error number of a disk; the runs of test_disk_and_clock.py meet three of them."""
+    """Cover every error number of a disk; the runs of test_disk_and_clock.py cover three of them."""
     number = getattr(errno, code)
 
-    def failing(descriptor: int) -> None:
+    def failing_fsync(descriptor: int) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(os, "fsync", failing)
+    monkeypatch.setattr(os, "fsync", failing_fsync)
     with pytest.raises(DiskError, match="f: 5 bytes cannot be written") as raised:
         write_atomic(tmp_path / "f", b"12345")
     assert not is_disk_failure(OSError(errno.ENOENT, "no such file"))
@@ -184,7 +184,7 @@ def test_a_failed_write_to_a_disk_names_file_and_bytes_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-#: a run directory of others may hold anything; whoever looks at it neither waits nor reads without end
+#: a shared run directory may contain anything; no command that reads it may block or read endlessly
 TRAPS: dict[str, Callable[[Path], object]] = {
     "pipe": os.mkfifo,
     "endless": lambda path: path.symlink_to("/dev/zero"),
@@ -204,7 +204,7 @@ NAMES = (
     "exchange/ada/heartbeat.json",
     "supervisor/node-0.json",
 )
-#: a pipe in the place of every file; the other two where text, lines, sealed JSON, a model and a table are read
+#: a pipe in place of every file; the other two in place of one file each of YAML, JSON lines, a model, and Parquet
 TRAPPED = [(name, "pipe") for name in NAMES] + [
     (name, trap) for name in NAMES[1:8:2] for trap in TRAPS if trap != "pipe"
 ]
@@ -212,16 +212,16 @@ TRAPPED = [(name, "pipe") for name in NAMES] + [
 
 @pytest.mark.extended
 @pytest.mark.parametrize(("name", "trap"), TRAPPED)
-def test_pipes_and_endless_files_in_a_run_are_not_waited_for(copy: Path, cli_here: Cli, name: str, trap: str) -> None:
+def test_commands_do_not_block_on_pipes_and_endless_files(copy: Path, cli_here: Cli, name: str, trap: str) -> None:
     (copy / name).unlink()
     TRAPS[trap](copy / name)
     for command in (("runs", "ls", "."), ("runs", "verify", "r"), ("watch", "r"), ("report", "r")):
-        done = cli_here(*command)
-        assert done.returncode in (0, 1, 2, 6), done.stderr
+        result = cli_here(*command)
+        assert result.returncode in (0, 1, 2, 6), result.stderr
     (copy / "summary.json").is_file() and (copy / "summary.json").unlink()
     if name != "policies/ada/metrics.jsonl":
-        done = cli_here(*EVAL)
-        assert done.returncode in (0, 2, 4, 6), done.stderr
+        result = cli_here(*EVAL)
+        assert result.returncode in (0, 2, 4, 6), result.stderr
 
 
 def nested(n: int) -> str:
@@ -244,27 +244,27 @@ def nested(n: int) -> str:
         "\u0000" * 100,
     ],
 )
-def test_a_bomb_for_a_recipe_is_a_line(copy: Path, cli_here: Cli, text: str) -> None:
-    value = read_checksummed(copy / "run.json")
-    assert value is not None
+def test_yaml_bombs_in_recipes_are_rejected_without_a_traceback(copy: Path, cli_here: Cli, text: str) -> None:
+    info = read_checksummed(copy / "run.json")
+    assert info is not None
     other = copy.with_name("r2")
     shutil.copytree(copy, other)
-    for run, content in ((copy, {**value, "recipe": text}), (other, {**value, "recipe": "", "format": 2})):
+    for run, content in ((copy, {**info, "recipe": text}), (other, {**info, "recipe": "", "format": 2})):
         write_checksummed(run / "run.json", content, root=run)
         (run / "recipe.yaml").write_text(text)
-        done = cli_here("eval", "--run", run.name)
-        assert done.returncode in (2, 6), done.stderr
-        assert "Traceback" not in done.stderr
+        result = cli_here("eval", "--run", run.name)
+        assert result.returncode in (2, 6), result.stderr
+        assert "Traceback" not in result.stderr
     listed = cli_here("runs", "ls", ".", "--json")
     assert listed.returncode == 0, listed.stderr
     assert len(json.loads(listed.stdout)["runs"]) == 2
     assert cli_here("report", copy.name, "--out", "page").returncode == 0
 
 
-def test_a_long_run_is_listed_without_reading_its_lines(
+def test_listing_a_long_run_reads_only_the_end_of_its_metrics(
     copy: Path, cli_here: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted in bytes that are read of its metrics."""
+    """Count the bytes read from its metrics."""
     metrics = copy / "policies" / "ada" / "metrics.jsonl"
     line = json.loads(metrics.read_text().splitlines()[-1])
     with metrics.open("a") as file:
@@ -273,17 +273,17 @@ def test_a_long_run_is_listed_without_reading_its_lines(
     assert metrics.stat().st_size > 8_000_000
     from mutualrl.reporting import run_reader
 
-    read: list[int] = []
+    sizes: list[int] = []
     tail = run_reader._tail
 
-    def counted(path: Path, size: int) -> tuple[bytes, bool]:
-        data, whole = tail(path, size)
-        read.append(len(data))
-        return data, whole
+    def counting_tail(path: Path, size: int) -> tuple[bytes, bool]:
+        data, complete = tail(path, size)
+        sizes.append(len(data))
+        return data, complete
 
-    monkeypatch.setattr(run_reader, "_tail", counted)
+    monkeypatch.setattr(run_reader, "_tail", counting_tail)
     monkeypatch.setattr(run_reader, "_lines", lambda *arguments: pytest.fail("every line was read"))
     (run,) = json.loads(cli_here("runs", "ls", ".", "--json").stdout)["runs"]
     assert run["policies"]["ada"]["step"] == 20_006
     assert run["policies"]["ada"]["last"] is not None
-    assert sum(read) < 200_000
+    assert sum(sizes) < 200_000

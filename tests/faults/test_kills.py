@@ -1,4 +1,4 @@
-"""SIGKILL from outside at every named point of a run; afterwards it must be as if nothing had happened."""
+"""SIGKILL from outside at every named point of a run; the finished run must equal an undisturbed one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import psutil
 import pytest
 
 from conftest import PATIENCE
-from runs import SHORT, FinishedRun, Run, members, stop_at, stopped, verified, wait_until
+from runs import SHORT, FinishedRun, Run, members, stop_at, stopped, verify_intact, wait_until
 
-#: kills of one run, in this order: at a point that a process of bob comes to, of the worker there, the agent above it
-#: or the supervisor, after so many times that the process passed the point
+#: kills of one run, in order: the point (of a process of bob), the victim (the worker at the point, its agent or the
+#: supervisor), and how often the process passes the point before
 Kills = tuple[tuple[str, str, int], ...]
 CHAINS: dict[str, Kills] = {
     "exchange": (
@@ -55,31 +55,31 @@ CHAINS: dict[str, Kills] = {
 SINGLE: Kills = (("mid-shard", "worker", 2),)
 
 
-def as_if_nothing_had_happened(run: Run, unbroken: FinishedRun) -> None:
+def assert_equals_undisturbed(run: Run, unbroken: FinishedRun) -> None:
     assert not members(run.path)
-    assert verified(run.path)["damaged"] == []
+    assert verify_intact(run.path)["damaged"] == []
     assert run.weights() == unbroken.weights()
     assert len(run.weights()) == 2
     for policy in ("ada", "bob"):
-        lines = run.metrics(policy)
-        assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
-        assert [line["see/round"] for line in lines if "see/round" in line] == [0, 1, 2]  # each record used once
-        before = unbroken.metrics(policy)
-        learnt = [each.path / "policies" / policy / "rescues.jsonl" for each in (run, unbroken)]
-        assert learnt[0].read_bytes() == learnt[1].read_bytes()  # every pair once
+        rows = run.metrics(policy)
+        assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+        assert [row["see/round"] for row in rows if "see/round" in row] == [0, 1, 2]  # each round used once
+        expected = unbroken.metrics(policy)
+        rescues = [each.path / "policies" / policy / "rescues.jsonl" for each in (run, unbroken)]
+        assert rescues[0].read_bytes() == rescues[1].read_bytes()  # each pair once
         for key in ("loss", "reward", "sgt/pairs", "see/bytes", "num_tokens", "ppo_kl"):
-            assert [line.get(key) for line in lines] == [line.get(key) for line in before]
+            assert [row.get(key) for row in rows] == [row.get(key) for row in expected]
 
 
-def kill(run: Run, point: str, victim: str, process: psutil.Process, environment: dict[str, str]) -> None:
-    """Kill the worker that stands at a point, or who is above it; resume where nobody is left to restart it."""
+def kill(run: Run, victim: str, worker: psutil.Process, environment: dict[str, str]) -> None:
+    """Kill the stopped worker, its agent, or the supervisor; after the supervisor, resume the run."""
     if victim == "supervisor":
         run.process.kill()
         run.process.wait()
         wait_until(lambda: not members(run.path))
         run.begin("--resume", **environment)
     else:
-        (process if victim == "worker" else process.parent()).kill()
+        (worker if victim == "worker" else worker.parent()).kill()
 
 
 @pytest.mark.parametrize(
@@ -89,16 +89,16 @@ def kill(run: Run, point: str, victim: str, process: psutil.Process, environment
         *(pytest.param(chain, id=name, marks=pytest.mark.extended) for name, chain in CHAINS.items()),
     ],
 )
-def test_kills_leave_no_trace(
+def test_killed_runs_equal_an_undisturbed_run(
     unbroken: FinishedRun, tmp_path: Path, kills: Kills, record_property: Callable[[str, object], None]
 ) -> None:
     record_property("kills", json.dumps(kills))  # read by benchmarks/kill_matrix.py
     environment = stop_at(*(f"{point}:bob:{nth}" for point, _, nth in kills), mark=tmp_path / "mark")
     run = Run(tmp_path, *SHORT, "--set", "run.max_restarts=9", **environment)
     try:
-        for number, (point, victim, _) in enumerate(kills):
-            kill(run, point, victim, stopped(tmp_path / "mark", run, number), environment)
+        for number, (_, victim, _) in enumerate(kills):
+            kill(run, victim, stopped(tmp_path / "mark", run, number), environment)
         assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
-        as_if_nothing_had_happened(run, unbroken)
+        assert_equals_undisturbed(run, unbroken)
     finally:
         run.end()

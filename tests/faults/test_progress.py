@@ -1,4 +1,4 @@
-"""What lives and hangs, and what is silent because its disk is full."""
+"""Policies that are alive but hang, and policies without heartbeats because the disk is full."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from conftest import PATIENCE
-from runs import SHORT, FinishedRun, Run, members, mounted, verified, wait_until
+from runs import SHORT, FinishedRun, Run, members, mounted_tmpfs, verify_intact, wait_until
 
-HANGS = """
+HANGING_JUDGE = """
 import pathlib, time
 
 HERE = pathlib.Path(__file__).parent
@@ -33,9 +33,9 @@ def trainer_state_dir():
 
 
 @pytest.mark.extended
-def test_a_judge_that_hangs_is_named_and_its_policy_restarted(tmp_path: Path) -> None:
-    """It beats all the while: liveness is not progress."""
-    (tmp_path / "judge.py").write_text(HANGS)
+def test_hanging_reward_function_is_reported_and_its_policy_restarted(tmp_path: Path) -> None:
+    """Heartbeats continue during the hang; they are no evidence of progress."""
+    (tmp_path / "judge.py").write_text(HANGING_JUDGE)
     run = Run(
         tmp_path,
         *SHORT,
@@ -44,26 +44,26 @@ def test_a_judge_that_hangs_is_named_and_its_policy_restarted(tmp_path: Path) ->
     )
     try:
         assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
-        message = run.errors.read_text()
+        errors = run.errors.read_text()
         assert (tmp_path / "hung").exists()
-        assert "policy 'bob': no progress for" in message
-        assert "policy 'bob' is alive but hangs: no progress for" in message
-        assert "in scoring: reward function judge (run.step_timeout: 6 s)" in message
-        assert "Restarting in" in message
-        verified(run.path)
+        assert "policy 'bob': no progress for" in errors
+        assert "policy 'bob' is alive but hangs: no progress for" in errors
+        assert "in scoring: reward function judge (run.step_timeout: 6 s)" in errors
+        assert "Restarting in" in errors
+        verify_intact(run.path)
     finally:
         run.end()
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """Yield a file system of 60 MB and 2,000 inodes."""
-    with mounted(tmp_path / "disk", "size=60m,nr_inodes=2000") as place:
-        yield place
+    """Yield the directory of a file system of 60 MB and 2,000 inodes."""
+    with mounted_tmpfs(tmp_path / "disk", "size=60m,nr_inodes=2000") as directory:
+        yield directory
 
 
 def fill_bytes(disk: Path) -> None:
-    with (disk / "others").open("wb", buffering=0) as file:
+    with (disk / "filler").open("wb", buffering=0) as file:
         try:
             while True:
                 file.write(bytes(2**12))
@@ -72,17 +72,17 @@ def fill_bytes(disk: Path) -> None:
 
 
 def fill_inodes(disk: Path) -> None:
-    (disk / "others").mkdir()
+    (disk / "filler").mkdir()
     for number in range(10_000):
         try:
-            (disk / "others" / str(number)).touch()
+            (disk / "filler" / str(number)).touch()
         except OSError:
             return
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("fill", [fill_bytes, fill_inodes])
-def test_heartbeats_that_a_full_disk_takes_end_the_run_with_the_disks_name(
+def test_run_ends_naming_the_disk_when_it_is_too_full_for_heartbeats(
     unbroken: FinishedRun, disk: Path, fill: object
 ) -> None:
     steps = ("--steps", "60", *SHORT[2:], "--set", "run.save_every=0", "--set", "run.peer_timeout=4")
@@ -91,11 +91,11 @@ def test_heartbeats_that_a_full_disk_takes_end_the_run_with_the_disks_name(
         run.until_training()
         fill(disk)  # type: ignore[operator]
         assert run.process.wait(PATIENCE) == 4, run.errors.read_text()
-        message = run.errors.read_text()
-        assert "bytes" in message
-        assert "Restarting in" not in message
+        errors = run.errors.read_text()
+        assert "bytes" in errors
+        assert "Restarting in" not in errors
         wait_until(lambda: not members(run.path))
-        subprocess.run(["rm", "-rf", str(disk / "others")], check=True)
-        verified(run.path)
+        subprocess.run(["rm", "-rf", str(disk / "filler")], check=True)
+        verify_intact(run.path)
     finally:
         run.end()

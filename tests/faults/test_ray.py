@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster of several raylets: the run of one machine, whatever dies on the way."""
+"""Runs on a Ray cluster of several raylets train the same weights as on one machine, whichever process dies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from conftest import PATIENCE, Cli
 from mutualrl.errors import RewardError
 from ray_cluster import RayCluster, ray_cluster
-from runs import SHORT, FinishedRun, Run, members, steps_of, stop_at, stopped, verified, wait_until
+from runs import SHORT, FinishedRun, Run, logged_steps, members, stop_at, stopped, verify_intact, wait_until
 
 pytest.importorskip("ray", reason="Ray is not installed (pip install 'mutualrl[ray]')")
 from ray._private.services import find_gcs_addresses
@@ -27,16 +27,16 @@ SGT = ("--regime", "sgt", "--pool", "tiny")
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    """Three raylets with a CPU each: two policies of a thread each, and room for one whose raylet dies."""
+    """Run three raylets with one CPU each: two policies of one thread, and a spare raylet."""
     with ray_cluster(1, 1, 1) as cluster:
         yield cluster
 
 
-def on(cluster: RayCluster) -> tuple[str, ...]:
+def ray_options(cluster: RayCluster) -> tuple[str, ...]:
     return ("--launcher", "ray", "--address", cluster.address)
 
 
-def finished(run: Run) -> None:
+def finish(run: Run) -> None:
     try:
         assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
     finally:
@@ -48,7 +48,7 @@ def workers(run: Run) -> list[psutil.Process]:
 
 
 def rank_of(run: Run, policy: str, number: str) -> psutil.Process:
-    """Return the process of a rank of a policy."""
+    """Return the process of one rank of a policy."""
     ranks = [process.environ() | {"pid": process.pid} for process in workers(run)]
     (pid,) = (rank["pid"] for rank in ranks if rank["MUTUALRL_POLICY"] == policy and rank["RANK"] == number)
     return psutil.Process(pid)
@@ -60,93 +60,92 @@ def raylet_of(process: psutil.Process) -> int:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999", "auto"])
-def test_a_cluster_that_is_not_there_is_named_before_ray_waits_for_it(
+def test_absent_cluster_is_reported_before_ray_waits_for_it(
     tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "localhost:1")
-    absent = cli("train", *SGT, "--launcher", "ray", "--address", address, "--run-dir", tmp_path / "b")
-    assert absent.returncode == 4
-    words = " ".join(absent.stderr.split())
-    assert f"--address {address}: no Ray cluster answers (" in words
-    assert "gcs" not in words  # whose own search for it takes minutes
+    result = cli("train", *SGT, "--launcher", "ray", "--address", address, "--run-dir", tmp_path / "b")
+    assert result.returncode == 4
+    message = " ".join(result.stderr.split())
+    assert f"--address {address}: no Ray cluster answers (" in message
+    assert "gcs" not in message  # Ray's own search for the GCS takes minutes
 
 
-@pytest.mark.parametrize("ended", [None, "127.0.0.1:1", "no address"])
-def test_a_cluster_that_has_ended_is_not_waited_for(
-    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, ended: str | None
+@pytest.mark.parametrize("recorded", [None, "127.0.0.1:1", "no address"])
+def test_auto_does_not_wait_for_a_stopped_cluster(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, recorded: str | None
 ) -> None:
-    """What the last `ray start` wrote down lies there when its machine was switched off."""
+    """The address recorded by the last `ray start` remains after a power cut."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    if ended is not None:
+    if recorded is not None:
         (tmp_path / "ray").mkdir()
-        (tmp_path / "ray" / "ray_current_cluster").write_text(ended)
+        (tmp_path / "ray" / "ray_current_cluster").write_text(recorded)
     if (running := find_gcs_addresses()) and len(running) < 2:
-        pytest.skip(f"a Ray cluster runs here, and is the one that is taken: {running}")
-    absent = cli("train", *SGT, "--launcher", "ray", "--address", "auto", "--run-dir", tmp_path / "b")
-    assert absent.returncode == 4
-    words = " ".join(absent.stderr.split())
-    assert "--address auto: no Ray cluster answers (" in words
-    why = {
+        pytest.skip(f"a Ray cluster runs on this machine and would be used: {running}")
+    result = cli("train", *SGT, "--launcher", "ray", "--address", "auto", "--run-dir", tmp_path / "b")
+    assert result.returncode == 4
+    message = " ".join(result.stderr.split())
+    assert "--address auto: no Ray cluster answers (" in message
+    reasons = {
         None: "Could not find any running Ray instance",
         "127.0.0.1:1": ":1: ",
         "no address": "Invalid address format",
     }
-    assert why[ended] in words
+    assert reasons[recorded] in message
 
 
-def test_without_ray_the_extra_is_named(tmp_path: Path) -> None:
+def test_error_without_ray_names_the_extra(tmp_path: Path) -> None:
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "__init__.py").write_text("raise ImportError('not here')\n")
-    answer = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "mutualrl", "train", *SGT, "--launcher", "ray"],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
         check=False,
     )
-    assert answer.returncode == 4
-    assert "pip install 'mutualrl[ray]'" in answer.stderr
+    assert result.returncode == 4
+    assert "pip install 'mutualrl[ray]'" in result.stderr
 
 
 @pytest.mark.extended
-def test_whatever_dies_it_is_the_run_of_one_machine(unbroken: FinishedRun, tmp_path: Path) -> None:
-    """A policy per raylet. A worker, the driver and a raylet are killed, each at a point that bob comes to."""
+def test_killed_worker_driver_and_raylet_do_not_change_the_weights(unbroken: FinishedRun, tmp_path: Path) -> None:
+    """One policy per raylet. A worker, the driver and a raylet are killed, each when bob reaches a point."""
     points = ("in-generation:bob:1", "in-the-loss:bob:0", "in-generation:bob:0")
     with ray_cluster(1, 1, 1, **stop_at(*points, mark=tmp_path / "mark")) as cluster:
-        run = Run(tmp_path, *SHORT, "--set", "run.save_every=2", *on(cluster))
-        stopped(tmp_path / "mark", run, 0).kill()  # Ray starts it again
+        run = Run(tmp_path, *SHORT, "--set", "run.save_every=2", *ray_options(cluster))
+        stopped(tmp_path / "mark", run, 0).kill()  # Ray restarts it
         stopped(tmp_path / "mark", run, 1)
         run.process.kill()
         wait_until(lambda: not members(run.path))
-        run.begin("--resume", *on(cluster))
-        waiting = stopped(tmp_path / "mark", run, 2)
-        bob = raylet_of(waiting)
+        run.begin("--resume", *ray_options(cluster))
+        worker = stopped(tmp_path / "mark", run, 2)
+        bob = raylet_of(worker)
         wait_until(lambda: len(workers(run)) == 2)
         ada = raylet_of(run.worker("ada"))
         assert ada != bob
         cluster.kill(ada if bob == cluster.head else bob)
         if bob == cluster.head:
-            waiting.kill()
-        finished(run)
+            worker.kill()
+        finish(run)
     assert run.weights() == unbroken.weights()
     for policy in ("ada", "bob"):
         assert [row["step"] for row in run.metrics(policy)] == [row["step"] for row in unbroken.metrics(policy)]
-    assert verified(run.path)
+    assert verify_intact(run.path)
 
 
 @pytest.mark.extended
-def test_a_policy_over_two_raylets_stopped_and_killed_is_the_run_of_one_machine(tmp_path: Path) -> None:
-    """Stopped with Ctrl-C; then the Ray worker of rank 1 is killed, and the raylet of rank 0, while the other rank waits
-    for it."""
+def test_policy_over_two_raylets_stopped_and_killed_trains_the_weights_of_one_machine(tmp_path: Path) -> None:
+    """Stop with Ctrl-C; then kill the Ray worker of rank 1 and the raylet of rank 0, each while the other rank waits."""
     arguments = (*SHORT, "--steps", "12", "--set", "launch.processes=2")
     arguments = (*arguments, "--set", "trainer.per_device_train_batch_size=16")
     (tmp_path / "local").mkdir()
     (tmp_path / "ray").mkdir()
     local = Run(tmp_path / "local", *arguments)
-    finished(local)
+    finish(local)
     with ray_cluster(2, 1, 1, 1) as cluster:
-        run = Run(tmp_path / "ray", *arguments, *on(cluster))
+        run = Run(tmp_path / "ray", *arguments, *ray_options(cluster))
         try:
             run.until_training()
             assert len(workers(run)) == 4
@@ -159,11 +158,11 @@ def test_a_policy_over_two_raylets_stopped_and_killed_is_the_run_of_one_machine(
             assert run.process.wait(PATIENCE) == 130, run.errors.read_text()
             assert "checkpoints: ada at step" in run.errors.read_text()
             wait_until(lambda: not members(run.path))
-            run.begin("--resume", *on(cluster))
+            run.begin("--resume", *ray_options(cluster))
             for number in ("1", "0"):
                 wait_until(lambda: len(workers(run)) == 4)
-                rank, before = rank_of(run, split, number), steps_of(run.path, split)
-                wait_until(lambda before=before: steps_of(run.path, split) > before)
+                rank, before = rank_of(run, split, number), logged_steps(run.path, split)
+                wait_until(lambda before=before: logged_steps(run.path, split) > before)
                 assert raylet_of(rank) != cluster.head
                 if number == "1":
                     rank.parent().kill()
@@ -171,28 +170,28 @@ def test_a_policy_over_two_raylets_stopped_and_killed_is_the_run_of_one_machine(
                     cluster.kill(raylet_of(rank))
                 wait_until(lambda rank=rank: not rank.is_running())
         finally:
-            finished(run)
+            finish(run)
     assert run.weights() == local.weights()
 
 
 @pytest.mark.extended
-def test_a_head_node_that_goes_away_is_named_and_the_run_resumes_on_another_cluster(
+def test_lost_head_node_is_reported_and_the_run_resumes_on_another_cluster(
     unbroken: FinishedRun, tmp_path: Path
 ) -> None:
-    patience = {"RAY_gcs_rpc_server_reconnect_timeout_s": "15"}  # of Ray, by default a minute
-    with ray_cluster(1, 1, **stop_at("in-generation:bob:1", mark=tmp_path / "mark"), **patience) as cluster:
-        run = Run(tmp_path, *SHORT, *on(cluster), **patience)
-        waiting = stopped(tmp_path / "mark", run)
+    timeouts = {"RAY_gcs_rpc_server_reconnect_timeout_s": "15"}  # Ray's default is a minute
+    with ray_cluster(1, 1, **stop_at("in-generation:bob:1", mark=tmp_path / "mark"), **timeouts) as cluster:
+        run = Run(tmp_path, *SHORT, *ray_options(cluster), **timeouts)
+        worker = stopped(tmp_path / "mark", run)
         psutil.Process(cluster.control_store).kill()
         assert run.process.wait(PATIENCE) != 0
-        waiting.kill()
+        worker.kill()
     assert f"head node of the Ray cluster ({cluster.address}) does not answer" in " ".join(
         run.errors.read_text().split()
     )
     wait_until(lambda: not members(run.path))
     with ray_cluster(1, 1) as cluster:
-        run.begin("--resume", *on(cluster))
-        finished(run)
+        run.begin("--resume", *ray_options(cluster))
+        finish(run)
     assert run.weights() == unbroken.weights()
 
 
@@ -207,11 +206,11 @@ sys.stdin.read()
 
 
 @pytest.mark.extended
-def test_a_policy_that_waits_for_room_is_named_and_ctrl_c_ends_the_wait(cluster: RayCluster, tmp_path: Path) -> None:
+def test_wait_for_resources_is_reported_and_ended_by_ctrl_c(cluster: RayCluster, tmp_path: Path) -> None:
     command, pipe = [sys.executable, "-c", OTHER_JOB, cluster.address], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as job:
         assert job.stdout is not None and job.stdout.readline() == "has two CPUs\n"
-        run = Run(tmp_path, *SHORT, *on(cluster))
+        run = Run(tmp_path, *SHORT, *ray_options(cluster))
         try:
             wait_until(lambda: "waits for resources on the Ray cluster" in " ".join(run.errors.read_text().split()))
             run.process.send_signal(signal.SIGINT)
@@ -223,11 +222,11 @@ def test_a_policy_that_waits_for_room_is_named_and_ctrl_c_ends_the_wait(cluster:
 
 
 @pytest.mark.extended
-def test_an_error_of_a_policys_own_is_said_and_not_repeated(cluster: RayCluster, tmp_path: Path) -> None:
+def test_reward_errors_are_reported_and_not_retried(cluster: RayCluster, tmp_path: Path) -> None:
     (tmp_path / "judge.py").write_text(
         "def broken(completions, answer, **columns):\n    raise ValueError('no judge today')\n"
     )
-    run = Run(tmp_path, *SHORT, "--set", f"task.reward={tmp_path / 'judge.py'}:broken", *on(cluster))
+    run = Run(tmp_path, *SHORT, "--set", f"task.reward={tmp_path / 'judge.py'}:broken", *ray_options(cluster))
     code = run.process.wait(PATIENCE)
     run.end()
     errors = run.errors.read_text()
@@ -236,7 +235,7 @@ def test_an_error_of_a_policys_own_is_said_and_not_repeated(cluster: RayCluster,
     assert not list((run.path / "policies").glob("*/result.json"))
 
 
-ENDINGS = """
+END_RANKS = """
 import sys, time
 import ray
 from mutualrl.mwra.ray_worker import end_ranks
@@ -249,20 +248,20 @@ print("all ended")
 
 
 @pytest.mark.extended
-def test_ranks_that_end_by_themselves_are_not_cancelled(cluster: RayCluster) -> None:
-    """Ray ends the process that cancels a task at the moment of its completion."""
-    answer = subprocess.run(
-        [sys.executable, "-c", ENDINGS, cluster.address], capture_output=True, text=True, check=False
+def test_ranks_that_end_on_their_own_are_not_cancelled(cluster: RayCluster) -> None:
+    """Ray terminates a process that cancels a task just as the task completes."""
+    result = subprocess.run(
+        [sys.executable, "-c", END_RANKS, cluster.address], capture_output=True, text=True, check=False
     )
-    assert answer.stdout.strip() == "all ended", answer.stderr[-2000:]
+    assert result.stdout.strip() == "all ended", result.stderr[-2000:]
 
 
 @pytest.mark.extended
-def test_a_cluster_that_is_too_small_is_named(cluster: RayCluster, tmp_path: Path, cli: Cli) -> None:
-    four = ("--set", "launch.processes=4", "--set", "trainer.per_device_train_batch_size=32")
-    small = cli("train", *SGT, *on(cluster), *four, "--run-dir", tmp_path / "a")
-    assert small.returncode == 4
-    assert "8 CPUs requested, 3 available" in " ".join(small.stderr.split())
-    gpus = cli("train", *SGT, *on(cluster), "--set", "hardware.gpus=2", "--run-dir", tmp_path / "c")
+def test_too_small_cluster_is_reported(cluster: RayCluster, tmp_path: Path, cli: Cli) -> None:
+    four_ranks = ("--set", "launch.processes=4", "--set", "trainer.per_device_train_batch_size=32")
+    cpus = cli("train", *SGT, *ray_options(cluster), *four_ranks, "--run-dir", tmp_path / "a")
+    assert cpus.returncode == 4
+    assert "8 CPUs requested, 3 available" in " ".join(cpus.stderr.split())
+    gpus = cli("train", *SGT, *ray_options(cluster), "--set", "hardware.gpus=2", "--run-dir", tmp_path / "c")
     assert gpus.returncode == 4
     assert "2 of the 2 GPUs" in " ".join(gpus.stderr.split())

@@ -1,4 +1,4 @@
-"""Run that resumes from any of its checkpoints ends as if it had never stopped, bit for bit."""
+"""Runs resumed from any of their checkpoints end bit for bit as if they had never stopped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from conftest import PATIENCE, Cli, make_once, needs_zero
 from mutualrl.storage.files import write_checksummed
-from runs import FinishedRun, Run, rolled_back, verified
+from runs import FinishedRun, Run, rolled_back, verify_intact
 
 BASE = (
     "--set",
@@ -24,7 +24,7 @@ BASE = (
     "--set",
     "trainer.per_device_train_batch_size=16",
 )
-TWICE = (
+REUSED_BATCHES = (
     "--steps",
     "12",
     "--set",
@@ -37,15 +37,15 @@ TWICE = (
 DDP = ("--steps", "4", "--set", "round.prompts=16", "--set", "round.optimizer_steps=2", "--device-map", "DEVICES")
 DEVICES = "policies: {ada: {processes: 2}, bob: {processes: 1}}\n"
 
-#: what the run is, and the steps that its policies resume from
+#: the arguments of the run and the step from which each policy resumes
 CASES = {
-    "within a generation batch, used twice, in the third epoch": ((*TWICE, "--data"), {"ada": 9, "bob": 6}),
-    "two ranks and one, with adapters, naive pooling within a batch": (
+    "inside a reused generation batch, in the third epoch": ((*REUSED_BATCHES, "--data"), {"ada": 9, "bob": 6}),
+    "two ranks and one, with adapters, naive pooling inside a batch": (
         ("--set", "regime={name: prp, denominator: snapshot}", "--set", "lora.r=4", "--set", "lora.dropout=0.0", *DDP),
         {"ada": 3, "bob": 1},
     ),
     "ZeRO-3, two ranks and one": (("--set", "launch.strategy=zero3", *DDP), {"ada": 3, "bob": 2}),
-    "adapters with dropout under xgrpo, one policy from its start": (
+    "adapters with dropout under xgrpo, one policy from the beginning": (
         (
             "--steps",
             "4",
@@ -65,8 +65,8 @@ CASES = {
 }
 
 
-def own_data(directory: Path) -> str:
-    """Return 8 prompts: one round, used for four steps, is an epoch."""
+def write_prompts(directory: Path) -> str:
+    """Write 8 prompts and return their path: one round, used for four steps, is an epoch."""
     rows = [{"prompt": f"{a} + {b} =", "answer": str(a + b)} for a in (2, 3) for b in (2, 3, 4, 5)]
     path = directory / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -87,40 +87,40 @@ def own_data(directory: Path) -> str:
     ],
 )
 @pytest.mark.timeout(3600)
-def test_a_resumed_run_is_the_unbroken_run(tiny: dict[str, Path], tmp_path: Path, cli: Cli, case: str) -> None:
+def test_resumed_run_equals_the_unbroken_run(tiny: dict[str, Path], tmp_path: Path, cli: Cli, case: str) -> None:
     arguments, steps = CASES[case]
     if "--data" in arguments:
         arguments = (
             *arguments,
-            own_data(tmp_path),
+            write_prompts(tmp_path),
             "--task",
             "dataset",
             "--set",
-            f"task.validation_data={own_data(tmp_path)}",
+            f"task.validation_data={write_prompts(tmp_path)}",
         )
     (tmp_path / "devices.yaml").write_text(DEVICES)
-    arguments = tuple(str(tmp_path / "devices.yaml") if each == "DEVICES" else each for each in arguments)
+    arguments = tuple(str(tmp_path / "devices.yaml") if argument == "DEVICES" else argument for argument in arguments)
     devices = arguments[-2:] if "--device-map" in arguments else ()
     run = Run(tmp_path, *BASE, *arguments)
     assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
     copy = rolled_back(run.path, tmp_path / "copy", steps)
-    done = cli("train", "--resume", "--run-dir", copy, "--json", *devices, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout)
+    result = cli("train", "--resume", "--run-dir", copy, "--json", *devices, timeout=PATIENCE)
+    assert result.returncode == 0, result.stderr
+    summary = json.loads(result.stdout)
     assert {name: p["resumed_from"] for name, p in summary["policies"].items()} == {
         name: [step] if step else [] for name, step in steps.items()
     }
-    before, after = Run.__new__(Run), Run.__new__(Run)
-    before.path, after.path = run.path, copy
-    assert after.weights() == before.weights()
-    assert len(before.weights()) == 2
+    unbroken, resumed = Run.__new__(Run), Run.__new__(Run)
+    unbroken.path, resumed.path = run.path, copy
+    assert resumed.weights() == unbroken.weights()
+    assert len(unbroken.weights()) == 2
     for policy in steps:
         adapter = copy / "policies" / policy / "adapter" / "adapter_model.safetensors"
         assert adapter.is_file() == ("lora.r=4" in arguments)
-        (one, other) = (before.metrics(policy), after.metrics(policy))
-        assert [line["step"] for line in other] == [line["step"] for line in one]
+        expected, rows = unbroken.metrics(policy), resumed.metrics(policy)
+        assert [row["step"] for row in rows] == [row["step"] for row in expected]
         for key in ("loss", "reward", "sgt/pairs", "prp/ratio_p99", "epoch", "num_tokens", "learning_rate"):
-            assert [line.get(key) for line in other] == [line.get(key) for line in one], key
+            assert [row.get(key) for row in rows] == [row.get(key) for row in expected], key
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def finished(tiny: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
     return FinishedRun(make_once(tmp_path_factory, "finished", make))
 
 
-REFUSED = {
+REJECTED = {
     "trainer.learning_rate=1e-3": "trainer.learning_rate: 0.001, the run has 0.0005",
     "run.steps=9": "run.steps: 9, the run has 2",
     "run.seed=1": "run.seed: 1, the run has 0",
@@ -145,36 +145,36 @@ REFUSED = {
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_what_changed_is_refused_by_name_or_said(
+def test_resume_rejects_or_reports_each_changed_setting(
     finished: FinishedRun, tmp_path: Path, cli: Cli, cli_here: Cli
 ) -> None:
     copy = rolled_back(finished.path, tmp_path / "copy", {"ada": 1, "bob": 1})
     before = {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()}
-    for assignment, words in REFUSED.items():
-        done = cli_here("train", "--resume", "--run-dir", copy, "--set", assignment)
-        assert done.returncode == 2, done.stderr
-        assert words in done.stderr, done.stderr
-        assert "Leave these out" in done.stderr
+    for assignment, message in REJECTED.items():
+        result = cli_here("train", "--resume", "--run-dir", copy, "--set", assignment)
+        assert result.returncode == 2, result.stderr
+        assert message in result.stderr, result.stderr
+        assert "Leave these out" in result.stderr
     changed = {p for p in copy.rglob("*") if p.is_file() and before.get(p) != p.read_bytes()}
     assert {p.name for p in changed} <= {".node-0.lock"}
-    done = cli("train", "--resume", "--run-dir", copy, "--set", "run.max_restarts=5", "--set", "run.peer_timeout=3.0")
-    assert done.returncode == 0, done.stderr  # the last attempt's heartbeat, which stands still, is not the new one's
-    assert "run.max_restarts is now 5 (was 2)" in done.stderr
-    assert "run.peer_timeout is now 3.0" in done.stderr
-    assert "frozen" not in done.stderr
-    again = cli_here("train", "--resume", "--run-dir", copy)
-    assert again.returncode == 2
-    assert "nothing to resume" in again.stderr
-    assert "--clean" in again.stderr
+    result = cli("train", "--resume", "--run-dir", copy, "--set", "run.max_restarts=5", "--set", "run.peer_timeout=3.0")
+    assert result.returncode == 0, result.stderr  # the last attempt's old heartbeat is not taken for the new one's
+    assert "run.max_restarts is now 5 (was 2)" in result.stderr
+    assert "run.peer_timeout is now 3.0" in result.stderr
+    assert "frozen" not in result.stderr
+    result = cli_here("train", "--resume", "--run-dir", copy)
+    assert result.returncode == 2
+    assert "nothing to resume" in result.stderr
+    assert "--clean" in result.stderr
 
 
 @pytest.mark.extended
-def test_changed_data_a_damaged_checkpoint_and_another_version(
+def test_resume_checks_data_format_placement_checkpoints_and_versions(
     finished: FinishedRun, tmp_path: Path, cli: Cli, cli_here: Cli
 ) -> None:
     copy = rolled_back(finished.path, tmp_path / "copy", {"ada": 2, "bob": 2})
     info = json.loads((copy / "run.json").read_text())
-    for key, value, words in (
+    for key, value, message in (
         ("fingerprint", {**info["fingerprint"], "data_sha256": "0"}, "data_sha256"),
         ("format", info["format"] + 1, f"written by a newer mutualrl (format {info['format'] + 1}"),
         ("format", 0, "an older mutualrl wrote it"),
@@ -185,9 +185,9 @@ def test_changed_data_a_damaged_checkpoint_and_another_version(
         ),
     ):
         write_checksummed(copy / "run.json", {**info, key: value}, root=copy)
-        done = cli_here("train", "--resume", "--run-dir", copy)
-        assert done.returncode == 2, done.stderr
-        assert words in done.stderr
+        result = cli_here("train", "--resume", "--run-dir", copy)
+        assert result.returncode == 2, result.stderr
+        assert message in result.stderr
     write_checksummed(copy / "run.json", {**info, "versions": {**info["versions"], "trl": "1.15.0"}}, root=copy)
     weights = copy / "policies" / "ada" / "checkpoints" / "step-000002" / "model.safetensors"
     data = bytearray(weights.read_bytes())
@@ -196,58 +196,58 @@ def test_changed_data_a_damaged_checkpoint_and_another_version(
     shutil.copy(copy / "policies" / "bob" / "metrics.jsonl", tmp_path / "before.jsonl")
     with (copy / "policies" / "bob" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "lo')  # torn
-    done = cli("train", "--resume", "--run-dir", copy)
-    assert done.returncode == 0, done.stderr
-    assert "trl is 1.16" in done.stderr
+    result = cli("train", "--resume", "--run-dir", copy)
+    assert result.returncode == 0, result.stderr
+    assert "trl is 1.16" in result.stderr
     log = next((copy / "policies" / "ada" / "logs").glob("attempt-1*")).read_text()
     assert "checkpoint skipped" in log
     assert str(weights) in log
     assert "resuming from checkpoint step-1" in log
-    assert verified(copy)["whole"]  # the damaged one was made again
-    before, after = Run.__new__(Run), Run.__new__(Run)
-    before.path, after.path = finished.path, copy
-    assert after.weights() == before.weights()
+    assert verify_intact(copy)["whole"]  # the damaged checkpoint was written again
+    resumed = Run.__new__(Run)
+    resumed.path = copy
+    assert resumed.weights() == finished.weights()
     assert (copy / "policies" / "bob" / "metrics.jsonl").read_bytes() == (tmp_path / "before.jsonl").read_bytes()
 
 
 @pytest.mark.extended
-def test_damaged_files_of_a_run_are_named_and_passing_ones_are_not_needed(
+def test_resume_reports_damaged_files_and_ignores_empty_status_files(
     finished: FinishedRun, tmp_path: Path, cli: Cli, cli_here: Cli
 ) -> None:
     copy = rolled_back(finished.path, tmp_path / "copy", {"ada": 1, "bob": 2})
-    result = copy / "policies" / "ada" / "result.json"
-    for path in (result, copy / "exchange" / "ada" / "absences.json", copy / "supervisor" / "sessions.json"):
+    result_file = copy / "policies" / "ada" / "result.json"
+    for path in (result_file, copy / "exchange" / "ada" / "absences.json", copy / "supervisor" / "sessions.json"):
         before = path.read_bytes() if path.exists() else None
         path.write_bytes(b"")
-        done = cli_here("train", "--resume", "--run-dir", copy)
-        assert done.returncode == 6, done.stderr
-        assert str(path) in done.stderr
-        assert "Traceback" not in done.stderr
+        result = cli_here("train", "--resume", "--run-dir", copy)
+        assert result.returncode == 6, result.stderr
+        assert str(path) in result.stderr
+        assert "Traceback" not in result.stderr
         path.unlink() if before is None else path.write_bytes(before)
     for path in ((copy / "exchange" / "ada" / "heartbeat.json"), (copy / "supervisor" / "node-1.json")):
-        path.write_bytes(b"")  # not waited for by their writers: a power cut leaves them empty
-    weights = [copy / "policies" / "ada" / "checkpoints" / f"step-{step:06d}" / "model.safetensors" for step in (1,)]
-    selected = weights[0].read_bytes()
-    weights[0].write_bytes(selected[:-1])
+        path.write_bytes(b"")  # written without fsync: a power cut leaves them empty
+    weights = copy / "policies" / "ada" / "checkpoints" / "step-000001" / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1])
     for _ in range(2):
-        done = cli("train", "--resume", "--run-dir", copy)
-        assert done.returncode == 6, done.stderr
-        assert "policy 'ada' has no intact checkpoint" in done.stderr
-    weights[0].write_bytes(selected)
-    done = cli("train", "--resume", "--run-dir", copy)
-    assert done.returncode == 0, done.stderr
+        result = cli("train", "--resume", "--run-dir", copy)
+        assert result.returncode == 6, result.stderr
+        assert "policy 'ada' has no intact checkpoint" in result.stderr
+    weights.write_bytes(content)
+    result = cli("train", "--resume", "--run-dir", copy)
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_verify_misses_rounds_that_a_checkpoint_says_were_published(
+def test_verify_reports_missing_rounds_that_a_checkpoint_recorded_as_published(
     finished: FinishedRun, tmp_path: Path, cli_here: Cli
 ) -> None:
-    for number, gone in enumerate(("000001.json", "")):
+    for number, name in enumerate(("000001.json", "")):
         copy = tmp_path / str(number)
         shutil.copytree(finished.path, copy)
-        shutil.rmtree(copy / "exchange" / "ada") if not gone else (copy / "exchange" / "ada" / gone).unlink()
-        done = cli_here("exchange", "verify", copy)
-        assert done.returncode == 6, done.stdout
-        assert "policy ada: " in done.stderr
-        assert "published round(s) are missing" in done.stderr
+        shutil.rmtree(copy / "exchange" / "ada") if not name else (copy / "exchange" / "ada" / name).unlink()
+        result = cli_here("exchange", "verify", copy)
+        assert result.returncode == 6, result.stdout
+        assert "policy ada: " in result.stderr
+        assert "published round(s) are missing" in result.stderr

@@ -1,12 +1,13 @@
-"""Stops a process of a run at a named point, so that a test can kill it there from outside.
+"""Stop a process of a run at a named point, where a test can kill it from outside.
 
-Python imports this by itself where its directory is on PYTHONPATH. `FAULT_POINTS=point:policy:n,...` stops the policy's
-process the n-th time (from 0) it comes to the first point; the process after it stops at the second, and so on.
-`FAULT_MARK.0`, `FAULT_MARK.1`, ... are files that are made then, with the process id in them; as many as there are,
-so many points are done.
+Python imports this module at start if its directory is on PYTHONPATH. `FAULT_POINTS=point:policy:n,...` stops the
+policy's process the n-th time (from 0) it reaches the first point; the next process stops at the second, and so on.
+Each stop creates a file with the process id: `FAULT_MARK.0`, `FAULT_MARK.1`, ..., one per point reached so far.
 
-`FAULT_DISK=policy:part of a path:n:ERRNO` makes every fsync of such a file fail, from the n-th (from 0) on: what a full
-or failing disk says. `FAULT_SAVE=seconds` lets the main rank take so long over the final model. `FAULT_CLOCK=1` makes the wall clock jump by up to a day, either way, whenever it is asked."""
+`FAULT_DISK=policy:part of a path:n:ERRNO` makes every fsync of matching files fail from the n-th (from 0) on, as on a
+full or failing disk. `FAULT_SAVE=seconds` delays the main rank's save of the final model. `FAULT_CLOCK=1` makes the
+wall clock jump by up to a day, either way, at every reading.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +24,21 @@ from types import ModuleType
 from typing import Any
 
 _MARK = os.environ.get("FAULT_MARK", "")
-_NUMBER = next(n for n in range(1000) if not Path(f"{_MARK}.{n}").exists())
-_WANTED = [point.split(":") for point in os.environ.get("FAULT_POINTS", "").split(",") if point][_NUMBER:][:1]
-_WANTED = _WANTED[0] if _WANTED else ["", "", ""]
-_SEEN: Counter[str] = Counter()
+_INDEX = next(n for n in range(1000) if not Path(f"{_MARK}.{n}").exists())
+_STOPS = [point.split(":") for point in os.environ.get("FAULT_POINTS", "").split(",") if point]
+_POINT, _POLICY, _NTH = _STOPS[_INDEX] if len(_STOPS) > _INDEX else ["", "", ""]
+_PASSES: Counter[str] = Counter()
 
 
 def at(point: str) -> None:
-    """Say that the process has come to a point."""
-    if point != _WANTED[0] or f"--policy={_WANTED[1]}" not in sys.argv:
+    """Stop the process if this is the requested pass of the requested point; write its process id to the mark."""
+    if point != _POINT or f"--policy={_POLICY}" not in sys.argv:
         return
-    _SEEN[point] += 1
-    if _SEEN[point] <= int(_WANTED[2]):
+    _PASSES[point] += 1
+    if _PASSES[point] <= int(_NTH):
         return
     try:
-        descriptor = os.open(f"{_MARK}.{_NUMBER}", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        descriptor = os.open(f"{_MARK}.{_INDEX}", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
     except FileExistsError:
         return
     os.write(descriptor, str(os.getpid()).encode())
@@ -47,7 +48,7 @@ def at(point: str) -> None:
 
 
 def around(owner: Any, name: str, before: str = "", after: str = "") -> None:
-    """Put points before and after a function."""
+    """Add points before and after a function."""
     original = getattr(owner, name)
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -71,7 +72,7 @@ def store(module: ModuleType) -> None:
     write = module.write_atomic
 
     def write_atomic(path: Any, data: bytes, **kwargs: Any) -> None:
-        if path.suffix == ".parquet" and _WANTED[0] == "mid-shard":
+        if path.suffix == ".parquet" and _POINT == "mid-shard":
             path.with_name(f".{path.name}.half.tmp").write_bytes(data[: len(data) // 2])
             at("mid-shard")
         write(path, data, **kwargs)
@@ -141,7 +142,7 @@ POINTS = {
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Puts the points into the modules as they are imported."""
+    """Finder that adds the points to modules as they are imported."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name not in POINTS:
@@ -163,14 +164,15 @@ class Finder(importlib.abc.MetaPathFinder):
 
 
 def failing_disk(policy: str, part: str, nth: int, code: int) -> None:
-    """Make fsync fail as the system would."""
-    fsync, seen = os.fsync, Counter[str]()
+    """Make fsync fail as the operating system would."""
+    fsync, count = os.fsync, 0
 
     def failing(descriptor: int) -> None:
+        nonlocal count
         path = str(Path(f"/proc/self/fd/{descriptor}").readlink())
         if part in path and f"--policy={policy}" in sys.argv:
-            seen[part] += 1
-            if seen[part] > nth:
+            count += 1
+            if count > nth:
                 raise OSError(code, os.strerror(code), path)
         fsync(descriptor)
 
@@ -178,9 +180,9 @@ def failing_disk(policy: str, part: str, nth: int, code: int) -> None:
 
 
 def jumping_clock() -> None:
-    """Make time.time() worthless."""
-    now, dice = time.time, random.Random(os.getpid())
-    time.time = lambda: now() + dice.uniform(-86_400, 86_400)
+    """Add a random offset of up to a day to time.time()."""
+    now, rng = time.time, random.Random(os.getpid())
+    time.time = lambda: now() + rng.uniform(-86_400, 86_400)
 
 
 if os.environ.get("FAULT_DISK"):
@@ -188,5 +190,5 @@ if os.environ.get("FAULT_DISK"):
     failing_disk(_policy, _part, int(_nth), getattr(errno, _code))
 if os.environ.get("FAULT_CLOCK"):
     jumping_clock()
-if _WANTED[0] or os.environ.get("FAULT_SAVE"):
+if _POINT or os.environ.get("FAULT_SAVE"):
     sys.meta_path.insert(0, Finder())
