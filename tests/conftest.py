@@ -47,10 +47,10 @@ def real_data() -> Path:
 
 def make_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
     """Return a directory shared by all pytest-xdist workers, filled by the first that requests it."""
-    together = factory.getbasetemp()
+    shared = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        together = together.parent  # above the workers' directories
-    directory = together / name
+        shared = shared.parent  # above the workers' directories
+    directory = shared / name
     with FileLock(directory.with_suffix(".lock")):
         if not (directory / "made").exists():
             directory.mkdir()
@@ -94,7 +94,7 @@ needs_zero = pytest.mark.skipif(
 
 
 def lines_run(work: Callable[[], object]) -> int:
-    """Return the number of Python lines that a call runs: a measure of work independent of the machine's load.
+    """Return the number of Python lines that a call executes: a measure of work independent of the machine's load.
 
     The garbage collector is disabled meanwhile: it runs Python (`gc.callbacks`, finalizers) at arbitrary times.
     """
@@ -105,15 +105,15 @@ def lines_run(work: Callable[[], object]) -> int:
         count += event == "line"
         return trace
 
-    before = sys.gettrace()
-    collecting = gc.isenabled()
+    previous_trace = sys.gettrace()
+    gc_enabled = gc.isenabled()
     gc.disable()
     sys.settrace(trace)
     try:
         work()
     finally:
-        sys.settrace(before)
-        if collecting:
+        sys.settrace(previous_trace)
+        if gc_enabled:
             gc.enable()
     return count
 
@@ -133,16 +133,16 @@ def without_importtime(stderr: str) -> str:
 
 @pytest.fixture(scope="session")
 def zero_ready() -> None:
-    """Compile DeepSpeed's CPU operator, once: in a fresh home it takes minutes, too long for a test's time-out."""
+    """Compile DeepSpeed's CPU operator once: without a cached build it takes minutes, longer than a test's time-out."""
     builder = "deepspeed.ops.op_builder.cpu"
     code = f"from {builder} import ShareMemCommBuilder; ShareMemCommBuilder().load()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr[-3000:]
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
+    assert result.returncode == 0, result.stderr[-3000:]
 
 
 @contextmanager
 def on_core(number: int) -> Iterator[None]:
-    """Start the processes of a block on one core, counted modulo the cores of this process. A policy has a thread per
+    """Pin processes started in the block to one core, numbered modulo this process's cores. A policy has one thread per
     core; threads of several processes on the same cores would wait for each other in busy loops."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {sorted(cores)[number % len(cores)]})
@@ -152,8 +152,8 @@ def on_core(number: int) -> Iterator[None]:
         os.sched_setaffinity(0, cores)
 
 
-def xdist_number() -> int:
-    """Return the number of this process of pytest-xdist."""
+def xdist_worker_number() -> int:
+    """Return the number of this pytest-xdist worker."""
     return int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 
 
@@ -162,7 +162,7 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def cli_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """Return a function that runs the command line in this process, without the start of a new one."""
+    """Return a function that runs the command line in this process instead of a new one."""
     from typer.testing import CliRunner
 
     from mutualrl.cli.app import app
@@ -170,20 +170,20 @@ def cli_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-        done = CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "200", **environment})
-        if done.exception is not None and not isinstance(done.exception, SystemExit):
-            raise done.exception
-        return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
+        result = CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "200", **environment})
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return subprocess.CompletedProcess(arguments, result.exit_code, result.stdout, result.stderr)
 
     return run
 
 
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
-    """Return a function that runs the command line in an empty directory, on one core: exit code, stdout, stderr."""
+    """Return a function that runs the command line on one core in an empty directory."""
 
     def run(*arguments: str | Path, timeout: float = PATIENCE, **environment: str) -> subprocess.CompletedProcess[str]:
-        with on_core(xdist_number()):
+        with on_core(xdist_worker_number()):
             return subprocess.run(
                 [sys.executable, "-m", "mutualrl", *map(str, arguments)],
                 cwd=tmp_path,

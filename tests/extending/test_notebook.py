@@ -1,4 +1,4 @@
-"""The tour runs from its first cell to its last, with its pictures."""
+"""The tour notebook runs from its first cell to its last and draws its figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOUR = REPOSITORY / "examples" / "tour.ipynb"
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_the_tour_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tour_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed (extra dev)")
     client = pytest.importorskip("nbclient", reason="nbclient is not installed (extra dev)")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
@@ -30,11 +30,11 @@ def test_the_tour_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.Mo
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
     text = "".join(output.get("text", "") for output in outputs)
-    for words in ("rescues of ada; the first:", "-> learnt by ada", "sgt", "first"):
-        assert words in text
+    for fragment in ("rescues of ada; the first:", "-> learnt by ada", "sgt", "first"):
+        assert fragment in text
 
 
-def test_the_stored_outputs_are_those_of_a_whole_run() -> None:
+def test_stored_outputs_are_of_one_complete_run() -> None:
     nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed (extra dev)")
     notebook = nbformat.read(TOUR, as_version=4)
     nbformat.validate(notebook)

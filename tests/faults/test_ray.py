@@ -137,7 +137,7 @@ def test_killed_worker_driver_and_raylet_do_not_change_the_weights(unbroken: Fin
 
 @pytest.mark.extended
 def test_policy_over_two_raylets_stopped_and_killed_trains_the_weights_of_one_machine(tmp_path: Path) -> None:
-    """Stop with Ctrl-C; then kill the Ray worker of rank 1 and the raylet of rank 0, each while the other rank waits."""
+    """Stop with Ctrl-C; then kill rank 1's Ray worker and rank 0's raylet, each while the other rank waits."""
     arguments = (*SHORT, "--steps", "12", "--set", "launch.processes=2")
     arguments = (*arguments, "--set", "trainer.per_device_train_batch_size=16")
     (tmp_path / "local").mkdir()

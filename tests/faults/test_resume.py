@@ -158,7 +158,7 @@ def test_resume_rejects_or_reports_each_changed_setting(
     changed = {p for p in copy.rglob("*") if p.is_file() and before.get(p) != p.read_bytes()}
     assert {p.name for p in changed} <= {".node-0.lock"}
     result = cli("train", "--resume", "--run-dir", copy, "--set", "run.max_restarts=5", "--set", "run.peer_timeout=3.0")
-    assert result.returncode == 0, result.stderr  # the last attempt's old heartbeat is not taken for the new one's
+    assert result.returncode == 0, result.stderr  # the last attempt's stale heartbeat is not treated as the new one's
     assert "run.max_restarts is now 5 (was 2)" in result.stderr
     assert "run.peer_timeout is now 3.0" in result.stderr
     assert "frozen" not in result.stderr

@@ -1,4 +1,4 @@
-"""A sweep through the command line: made once, compared, killed and resumed."""
+"""A sweep through the command line: run once, compared, killed and resumed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ hardware: {gpus: 0}
 round: {prompts: 8, optimizer_steps: 1}
 trainer: {num_generations: 4, max_completion_length: 20, learning_rate: 5e-4}
 """
-FILE = """
+SWEEP_FILE = """
 seeds: 2
 pools: [one.yaml]
 set:
@@ -44,52 +44,52 @@ claims: claims.yaml
 CLAIMS = "claims: [{text: noise is better, one: grpo-noise, other: grpo}]\n"
 
 
-def begin(directory: Path, text: str = FILE) -> None:
+def write_sweep(directory: Path, text: str = SWEEP_FILE) -> None:
     """Write the sweep file, its claims and its pool of one policy."""
     (directory / "s.yaml").write_text(text)
     (directory / "claims.yaml").write_text(CLAIMS)
     (directory / "one.yaml").write_text(POOL)
 
 
-NOISE = next(line + "\n" for line in FILE.splitlines() if line.startswith("  grpo-noise"))
+NOISE_ARM = next(line + "\n" for line in SWEEP_FILE.splitlines() if line.startswith("  grpo-noise"))
 
 
 def without_times(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: without_times(each) for key, each in value.items() if key != "seconds"}
-    return [without_times(each) for each in value] if isinstance(value, list) else value
+        return {key: without_times(item) for key, item in value.items() if key != "seconds"}
+    return [without_times(item) for item in value] if isinstance(value, list) else value
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a directory with a sweep file, and its sweep in `out`."""
+def finished_sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory with a sweep file and the finished sweep in `out`."""
 
     def make(root: Path) -> None:
-        begin(root)
+        write_sweep(root)
         command = [sys.executable, "-m", "mutualrl", "sweep", "s.yaml", "--out", "out", "--json"]
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        (root / "printed.json").write_text(done.stdout)
+        result = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stderr
+        (root / "printed.json").write_text(result.stdout)
 
     return make_once(tmp_path_factory, "sweep", make)
 
 
 @pytest.fixture
-def copy(made: Path, tmp_path: Path) -> Path:
-    """Return a sweep that a test may write to."""
-    return Path(shutil.copytree(made, tmp_path / "sweep"))
+def copy(finished_sweep: Path, tmp_path: Path) -> Path:
+    """Return a writable copy of the sweep."""
+    return Path(shutil.copytree(finished_sweep, tmp_path / "sweep"))
 
 
 @pytest.mark.extended
-def test_a_sweep_makes_every_piece_once_and_compares_them(copy: Path, cli: Cli) -> None:
+def test_sweep_runs_every_piece_once_and_compares_them(copy: Path, cli: Cli) -> None:
     printed = json.loads((copy / "printed.json").read_text())
     results = json.loads((copy / "out" / "results.json").read_text())
     assert printed["results"].endswith("sweep/out/results.json")
     assert [(p["arm"], p["seed"]) for p in results["pieces"]] == [
         (a, s) for a in ("grpo", "grpo-noise") for s in range(2)
     ]
-    few = ["one.yaml: 2 seeds of grpo, grpo-noise; 3 declared"]
-    assert results["comparison"]["notes"] == few
+    too_few_seeds = ["one.yaml: 2 seeds of grpo, grpo-noise; 3 declared"]
+    assert results["comparison"]["notes"] == too_few_seeds
     assert [line["claim"] for line in results["comparison"]["claims"]] == ["noise is better"]
     for piece in results["pieces"]:
         summary = json.loads(
@@ -107,9 +107,9 @@ def test_a_sweep_makes_every_piece_once_and_compares_them(copy: Path, cli: Cli) 
     assert not list((copy / "out").glob("pieces/*/*/policies/*/checkpoints"))
     before = (copy / "out" / "results.json").read_bytes()
     logs = {log: log.stat().st_mtime_ns for log in (copy / "out").rglob("*.log")}
-    again = cli("sweep", copy / "s.yaml", "--out", copy / "out")
-    assert again.returncode == 0, again.stderr
-    assert "| grpo-noise | 2 |" in again.stdout
+    rerun = cli("sweep", copy / "s.yaml", "--out", copy / "out")
+    assert rerun.returncode == 0, rerun.stderr
+    assert "| grpo-noise | 2 |" in rerun.stdout
     assert (copy / "out" / "results.json").read_bytes() == before
     assert {log: log.stat().st_mtime_ns for log in (copy / "out").rglob("*.log")} == logs
     plan = json.loads(cli("sweep", copy / "s.yaml", "--out", copy / "out", "--dry-run", "--json").stdout)
@@ -117,12 +117,12 @@ def test_a_sweep_makes_every_piece_once_and_compares_them(copy: Path, cli: Cli) 
 
 
 @pytest.mark.extended
-def test_compare_takes_a_sweep_or_its_runs_and_says_what_was_declared_when(copy: Path, cli_here: Cli) -> None:
+def test_compare_accepts_a_sweep_or_its_runs_and_notes_late_claims(copy: Path, cli_here: Cli) -> None:
     of_sweep = json.loads(cli_here("compare", copy / "out", "--json").stdout)
     runs = sorted((copy / "out" / "pieces" / "one").glob("*-?"))
-    done = cli_here("compare", *runs, "--claims", copy / "claims.yaml", "--json")
-    assert done.returncode == 0, done.stderr
-    of_runs = json.loads(done.stdout)
+    result = cli_here("compare", *runs, "--claims", copy / "claims.yaml", "--json")
+    assert result.returncode == 0, result.stderr
+    of_runs = json.loads(result.stdout)
     (pool,) = of_runs["differences"]
     assert of_runs["differences"][pool]["grpo-noise"] == of_sweep["differences"]["one.yaml"]["grpo-noise"]
     assert of_runs["reference"] == {pool: "grpo"}
@@ -131,11 +131,11 @@ def test_compare_takes_a_sweep_or_its_runs_and_says_what_was_declared_when(copy:
     assert any("the claims differ from those that the sweep began with" in note for note in later["notes"])
     later_runs = json.loads(cli_here("compare", *runs, "--claims", copy / "later.yaml", "--json").stdout)
     assert any("after the first run began" in note for note in later_runs["notes"])
-    (copy / "s.yaml").rename(copy / "moved.yaml")  # the directory says all
+    (copy / "s.yaml").rename(copy / "moved.yaml")  # the directory suffices
     assert json.loads(cli_here("compare", copy / "out", "--json").stdout) == of_sweep
     (copy / "moved.yaml").rename(copy / "s.yaml")
-    wrong = cli_here("compare", copy / "out", "--reference", "prp")
-    assert (wrong.returncode, "found 'prp', expected one of grpo, grpo-noise" in wrong.stderr) == (2, True)
+    unknown = cli_here("compare", copy / "out", "--reference", "prp")
+    assert (unknown.returncode, "found 'prp', expected one of grpo, grpo-noise" in unknown.stderr) == (2, True)
     mixed = cli_here("compare", copy / "out", runs[0])
     assert (mixed.returncode, "compare it on its own" in mixed.stderr) == (2, True)
     twice = cli_here("compare", runs[0], runs[0])
@@ -143,9 +143,9 @@ def test_compare_takes_a_sweep_or_its_runs_and_says_what_was_declared_when(copy:
 
 
 @pytest.mark.extended
-def test_killed_three_times_it_comes_to_the_same_results(made: Path, tmp_path: Path) -> None:
+def test_sweep_killed_three_times_has_the_same_results(finished_sweep: Path, tmp_path: Path) -> None:
     for name in ("s.yaml", "claims.yaml", "one.yaml"):
-        shutil.copy2(made / name, tmp_path / name)  # with its date, which the results name
+        shutil.copy2(finished_sweep / name, tmp_path / name)  # with its date, which is in the results
     rng, command = random.Random(0), [sys.executable, "-m", "mutualrl", "sweep", "s.yaml", "--out", "out"]
     with (tmp_path / "printed.txt").open("wb") as log:
         for _ in range(3):
@@ -157,86 +157,89 @@ def test_killed_three_times_it_comes_to_the_same_results(made: Path, tmp_path: P
                 process.wait()
         process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
         assert process.wait(PATIENCE) == 0, (tmp_path / "printed.txt").read_text()
-    results = [json.loads((root / "out" / "results.json").read_text()) for root in (made, tmp_path)]
+    results = [json.loads((root / "out" / "results.json").read_text()) for root in (finished_sweep, tmp_path)]
     assert without_times(results[0]) == without_times(results[1])
 
 
 @pytest.mark.extended
-def test_a_piece_that_fails_is_named_and_the_others_are_made(tmp_path: Path, cli: Cli) -> None:
+def test_failed_piece_is_reported_and_the_others_run(tmp_path: Path, cli: Cli) -> None:
     reward = tmp_path / "reward.py"
     reward.write_text("def broken(completions, **columns):\n    raise ValueError('no judge today')\n")
-    text = FILE.replace("seeds: 2", "seeds: [0]").replace("claims: claims.yaml", "")
+    text = SWEEP_FILE.replace("seeds: 2", "seeds: [0]").replace("claims: claims.yaml", "")
     text = text.replace(
         "{regime: grpo-noise}", f"{{regime: grpo, set: {{task.reward: '{reward}:broken'}}, differs: [task]}}"
     )
-    begin(tmp_path, text)
-    done = cli("sweep", tmp_path / "s.yaml", "--out", tmp_path / "out", "--json")
-    assert done.returncode == 1, done.stdout
-    assert list(json.loads(done.stdout)["failed"]) == ["one.yaml, grpo-noise, seed 0"]
-    assert "failed: 1; the same command retries them" in done.stderr
-    assert "no judge today" in done.stderr
-    assert "pieces are not there: one.yaml, grpo-noise, seed 0" in done.stderr
+    write_sweep(tmp_path, text)
+    result = cli("sweep", tmp_path / "s.yaml", "--out", tmp_path / "out", "--json")
+    assert result.returncode == 1, result.stdout
+    assert list(json.loads(result.stdout)["failed"]) == ["one.yaml, grpo-noise, seed 0"]
+    assert "failed: 1; the same command retries them" in result.stderr
+    assert "no judge today" in result.stderr
+    assert "pieces are not there: one.yaml, grpo-noise, seed 0" in result.stderr
     assert "| grpo | 1 |" in (tmp_path / "out" / "results.md").read_text()
     assert "- 1 of 2 pieces are not there" in (tmp_path / "out" / "results.md").read_text()
 
 
 @pytest.mark.extended
-def test_a_piece_whose_evaluation_is_not_kept_is_named(made: Path, tmp_path: Path, cli: Cli) -> None:
-    begin(tmp_path, FILE.replace("seeds: 2", "seeds: [0]").replace(NOISE, "").replace("claims: claims.yaml\n", ""))
-    place = Path("out", "pieces", "one", "grpo-0")
-    shutil.copytree(made / place, tmp_path / place)
-    shutil.copy2(made / f"{place}.began.json", tmp_path / f"{place}.began.json")
-    shutil.rmtree(tmp_path / place / "evaluations")
-    (tmp_path / place / "evaluations").write_text("in its place")
-    done = cli("sweep", tmp_path / "s.yaml", "--out", tmp_path / "out")
-    assert done.returncode == 1, done.stdout
-    assert "its evaluation was not stored in the run" in done.stderr
-    assert not (tmp_path / f"{place}.json").exists()
+def test_piece_whose_evaluation_is_not_stored_is_reported(finished_sweep: Path, tmp_path: Path, cli: Cli) -> None:
+    write_sweep(
+        tmp_path,
+        SWEEP_FILE.replace("seeds: 2", "seeds: [0]").replace(NOISE_ARM, "").replace("claims: claims.yaml\n", ""),
+    )
+    piece = Path("out", "pieces", "one", "grpo-0")
+    shutil.copytree(finished_sweep / piece, tmp_path / piece)
+    shutil.copy2(finished_sweep / f"{piece}.began.json", tmp_path / f"{piece}.began.json")
+    shutil.rmtree(tmp_path / piece / "evaluations")
+    (tmp_path / piece / "evaluations").write_text("a file, not a directory")
+    result = cli("sweep", tmp_path / "s.yaml", "--out", tmp_path / "out")
+    assert result.returncode == 1, result.stdout
+    assert "its evaluation was not stored in the run" in result.stderr
+    assert not (tmp_path / f"{piece}.json").exists()
 
 
 @pytest.mark.extended
-def test_a_signal_stops_the_pieces_and_the_same_command_goes_on(tmp_path: Path, cli: Cli) -> None:
-    text = FILE.replace("seeds: 2", "seeds: [0]").replace("run.steps: 3", "run.steps: 40")
-    text = text.replace("claims: claims.yaml", "").replace(NOISE, "").replace("evaluate:", "budget: {}  #")
-    begin(tmp_path, text)
+def test_signal_stops_the_pieces_and_the_same_command_resumes(tmp_path: Path, cli: Cli) -> None:
+    text = SWEEP_FILE.replace("seeds: 2", "seeds: [0]").replace("run.steps: 3", "run.steps: 40")
+    text = text.replace("claims: claims.yaml", "").replace(NOISE_ARM, "").replace("evaluate:", "budget: {}  #")
+    write_sweep(tmp_path, text)
     command = [sys.executable, "-m", "mutualrl", "sweep", "s.yaml", "--out", "out"]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env={**os.environ})
     checkpoints = tmp_path / "out" / "pieces" / "one" / "grpo-0" / "policies" / "ada" / "checkpoints"
-    until = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + PATIENCE
     while not list(checkpoints.glob("step-*")):
         assert process.poll() is None, process.communicate()
-        assert time.monotonic() < until
+        assert time.monotonic() < deadline
         time.sleep(0.1)
     process.terminate()
     _, errors = process.communicate(timeout=PATIENCE)
     assert (process.returncode, "the same command resumes it" in errors) == (130, True), errors
     run = checkpoints.parents[2]
     assert not (run / "summary.json").exists()
-    done = cli("sweep", tmp_path / "s.yaml", "--out", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
+    result = cli("sweep", tmp_path / "s.yaml", "--out", tmp_path / "out")
+    assert result.returncode == 0, result.stderr
     assert json.loads((run / "policies" / "ada" / "result.json").read_text())["resumed_from"] != []
 
 
 @pytest.mark.extended
-def test_a_piece_of_another_command_is_not_taken_for_one_of_this_file(copy: Path, tmp_path: Path, cli: Cli) -> None:
-    begin(tmp_path, FILE.replace("run.steps: 3", "run.steps: 4"))
-    done = cli("sweep", tmp_path / "s.yaml", "--out", copy / "out")
-    assert done.returncode == 2
-    assert "is from another command" in done.stderr
-    assert "run.steps=4" in done.stderr
+def test_pieces_of_another_command_are_rejected(copy: Path, tmp_path: Path, cli: Cli) -> None:
+    write_sweep(tmp_path, SWEEP_FILE.replace("run.steps: 3", "run.steps: 4"))
+    result = cli("sweep", tmp_path / "s.yaml", "--out", copy / "out")
+    assert result.returncode == 2
+    assert "is from another command" in result.stderr
+    assert "run.steps=4" in result.stderr
 
 
 @pytest.mark.extended
-def test_a_begun_piece_and_another_grid_are_refused(tmp_path: Path, cli: Cli) -> None:
-    text = FILE.replace("claims: claims.yaml", "").replace("seeds: 2", "seeds: [0]").replace(NOISE, "")
-    begin(tmp_path, text.replace("run.steps: 3", "run.steps: 400"))
+def test_started_piece_of_another_command_and_another_grid_are_rejected(tmp_path: Path, cli: Cli) -> None:
+    text = SWEEP_FILE.replace("claims: claims.yaml", "").replace("seeds: 2", "seeds: [0]").replace(NOISE_ARM, "")
+    write_sweep(tmp_path, text.replace("run.steps: 3", "run.steps: 400"))
     command = [sys.executable, "-m", "mutualrl", "sweep", "s.yaml", "--out", "out"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     run = tmp_path / "out" / "pieces" / "one" / "grpo-0"
-    until = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + PATIENCE
     while not (run / "run.json").exists():
         assert process.poll() is None
-        assert time.monotonic() < until
+        assert time.monotonic() < deadline
         time.sleep(0.1)
     process.kill()
     process.wait()
@@ -250,7 +253,7 @@ def test_a_begun_piece_and_another_grid_are_refused(tmp_path: Path, cli: Cli) ->
     assert "holds another sweep (pools one.yaml; arms grpo)" in other.stderr
 
 
-def test_a_directory_of_somebody_else_runs_no_code(tmp_path: Path, cli: Cli) -> None:
+def test_compare_executes_no_code_from_a_sweep_directory(tmp_path: Path, cli: Cli) -> None:
     evil = tmp_path / "evil.py"
     evil.write_text(f"open({str(tmp_path / 'was-run')!r}, 'w')\n")
     (tmp_path / "evil.yaml").write_text(f"arms: {{a: {{regime: '{evil}:SPEC'}}}}\n")
@@ -259,7 +262,7 @@ def test_a_directory_of_somebody_else_runs_no_code(tmp_path: Path, cli: Cli) -> 
     grid = {"pools": ["tiny"], "arms": ["a"], "seeds": [0], "reference": "a"}
     for content in ({"grid": grid, "sweep_file": str(tmp_path / "evil.yaml"), "claims": None}, {"grid": 3}, {}):
         write_checksummed(root / "sweep.json", content, root=root)
-        done = cli("compare", root)
-        assert done.returncode in (2, 6), done.stderr
-        assert "Traceback" not in done.stderr
+        result = cli("compare", root)
+        assert result.returncode in (2, 6), result.stderr
+        assert "Traceback" not in result.stderr
     assert not (tmp_path / "was-run").exists()
