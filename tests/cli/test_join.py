@@ -29,8 +29,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 class Joined:
-    """`mutualrl join` of one policy, in its own directory and on its own core, as on a separate machine: a policy has as
-    many threads as cores, and those of two policies would wait for each other in busy loops."""
+    """`mutualrl join` of one policy, in its own directory and on its own core, as on a separate machine: a policy has
+    as many threads as cores, and those of two policies would wait for each other in busy loops."""
 
     def __init__(
         self, directory: Path, url: str, policy: str, *arguments: str, core: int = 0, **environment: str
