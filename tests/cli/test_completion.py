@@ -1,4 +1,4 @@
-"""The shell completes names and keys, not flags alone."""
+"""Shell completion of names and keys, not only of flags."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import yaml
 
 from conftest import HEAVY, imported
 
-SCRIPT = Path(sys.executable).with_name("mutualrl")  # completion goes by the command's name
+SCRIPT = Path(sys.executable).with_name("mutualrl")  # completion depends on the command's name
 
 
-def ask(line: str, directory: Path, *python: str) -> subprocess.CompletedProcess[str]:
-    """Ask as bash does for the last word of a command line."""
+def complete(line: str, directory: Path, *python: str) -> subprocess.CompletedProcess[str]:
+    """Request completions of the last word of a command line, as bash does."""
     words = [*shlex.split(line), *([""] if line.endswith(" ") else [])]
     variables = {"_MUTUALRL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     command = [sys.executable, *python, str(SCRIPT)]
     return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, cwd=directory)
 
 
-def completed(line: str, directory: Path) -> list[str]:
-    """Return what is offered."""
-    return ask(line, directory).stdout.split()
+def completions(line: str, directory: Path) -> list[str]:
+    """Return the suggested completions."""
+    return complete(line, directory).stdout.split()
 
 
 @pytest.mark.parametrize(
@@ -44,36 +44,36 @@ def completed(line: str, directory: Path) -> list[str]:
         ("mutualrl join URL --pool none --policy ", []),
     ],
 )
-def test_names_and_keys_are_offered(tmp_path: Path, line: str, expected: list[str]) -> None:
-    assert sorted(completed(line, tmp_path)) == sorted(expected)
+def test_names_and_keys_are_completed(tmp_path: Path, line: str, expected: list[str]) -> None:
+    assert sorted(completions(line, tmp_path)) == sorted(expected)
 
 
-def test_runs_and_own_files_are_offered(tmp_path: Path) -> None:
+def test_run_directories_and_user_files_are_completed(tmp_path: Path) -> None:
     for name in ("runs/one", "runs/two", "elsewhere/three", "runs/no-run"):
         (tmp_path / name).mkdir(parents=True)
     for name in ("runs/one", "runs/two", "elsewhere/three"):
         (tmp_path / name / "run.json").write_text("{}")
     (tmp_path / "mine.yaml").write_text("")
-    assert completed("mutualrl runs verify ", tmp_path) == ["runs/one", "runs/two"]
-    assert completed("mutualrl exchange ls elsewhere/t", tmp_path) == ["elsewhere/three"]
-    assert completed(f"mutualrl eval --run {tmp_path}/runs/o", tmp_path) == [f"{tmp_path}/runs/one"]
-    assert completed("mutualrl train --pool mi", tmp_path) == ["mine.yaml"]
-    assert "elsewhere/" in completed("mutualrl train el", tmp_path)
+    assert completions("mutualrl runs verify ", tmp_path) == ["runs/one", "runs/two"]
+    assert completions("mutualrl exchange ls elsewhere/t", tmp_path) == ["elsewhere/three"]
+    assert completions(f"mutualrl eval --run {tmp_path}/runs/o", tmp_path) == [f"{tmp_path}/runs/one"]
+    assert completions("mutualrl train --pool mi", tmp_path) == ["mine.yaml"]
+    assert "elsewhere/" in completions("mutualrl train el", tmp_path)
 
 
-def test_a_completion_runs_no_code_and_says_no_errors(tmp_path: Path) -> None:
+def test_completion_runs_no_user_code_and_prints_no_errors(tmp_path: Path) -> None:
     (tmp_path / "rule.py").write_text("open('ran', 'w')\nSPEC = None\n")
     policies = [{"name": "one", "model": "tiny:ada"}, {"name": "two", "model": "tiny:bob"}]
     recipe = {"policies": policies, "regime": {"name": "rule.py:SPEC"}}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    assert completed("mutualrl join URL --recipe recipe.yaml --policy ", tmp_path) == ["one", "two"]
+    assert completions("mutualrl join URL --recipe recipe.yaml --policy ", tmp_path) == ["one", "two"]
     assert not (tmp_path / "ran").exists()
     for line in ("mutualrl report **x", "mutualrl runs verify /proc/1/root/", "mutualrl train /nowhere/at/all/"):
-        done = ask(line, tmp_path)
-        assert (done.stdout.split(), done.stderr) == ([], "")
+        result = complete(line, tmp_path)
+        assert (result.stdout.split(), result.stderr) == ([], "")
 
 
-def test_a_completion_imports_no_torch(tmp_path: Path) -> None:
-    done = ask("mutualrl train --regime s", tmp_path, "-X", "importtime")
-    assert done.stdout.split() == ["sgt", "swarm"]
-    assert not imported(done.stderr) & HEAVY
+def test_completion_does_not_import_torch(tmp_path: Path) -> None:
+    result = complete("mutualrl train --regime s", tmp_path, "-X", "importtime")
+    assert result.stdout.split() == ["sgt", "swarm"]
+    assert not imported(result.stderr) & HEAVY

@@ -62,24 +62,24 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"), CASES, ids=lambda value: " ".join(value) if isinstance(value, list) else None
+    ("arguments", "code", "expected"), CASES, ids=lambda value: " ".join(value) if isinstance(value, list) else None
 )
-def test_bad_input_gets_one_clear_error_and_writes_nothing(
-    cli: Cli, files: Path, arguments: list[str], code: int, words: str
+def test_invalid_input_gives_one_clear_error_and_writes_nothing(
+    cli: Cli, files: Path, arguments: list[str], code: int, expected: str
 ) -> None:
     before = sorted(p.relative_to(files) for p in files.rglob("*"))
-    done = cli(TRAIN, *arguments, CUDA_VISIBLE_DEVICES="", PYTHONPROFILEIMPORTTIME="1")
-    message = without_importtime(done.stderr)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert words in message
+    result = cli(TRAIN, *arguments, CUDA_VISIBLE_DEVICES="", PYTHONPROFILEIMPORTTIME="1")
+    message = without_importtime(result.stderr)
+    assert (result.returncode, result.stdout) == (code, "")
+    assert expected in message
     assert message.count("mutualrl:") == 1
     assert "Traceback" not in message
-    assert not imported(done.stderr) & HEAVY  # what makes an answer slow
+    assert not imported(result.stderr) & HEAVY  # slow to import
     assert sorted(p.relative_to(files) for p in files.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         ([], "either --run DIR, or --model PATH"),
         (["--model", "./gone"], "model not found"),
@@ -89,22 +89,22 @@ def test_bad_input_gets_one_clear_error_and_writes_nothing(
         (["--model", "tiny:ada", "--suite", "math", "--data", "noanswer.jsonl"], "row 2: no field 'answer'"),
     ],
 )
-def test_eval_refuses_what_it_cannot_do(cli: Cli, files: Path, arguments: list[str], words: str) -> None:
-    done = cli("eval", *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
+def test_eval_rejects_invalid_options(cli: Cli, files: Path, arguments: list[str], message: str) -> None:
+    result = cli("eval", *arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
 
 
-def test_with_json_an_error_is_one_object_on_stdout(cli: Cli) -> None:
-    done = cli(TRAIN, "--pool", "tinny", "--json")
-    error = json.loads(done.stdout)["error"]
-    assert (done.returncode, error["exit_code"], error["kind"]) == (2, 2, "recipe")
+def test_json_error_is_one_object_on_stdout(cli: Cli) -> None:
+    result = cli(TRAIN, "--pool", "tinny", "--json")
+    error = json.loads(result.stdout)["error"]
+    assert (result.returncode, error["exit_code"], error["kind"]) == (2, 2, "recipe")
     assert "unknown pool 'tinny'" in error["message"]
 
 
 @pytest.mark.parametrize(
-    ("recipe", "words"),
+    ("recipe", "message"),
     [
         ("{}", "policies"),
         ("policies: [{name: ../../../up}]\ntask: {name: math}\ntrainer: {max_completion_length: 8}", "policies"),
@@ -113,18 +113,18 @@ def test_with_json_an_error_is_one_object_on_stdout(cli: Cli) -> None:
         ("policies: [{name: a}]\ntask: {name: math}\ntrainer: {max_completion_length: x}", "max_completion_length"),
     ],
 )
-def test_eval_of_a_damaged_run_is_refused(cli: Cli, tmp_path: Path, recipe: str, words: str) -> None:
+def test_eval_of_a_damaged_run_is_rejected(cli: Cli, tmp_path: Path, recipe: str, message: str) -> None:
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "run.json").write_text('{"run_id": "x"}')
     (tmp_path / "r" / "recipe.yaml").write_text(recipe + "\n")
-    done = cli("eval", "--run", "r")
-    assert done.returncode == 2
-    assert "is damaged" in done.stderr
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
+    result = cli("eval", "--run", "r")
+    assert result.returncode == 2
+    assert "is damaged" in result.stderr
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
 
 
-def test_output_that_nobody_can_take_is_one_line(cli: Cli) -> None:
+def test_unwritable_stdout_gives_no_traceback(cli: Cli) -> None:
     command = f"{sys.executable} -m mutualrl recipes ls --json"
     closed = subprocess.run(["bash", "-c", command + " >&-"], capture_output=True, text=True)
     assert "Traceback" not in closed.stderr
@@ -133,8 +133,8 @@ def test_output_that_nobody_can_take_is_one_line(cli: Cli) -> None:
     assert "No space left on device" in full.stderr
 
 
-def test_many_gpus_are_placed_at_once(cli: Cli) -> None:
-    done = cli(
+def test_placement_on_many_gpus_is_fast(cli: Cli) -> None:
+    result = cli(
         TRAIN,
         "--pool",
         "4qwen",
@@ -146,30 +146,29 @@ def test_many_gpus_are_placed_at_once(cli: Cli) -> None:
         "hardware.gpus=128",
         timeout=PATIENCE,
     )
-    assert done.returncode == 0
+    assert result.returncode == 0
 
 
-def test_dry_run_names_the_defaults_of_trl_that_decide_a_training(cli_here: Cli) -> None:
-    def left(*settings: str) -> str:
-        done = cli_here(
-            "train", "--pool", "tiny", "--dry-run", *(part for each in settings for part in ("--set", each))
-        )
-        assert done.returncode == 0, done.stderr
-        return next((line for line in done.stdout.splitlines() if line.startswith("Left to TRL's defaults")), "")
+def test_dry_run_names_trl_defaults_that_affect_training(cli_here: Cli) -> None:
+    def defaults_line(*settings: str) -> str:
+        assignments = [word for setting in settings for word in ("--set", setting)]
+        result = cli_here("train", "--pool", "tiny", "--dry-run", *assignments)
+        assert result.returncode == 0, result.stderr
+        return next((line for line in result.stdout.splitlines() if line.startswith("Left to TRL's defaults")), "")
 
-    assert left() == ""
+    assert defaults_line() == ""
     vllm = "trainer.use_vllm=true"
-    assert "vllm_importance_sampling_mode sequence_mask, vllm_importance_sampling_clip_max 3.0" in left(vllm)
-    chosen = left(vllm, "trainer.vllm_importance_sampling_mode=token_truncate")
-    assert "mode" not in chosen
-    assert "clip_max 3.0" in chosen
-    assert left(vllm, "trainer.vllm_importance_sampling_correction=false") == ""
+    assert "vllm_importance_sampling_mode sequence_mask, vllm_importance_sampling_clip_max 3.0" in defaults_line(vllm)
+    line = defaults_line(vllm, "trainer.vllm_importance_sampling_mode=token_truncate")
+    assert "mode" not in line
+    assert "clip_max 3.0" in line
+    assert defaults_line(vllm, "trainer.vllm_importance_sampling_correction=false") == ""
 
 
 def test_dry_run_shows_recipe_and_placement_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:
-    done = cli(TRAIN, "--regime", "sgt", "--pool", "2qwen", "--dry-run", CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 0, done.stderr
-    for words in (
+    result = cli(TRAIN, "--regime", "sgt", "--pool", "2qwen", "--dry-run", CUDA_VISIBLE_DEVICES="")
+    assert result.returncode == 0, result.stderr
+    for text in (
         "Qwen/Qwen2.5-Math-1.5B",
         "weight: 0.1",
         "GPU 0,1,2,3",
@@ -178,7 +177,7 @@ def test_dry_run_shows_recipe_and_placement_and_writes_nothing(cli: Cli, tmp_pat
         "this machine: 0 GPUs",
         "This machine lacks: 8 of the 8 GPUs",
     ):
-        assert words in done.stdout
+        assert text in result.stdout
     assert list(tmp_path.iterdir()) == []
     as_json = json.loads(cli(TRAIN, "--pool", "3qwen", "--dry-run", "--json", CUDA_VISIBLE_DEVICES="").stdout)
     allocations = as_json["placement"]["the recipe's hardware: 8 GPUs"]["seats"]
@@ -204,21 +203,21 @@ def test_recipes_are_listed_and_shown(cli: Cli) -> None:
     assert cli("recipes", "show", "nothing").returncode == 2
     narrow = cli("recipes", "ls", COLUMNS="80").stdout.splitlines()
     assert all(len(line) <= 80 for line in narrow)
-    assert len([line for line in narrow if line.strip()]) == len(listed) + 2  # a line each below the head
+    assert len([line for line in narrow if line.strip()]) == len(listed) + 2  # one line each below the header
     names = [line.split("|")[2].strip() for line in narrow if line.count("|") == 4][2:]
     assert names == [f"paper/{r['name']}" if r["kind"] == "paper" else r["name"] for r in listed]
-    in_full = cli("recipes", "ls", "-v", COLUMNS="80").stdout
-    assert len(in_full.splitlines()) > len(narrow)
-    assert "…" not in in_full
+    verbose = cli("recipes", "ls", "-v", COLUMNS="80").stdout
+    assert len(verbose.splitlines()) > len(narrow)
+    assert "…" not in verbose
 
 
 @pytest.mark.parametrize("command", [[], ["train"], ["eval"], ["recipes"], ["recipes", "ls"], ["recipes", "show"]])
 def test_help_does_not_import_torch(command: list[str]) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "mutualrl", *command, "--help"], capture_output=True, text=True
     )
-    assert done.returncode == 0
-    assert not imported(done.stderr) & (HEAVY | {"numpy", "pyarrow"})
+    assert result.returncode == 0
+    assert not imported(result.stderr) & (HEAVY | {"numpy", "pyarrow"})
 
 
 def test_version(cli: Cli) -> None:
@@ -230,7 +229,7 @@ def test_version(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["--regime", "xgrpo", "--set", "exchange.staleness=1"], "needs the peers' rollouts within the round"),
         (["--regime", "grpo", "--set", "exchange.staleness=1"], "does not wait for peers"),
@@ -241,7 +240,7 @@ def test_version(cli: Cli) -> None:
         ),
     ],
 )
-def test_a_staleness_that_cannot_be_is_refused(cli: Cli, arguments: list[str], words: str) -> None:
-    refused = cli("train", "--pool", "tiny", "--dry-run", *arguments)
-    assert refused.returncode == 2
-    assert words in " ".join(refused.stderr.split())
+def test_invalid_staleness_is_rejected(cli: Cli, arguments: list[str], message: str) -> None:
+    result = cli("train", "--pool", "tiny", "--dry-run", *arguments)
+    assert result.returncode == 2
+    assert message in " ".join(result.stderr.split())

@@ -1,4 +1,4 @@
-"""`mutualrl exchange` over a run's files: no training is needed to make them."""
+"""`mutualrl exchange` over a run's files, written without training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = ("ada", "bob")
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Return eight rounds of two policies; ada's checkpoints have passed 2 and 6 of them, bob's 4 and 8."""
+    """Return a run with eight rounds of two policies; ada has checkpoints after 2 and 6 of them, bob after 4 and 8."""
     root = tmp_path / "r"
     root.mkdir()
     (root / "run.json").write_text(json.dumps({"format": 2, "run_id": "x"}))
@@ -42,53 +42,53 @@ def run(tmp_path: Path) -> Path:
     return root
 
 
-def test_ls_and_verify_count_what_there_is(cli: Cli, run: Path) -> None:
+def test_ls_and_verify_count_rounds_and_rows(cli: Cli, run: Path) -> None:
     for command in ("ls", "verify"):
-        done = cli("exchange", command, run, "--json")
-        assert done.returncode == 0, done.stderr
-        results = {p["policy"]: p for p in json.loads(done.stdout)["policies"]}
-        assert {name: (p["rounds"], p["rows"], p["gaps"]) for name, p in results.items()} == {
+        result = cli("exchange", command, run, "--json")
+        assert result.returncode == 0, result.stderr
+        policies = {p["policy"]: p for p in json.loads(result.stdout)["policies"]}
+        assert {name: (p["rounds"], p["rows"], p["gaps"]) for name, p in policies.items()} == {
             n: (8, 24, []) for n in NAMES
         }
         size = sum(p.stat().st_size for p in (run / "exchange" / "ada").glob("*.parquet"))
-        assert results["ada"]["bytes"] == size
+        assert policies["ada"]["bytes"] == size
 
 
-def test_damage_is_named_and_ends_with_6(cli: Cli, run: Path) -> None:
+def test_damage_is_named_with_exit_code_6(cli: Cli, run: Path) -> None:
     shard = run / "exchange" / "bob" / "000005.parquet"
     shard.write_bytes(shard.read_bytes()[:-1])
     (run / "exchange" / "ada" / "000003.json").unlink()
     (run / "policies" / "ada" / "checkpoints" / "step-000006" / "w").write_bytes(b"v")
-    done = cli("exchange", "verify", run, "--json")
-    assert done.returncode == 6
-    lines = json.loads(done.stdout)["damaged"]
-    for words in (str(shard), "policy ada: round 3 is missing between others", "step-000006/w: sha256"):
-        assert any(words in line for line in lines), lines
-    done = cli("exchange", "export", run, "--out", "all.parquet")
-    assert done.returncode == 6
-    assert str(shard) in done.stderr
+    result = cli("exchange", "verify", run, "--json")
+    assert result.returncode == 6
+    lines = json.loads(result.stdout)["damaged"]
+    for message in (str(shard), "policy ada: round 3 is missing between others", "step-000006/w: sha256"):
+        assert any(message in line for line in lines), lines
+    result = cli("exchange", "export", run, "--out", "all.parquet")
+    assert result.returncode == 6
+    assert str(shard) in result.stderr
     assert not list(run.parent.glob("all*"))
     assert not list(run.parent.glob(".all*"))
 
 
-def test_an_export_says_which_rounds_are_not_there(cli: Cli, run: Path, tmp_path: Path) -> None:
+def test_export_reports_missing_rounds(cli: Cli, run: Path, tmp_path: Path) -> None:
     for policy, number in (("ada", 0), ("bob", 2)):
         (run / "exchange" / policy / f"{number:06d}.json").unlink()
-    done = cli("exchange", "export", run, "--out", tmp_path / "all.jsonl", "--json")
-    assert done.returncode == 0, done.stderr
-    notes = json.loads(done.stdout)["notes"]
+    result = cli("exchange", "export", run, "--out", tmp_path / "all.jsonl", "--json")
+    assert result.returncode == 0, result.stderr
+    notes = json.loads(result.stdout)["notes"]
     assert "policy ada: rounds before 1 are missing (pruned, or lost)" in notes
     assert any(
         note.startswith("policy bob: 1 published round(s)") and note.endswith("missing (2)") for note in notes
     ), notes
-    assert "Note: policy bob" in done.stderr
+    assert "Note: policy bob" in result.stderr
 
 
-def test_exported_files_are_what_datasets_loads(cli: Cli, run: Path, tmp_path: Path) -> None:
+def test_exported_files_load_with_datasets(cli: Cli, run: Path, tmp_path: Path) -> None:
     for name, kind in (("all.parquet", "parquet"), ("all.jsonl", "json")):
-        done = cli("exchange", "export", run, "--out", tmp_path / name, "--json")
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["records"] == 48
+        result = cli("exchange", "export", run, "--out", tmp_path / name, "--json")
+        assert result.returncode == 0, result.stderr
+        assert json.loads(result.stdout)["records"] == 48
         rows = datasets.load_dataset(kind, data_files=str(tmp_path / name), cache_dir=str(tmp_path / "cache"))["train"]
         assert len(rows) == 48
         assert rows[0]["policy"] == "ada"
@@ -99,7 +99,7 @@ def test_exported_files_are_what_datasets_loads(cli: Cli, run: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (("--out", "all.csv"), "expected a file name ending in .parquet or .jsonl"),
         (("--out", "there.parquet"), "the file already exists"),
@@ -107,24 +107,24 @@ def test_exported_files_are_what_datasets_loads(cli: Cli, run: Path, tmp_path: P
         (("--out", "x.parquet", "--policy", "eve"), "no such policy in the exchange; expected one of: ada, bob"),
     ],
 )
-def test_an_export_that_cannot_be_is_refused(
-    cli: Cli, run: Path, tmp_path: Path, arguments: tuple[str, ...], words: str
+def test_invalid_exports_are_rejected(
+    cli: Cli, run: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     (tmp_path / "there.parquet").write_bytes(b"mine")
-    done = cli("exchange", "export", run, *arguments)
-    assert done.returncode == 2
-    assert words in done.stderr
+    result = cli("exchange", "export", run, *arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
     assert (tmp_path / "there.parquet").read_bytes() == b"mine"
 
 
-def test_gc_frees_what_every_kept_checkpoint_has_passed(cli: Cli, run: Path) -> None:
+def test_gc_frees_rounds_that_every_kept_checkpoint_has_passed(cli: Cli, run: Path) -> None:
     before = cli("exchange", "gc", run, "--dry-run", "--json")
     plan = json.loads(before.stdout)
     assert plan["needed_from"] == 2
     assert {name: entry["rounds"] for name, entry in plan["deleted"].items()} == {"ada": 2, "bob": 2}
     assert len(list((run / "exchange" / "ada").glob("*.json"))) == 8
-    done = cli("exchange", "gc", run, "--json")
-    assert {**json.loads(done.stdout), "dry_run": True} == plan
+    result = cli("exchange", "gc", run, "--json")
+    assert {**json.loads(result.stdout), "dry_run": True} == plan
     assert sorted(p.name for p in (run / "exchange" / "bob").glob("*.json"))[0] == "000002.json"
     assert cli("exchange", "verify", run).returncode == 0
     Checkpoints(run / "policies" / "ada").prune(1)

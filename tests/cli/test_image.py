@@ -1,4 +1,4 @@
-"""The image and the composition of containers: linted, and their commands run as processes."""
+"""The container image and the compose file: linted, and their commands run as processes."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ COMPOSE = REPOSITORY / "compose.yaml"
 
 
 def services() -> dict[str, dict[str, Any]]:
-    composed: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE.read_text())["services"]
-    return composed
+    parsed: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE.read_text())["services"]
+    return parsed
 
 
-def test_the_dockerfile_has_nothing_that_its_linter_minds() -> None:
-    done = subprocess.run([binary("hadolint"), str(DOCKERFILE)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+def test_dockerfile_passes_its_linter() -> None:
+    result = subprocess.run([binary("hadolint"), str(DOCKERFILE)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
 
 
-def test_images_are_pinned_and_no_process_is_root() -> None:
+def test_images_are_pinned_and_no_process_runs_as_root() -> None:
     text = DOCKERFILE.read_text()
     bases = [line.split()[1] for line in text.splitlines() if line.startswith("FROM ")]
     images = [service["image"] for service in services().values() if "build" not in service]
     assert all("@sha256:" in image for image in (*bases, *images))
-    _, _, *images = text.split("\nFROM ")  # the first stage only makes the wheel
+    _, _, *images = text.split("\nFROM ")  # the first stage only builds the wheel
     assert len(images) == 2
     for stage in images:
         assert stage.index("USER 1000") < stage.index("ENTRYPOINT")
         assert "HEALTHCHECK" in stage
 
 
-def test_what_the_image_is_made_of_is_not_left_out_of_its_context() -> None:
+def test_files_copied_into_the_image_are_in_its_build_context() -> None:
     ignored = (REPOSITORY / ".dockerignore").read_text().split()
     copied = [
         line.split()[1:-1]
@@ -54,7 +54,7 @@ def test_what_the_image_is_made_of_is_not_left_out_of_its_context() -> None:
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_the_composed_commands_train_the_run(unbroken: FinishedRun, tmp_path: Path) -> None:
+def test_compose_commands_train_the_run(unbroken: FinishedRun, tmp_path: Path) -> None:
     composed = services()
     ports = {name: free_port() for name in ("s3", "master", "volume", "filer", "webdav", "admin")}
     command = [binary("weed"), *composed["bucket"]["command"], "-ip=127.0.0.1", "-admin.ui=false"]
@@ -71,9 +71,9 @@ def test_the_composed_commands_train_the_run(unbroken: FinishedRun, tmp_path: Pa
                 service = composed[name]
                 environment = {**os.environ, **service["environment"], "AWS_ENDPOINT_URL": endpoint}
                 (tmp_path / name).mkdir()
-                words = [sys.executable, "-m", "mutualrl", *service["command"], *SHORT]
+                policy_command = [sys.executable, "-m", "mutualrl", *service["command"], *SHORT]
                 with on_core(core):
-                    policies[name] = subprocess.Popen(words, cwd=tmp_path / name, env=environment)
+                    policies[name] = subprocess.Popen(policy_command, cwd=tmp_path / name, env=environment)
             for process in policies.values():
                 assert process.wait(PATIENCE) == 0
         finally:
@@ -84,7 +84,7 @@ def test_the_composed_commands_train_the_run(unbroken: FinishedRun, tmp_path: Pa
 
 
 def has_bucket(endpoint: str) -> bool:
-    """Return whether the bucket can be written to: the server answers before that."""
+    """Return whether the bucket accepts writes: the server answers before that."""
     try:
         urllib.request.urlopen(urllib.request.Request(f"{endpoint}/runs/probe", data=b"x", method="PUT"), timeout=5)
     except OSError:

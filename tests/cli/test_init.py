@@ -1,4 +1,4 @@
-"""`mutualrl init`: a project that trains, and nothing written where something is wrong."""
+"""`mutualrl init`: writes a project that trains, or nothing if something is wrong."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def rows(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def chatty(tmp_path: Path, tiny: dict[str, Path]) -> Path:
-    """Return a model with a chat template, in a directory whose name YAML and shells would read otherwise."""
+def chat_model(tmp_path: Path, tiny: dict[str, Path]) -> Path:
+    """Return a model with a chat template, in a directory whose name YAML and shells must quote."""
     model = tmp_path / "it's: a {model} #1"
     shutil.copytree(tiny["bob"], model)
     tokenizer = load_tokenizer(str(tiny["bob"]))
@@ -44,53 +44,53 @@ def chatty(tmp_path: Path, tiny: dict[str, Path]) -> Path:
     return model
 
 
-def test_own_models_data_and_reward_are_checked_shown_and_written(
-    cli_here: Cli, rows: Path, chatty: Path, tmp_path: Path
+def test_user_models_data_and_reward_are_checked_shown_and_written(
+    cli_here: Cli, rows: Path, chat_model: Path, tmp_path: Path
 ) -> None:
-    options = ("--model", "ada=tiny:ada", "--model", chatty, "--data", rows, "--reward", "own")
-    done = cli_here("init", tmp_path / "project", *options, *SHORT, "--yes")
-    assert done.returncode == 0, done.stderr
-    for words in ("Safe: texts and traces", "training prompts", "<user>", "reward.py:reward on", "Placement on"):
-        assert words in done.stdout, done.stdout
-    assert done.stdout.count("--- prompt of ada, ") == 5
-    assert re.search(r"\n(\d+) held-out prompts cannot resolve changes below 1 in \1: ", done.stdout)
+    options = ("--model", "ada=tiny:ada", "--model", chat_model, "--data", rows, "--reward", "own")
+    result = cli_here("init", tmp_path / "project", *options, *SHORT, "--yes")
+    assert result.returncode == 0, result.stderr
+    for text in ("Safe: texts and traces", "training prompts", "<user>", "reward.py:reward on", "Placement on"):
+        assert text in result.stdout, result.stdout
+    assert result.stdout.count("--- prompt of ada, ") == 5
+    assert re.search(r"\n(\d+) held-out prompts cannot resolve changes below 1 in \1: ", result.stdout)
     project = tmp_path / "project"
     assert sorted(path.name for path in project.iterdir()) == ["README.md", "pool.yaml", "reward.py"]
     pool = yaml.safe_load((project / "pool.yaml").read_text())
-    assert [policy["model"] for policy in pool["policies"]] == ["tiny:ada", str(chatty)]
+    assert [policy["model"] for policy in pool["policies"]] == ["tiny:ada", str(chat_model)]
     assert pool["policies"][1]["name"] == "it-s--a--model---1"
     assert pool["task"] == {"name": "dataset", "data": str(rows), "reward": "reward.py:reward"}
     readme = (project / "README.md").read_text()
-    assert all(command in readme and command in done.stdout for command in NEXT)
+    assert all(command in readme and command in result.stdout for command in NEXT)
 
 
 @pytest.mark.slow
-def test_the_next_commands_of_a_project_run(cli: Cli, cli_here: Cli, rows: Path, tmp_path: Path) -> None:
-    done = cli_here("init", tmp_path, *TWO, "--data", rows, "--reward", "own", *SHORT, "--json")
-    answer = json.loads(done.stdout)
+def test_suggested_next_commands_run(cli: Cli, cli_here: Cli, rows: Path, tmp_path: Path) -> None:
+    result = cli_here("init", tmp_path, *TWO, "--data", rows, "--reward", "own", *SHORT, "--json")
+    answer = json.loads(result.stdout)
     assert answer["next"] == list(NEXT)
     assert set(answer["plan"]) >= {"placement", "lacking", "rewards"}
-    shown, shared, _ = (shlex.split(command)[1:] for command in NEXT)
-    ended = cli(*shown)  # in tmp_path
-    assert ended.returncode == 0, ended.stderr
-    assert "Recommendation:" in ended.stdout
-    ended = cli(*shared, "--steps", "1", "--set", "run.validation_limit=8")
-    assert ended.returncode == 0, ended.stderr
+    check_arguments, train_arguments, _ = (shlex.split(command)[1:] for command in NEXT)
+    result = cli(*check_arguments)  # in tmp_path
+    assert result.returncode == 0, result.stderr
+    assert "Recommendation:" in result.stdout
+    result = cli(*train_arguments, "--steps", "1", "--set", "run.validation_limit=8")
+    assert result.returncode == 0, result.stderr
     assert (tmp_path / "runs" / "sgt" / "summary.json").is_file()
 
 
 @pytest.mark.parametrize("name", ["pool.yaml", "reward.py", "README.md"])
-def test_nothing_is_written_over(cli_here: Cli, tmp_path: Path, name: str) -> None:
+def test_existing_files_are_not_overwritten(cli_here: Cli, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
-    done = cli_here("init", tmp_path, *TWO, "--task", "arithmetic", *SHORT, "--yes")
-    assert done.returncode == 2
-    assert f"already has {name}" in " ".join(done.stderr.split())
+    result = cli_here("init", tmp_path, *TWO, "--task", "arithmetic", *SHORT, "--yes")
+    assert result.returncode == 2
+    assert f"already has {name}" in " ".join(result.stderr.split())
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == "mine"
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "words"),
+    ("options", "code", "message"),
     [
         ((), 2, "found 0 models, expected two or more; name each with --model MODEL"),
         (("--model", "tiny:ada"), 2, "found 1 models, expected two or more"),
@@ -105,14 +105,14 @@ def test_nothing_is_written_over(cli_here: Cli, tmp_path: Path, name: str) -> No
         ((*TWO, "--task", "arithmetic", "--reward", "gone.py:score"), 2, "gone.py"),
     ],
 )
-def test_what_is_wrong_is_refused_and_leaves_nothing(
-    cli_here: Cli, tmp_path: Path, options: tuple[str, ...], code: int, words: str
+def test_invalid_options_are_rejected_and_write_nothing(
+    cli_here: Cli, tmp_path: Path, options: tuple[str, ...], code: int, message: str
 ) -> None:
     rows = [json.dumps({"prompt": f"{i}+1:", "answer": str(i + 1)}) + "\n" for i in range(8)]
     (tmp_path / "few.jsonl").write_text("".join(rows))
-    done = cli_here("init", tmp_path / "new", *options, "--gpus", "0", "--yes")
-    assert done.returncode == code, done.stderr
-    assert words in " ".join(done.stderr.split())
+    result = cli_here("init", tmp_path / "new", *options, "--gpus", "0", "--yes")
+    assert result.returncode == code, result.stderr
+    assert message in " ".join(result.stderr.split())
     assert not (tmp_path / "new").exists()
 
 
@@ -126,24 +126,24 @@ def test_what_is_wrong_is_refused_and_leaves_nothing(
         ("/m/\U0001f600", "policy"),
     ],
 )
-def test_a_policy_is_named_after_its_model(model: str, name: str) -> None:
+def test_policy_is_named_after_its_model(model: str, name: str) -> None:
     policies = named([model, "other=tiny:bob"])
     assert next(iter(policies)) == name
     starter = Starter((model, "other=tiny:bob"), "arithmetic", None, "boxed", 0, 8)
     pool = yaml.safe_load(files(starter)["pool.yaml"])
-    assert [each["model"] for each in pool["policies"]] == [policies[name], "tiny:bob"]
+    assert [policy["model"] for policy in pool["policies"]] == [policies[name], "tiny:bob"]
 
 
-def test_tokenizers_that_cannot_share_are_refused(cli_here: Cli, tmp_path: Path, tiny: dict[str, Path]) -> None:
+def test_tokenizers_that_cannot_share_are_rejected(cli_here: Cli, tmp_path: Path, tiny: dict[str, Path]) -> None:
     endless = tmp_path / "endless"
     shutil.copytree(tiny["bob"], endless)
     tokenizer = load_tokenizer(str(tiny["bob"]))
     tokenizer.eos_token = None
     tokenizer.save_pretrained(endless)
     options = ("--model", "tiny:ada", "--model", endless, "--task", "arithmetic", *SHORT)
-    done = cli_here("init", tmp_path / "new", *options, "--yes")
-    assert done.returncode == 3
-    assert "has no end-of-sequence token" in " ".join(done.stderr.split())
+    result = cli_here("init", tmp_path / "new", *options, "--yes")
+    assert result.returncode == 3
+    assert "has no end-of-sequence token" in " ".join(result.stderr.split())
     answer = cli_here("init", tmp_path / "new", *options, "--json")
     assert answer.returncode == 3
     assert not json.loads(answer.stdout)["safe"]
@@ -151,14 +151,14 @@ def test_tokenizers_that_cannot_share_are_refused(cli_here: Cli, tmp_path: Path,
     assert cli_here("init", tmp_path / "new", *options, "--yes", "--no-check").returncode == 0
 
 
-def test_on_a_terminal_it_asks_for_what_is_missing(tmp_path: Path, rows: Path) -> None:
-    ours, theirs = pty.openpty()
+def test_missing_options_are_prompted_for_on_a_terminal(tmp_path: Path, rows: Path) -> None:
+    terminal, child_terminal = pty.openpty()
     command = [sys.executable, "-m", "mutualrl", "init", str(tmp_path / "new"), "--max-completion-length", "16"]
-    with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        os.write(ours, f"tiny:ada\ntiny:bob\n{rows}\nown\n0\n".encode())
+    with subprocess.Popen(command, stdin=child_terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        os.write(terminal, f"tiny:ada\ntiny:bob\n{rows}\nown\n0\n".encode())
         output, errors = process.communicate()
-    os.close(ours)
-    os.close(theirs)
+    os.close(terminal)
+    os.close(child_terminal)
     assert process.returncode == 0, errors
     for question in ("Model 1", "Model 2", "Data (a file", "Reward:", "GPUs"):
         assert question in errors.decode()
@@ -169,17 +169,17 @@ def test_on_a_terminal_it_asks_for_what_is_missing(tmp_path: Path, rows: Path) -
 CPUS = {"with bfloat16": {"avx512_bf16": True}, "without": {"avx512_bf16": False, "amx_bf16": False}}
 
 
-@pytest.mark.parametrize(("cpu", "written"), [("with bfloat16", {"bf16": True}), ("without", None)])
-def test_large_models_train_in_bfloat16_where_the_cpu_computes_in_it(
-    rows: Path, tmp_path: Path, tiny: dict[str, Path], monkeypatch: pytest.MonkeyPatch, cpu: str, written: object
+@pytest.mark.parametrize(("cpu", "expected"), [("with bfloat16", {"bf16": True}), ("without", None)])
+def test_large_models_train_in_bfloat16_if_the_cpu_supports_it(
+    rows: Path, tmp_path: Path, tiny: dict[str, Path], monkeypatch: pytest.MonkeyPatch, cpu: str, expected: object
 ) -> None:
     large = tmp_path / "large"
     shutil.copytree(tiny["bob"], large)
     config = json.loads((large / "config.json").read_text())
-    (large / "config.json").write_text(json.dumps({**config, "intermediate_size": 1_000_000}))  # no weight is read
+    (large / "config.json").write_text(json.dumps({**config, "intermediate_size": 1_000_000}))  # weights are not read
     monkeypatch.setattr("torch.cpu.get_capabilities", lambda: CPUS[cpu])
     options = ["--model", "tiny:ada", "--model", str(large), "--data", str(rows), "--gpus", "0", "--yes", *SHORT]
-    done = CliRunner().invoke(app, ["init", str(tmp_path / "project"), *options])
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(app, ["init", str(tmp_path / "project"), *options])
+    assert result.exit_code == 0, result.output
     policies = yaml.safe_load((tmp_path / "project" / "pool.yaml").read_text())["policies"]
-    assert [policy.get("trainer") for policy in policies] == [None, written]
+    assert [policy.get("trainer") for policy in policies] == [None, expected]

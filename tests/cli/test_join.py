@@ -1,4 +1,4 @@
-"""Runs over a bucket: one command for all policies, or one command for each, which share no directory."""
+"""Runs over a bucket: one command for all policies, or one command per policy without a shared directory."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 class Joined:
-    """`mutualrl join` of one policy, in a directory of its own and on a core of its own, as on a machine of its own: a
-    policy has as many threads as cores, and those of two policies would wait for each other in busy loops."""
+    """`mutualrl join` of one policy, in its own directory and on its own core, as on a separate machine: a policy has
+    as many threads as cores, and those of two policies would wait for each other in busy loops."""
 
     def __init__(
         self, directory: Path, url: str, policy: str, *arguments: str, core: int = 0, **environment: str
@@ -65,7 +65,7 @@ def finish(*joined: Joined) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_over_a_bucket_is_the_run_over_a_directory(
+def test_run_over_a_bucket_equals_the_run_over_a_directory(
     server: Server, unbroken: FinishedRun, tmp_path: Path, cli: Cli
 ) -> None:
     url = server.bucket()
@@ -86,8 +86,8 @@ def test_a_run_over_a_bucket_is_the_run_over_a_directory(
     assert "holds run" in again.stderr
     assert "give every run its own URL" in again.stderr
     assert not (tmp_path / "other").exists()
-    gone = cli("exchange", "gc", run.path)
-    assert gone.returncode == 0, gone.stderr
+    collected = cli("exchange", "gc", run.path)
+    assert collected.returncode == 0, collected.stderr
     store = open_store(url)
     part = next(name for name in store.names("ada") if name.endswith(".parquet"))
     store.put("ada", part, b"damaged")
@@ -97,38 +97,38 @@ def test_a_run_over_a_bucket_is_the_run_over_a_directory(
 
 
 @pytest.mark.extended
-def test_policies_that_join_from_directories_of_their_own_are_the_run(
+def test_policies_joined_from_separate_directories_equal_the_run(
     server: Server, unbroken: FinishedRun, tmp_path: Path, cli: Cli
 ) -> None:
     url = server.bucket()
     ada = Joined(tmp_path, url, "ada")
     store = open_store(url)
-    wait_until(lambda: "000000.json" in store.names("ada"))  # bob comes late, and is waited for
+    wait_until(lambda: "000000.json" in store.names("ada"))  # bob starts late; ada waits for it
     bob = Joined(tmp_path, url, "bob", core=1)
     finish(ada, bob)
     assert {"ada": ada.weights(), "bob": bob.weights()} == unbroken.weights()
     assert "waits for a lost policy" in ada.errors
-    done = cli("join", url, "--policy", "ada", *SGT, *SHORT, "--run-dir", ada.path)
-    assert done.returncode == 0
-    assert "has finished" in done.stderr
+    result = cli("join", url, "--policy", "ada", *SGT, *SHORT, "--run-dir", ada.path)
+    assert result.returncode == 0
+    assert "has finished" in result.stderr
     summary = json.loads((bob.path / "summary.json").read_text())
     assert list(summary["policies"]) == ["bob"]
-    for arguments, words in (
+    for arguments, message in (
         ((url, "--policy", "bob", "--run-dir", ada.path), "has ada of the run in"),
         ((server.bucket(), "--policy", "ada", "--run-dir", ada.path), "has ada of the run in"),
         ((url, "--policy", "ada", "--run-dir", tmp_path / "new"), "has published 3 rounds"),
     ):
-        refused = cli("join", *arguments, *SGT, *SHORT)
-        assert refused.returncode == 2, refused.stderr
-        assert words in refused.stderr
+        rejected = cli("join", *arguments, *SGT, *SHORT)
+        assert rejected.returncode == 2, rejected.stderr
+        assert message in rejected.stderr
     watched = json.loads(cli("watch", url, "--json").stdout)
     assert watched["state"] == "finished"
-    assert {name: each["step"] for name, each in watched["policies"].items()} == {"ada": 6, "bob": 6}
+    assert {name: policy["step"] for name, policy in watched["policies"].items()} == {"ada": 6, "bob": 6}
     with_json = cli("join", url, "--policy", "ada", *SGT, *SHORT, "--run-dir", ada.path, "--json")
     assert list(json.loads(with_json.stdout)["policies"]) == ["ada"]
 
 
-REFUSED = {
+REJECTED = {
     "--policy eve: the recipe has ada, bob": ["--policy", "eve", *SGT],
     "has sgt with policies ada, bob": ["--policy", "bob", "--regime", "xgrpo", "--pool", "tiny"],
     "run.seed: 1, the run has 0": ["--policy", "bob", *SGT, "--seed", "1"],
@@ -139,40 +139,40 @@ REFUSED = {
 
 
 @pytest.mark.extended
-def test_a_policy_of_another_run_or_of_a_running_process_is_refused(server: Server, tmp_path: Path, cli: Cli) -> None:
+def test_join_rejects_policies_of_other_runs_and_running_ones(server: Server, tmp_path: Path, cli: Cli) -> None:
     url = server.bucket()
     ada = Joined(tmp_path, url, "ada")
     try:
         store = open_store(url)
         wait_until(lambda: "heartbeat.json" in store.names("ada") or ada.process.poll() is not None)
-        for words, arguments in REFUSED.items():
-            done = cli("join", url, *arguments, *SHORT, "--set", "exchange.heartbeat_seconds=1")
-            assert done.returncode == 2, done.stderr
-            assert words in done.stderr
+        for message, arguments in REJECTED.items():
+            result = cli("join", url, *arguments, *SHORT, "--set", "exchange.heartbeat_seconds=1")
+            assert result.returncode == 2, result.stderr
+            assert message in result.stderr
         assert not (tmp_path / "runs").exists()
     finally:
         ada.process.terminate()
         ada.process.wait(PATIENCE)
 
 
-def test_what_cannot_be_a_bucket_is_refused_in_a_line(cli_here: Cli, server: Server) -> None:
-    for url, words in (
+def test_invalid_bucket_urls_are_rejected(cli_here: Cli, server: Server) -> None:
+    for url, message in (
         ("/some/where", "expected s3://"),
         ("s3://key:secret@bucket/run", "contains credentials"),
         ("s3://bucket/run?sig=secret", "without a query"),
     ):
         for command in (("join", url, "--policy", "ada", *SGT), ("train", *SGT, "--set", f"exchange.url={url}")):
-            done = cli_here(*command)
-            assert done.returncode == 2, done.stderr
-            assert words in done.stderr
-            assert "secret" not in done.stderr + done.stdout
-    done = cli_here("train", *SGT, "--set", "exchange.url=s3://no-such-bucket/run")
-    assert done.returncode == 4
-    assert "the bucket does not exist" in done.stderr
+            result = cli_here(*command)
+            assert result.returncode == 2, result.stderr
+            assert message in result.stderr
+            assert "secret" not in result.stderr + result.stdout
+    result = cli_here("train", *SGT, "--set", "exchange.url=s3://no-such-bucket/run")
+    assert result.returncode == 4
+    assert "the bucket does not exist" in result.stderr
 
 
 def job(kind: str, source: Path, index: int, policy: str) -> tuple[str, dict[str, str]]:
-    """Return the shell command of a scheduler's template, and the variables that the scheduler sets for a policy."""
+    """Return the shell command of a scheduler's template and the variables that the scheduler sets for a policy."""
     if kind == "slurm":
         return source.read_text(), {"SLURM_ARRAY_TASK_ID": str(index)}
     if kind == "skypilot":
@@ -191,8 +191,8 @@ def job(kind: str, source: Path, index: int, policy: str) -> tuple[str, dict[str
 
 
 @pytest.mark.extended
-def test_the_commands_of_the_templates_train_a_run(server: Server, tmp_path: Path, cli: Cli) -> None:
-    """One run of three policies, each begun by the job of another scheduler."""
+def test_template_commands_train_a_run(server: Server, tmp_path: Path, cli: Cli) -> None:
+    """Train one run of three policies, each started by another scheduler's job."""
     pool = ("--regime", "sgt", "--pool", "tiny-three")
     recipe = json.loads(cli("train", *pool, *SHORT, "--dry-run", "--json").stdout)["recipe"]
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
@@ -200,12 +200,12 @@ def test_the_commands_of_the_templates_train_a_run(server: Server, tmp_path: Pat
     common = {"EXCHANGE": server.bucket(), "POLICIES": " ".join(policies), "RECIPE": "recipe.yaml", "DATA": ""}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     processes = []
-    joined = [each for each in templates() if each[1] in ("join", "group")]
-    assert len(joined) == len(policies)
-    for index, (kind, name, source) in enumerate(joined):
+    join_templates = [each for each in templates() if each[1] in ("join", "group")]
+    assert len(join_templates) == len(policies)
+    for index, (kind, name, source) in enumerate(join_templates):
         assert cli("recipes", "cp", f"{kind}/{name}").returncode == 0
-        script, chosen = job(kind, tmp_path / source.name, index, policies[index])
-        environment = {**os.environ, **common, **chosen, "PATH": path}
+        script, variables = job(kind, tmp_path / source.name, index, policies[index])
+        environment = {**os.environ, **common, **variables, "PATH": path}
         with on_core(index):
             processes.append(subprocess.Popen(["bash", "-c", script], cwd=tmp_path, env=environment))
     for process in processes:
@@ -216,7 +216,7 @@ def test_the_commands_of_the_templates_train_a_run(server: Server, tmp_path: Pat
         assert max(json.loads(line).get("see/peers", 0) for line in lines) == 2
 
 
-def test_the_kubernetes_job_is_one() -> None:
+def test_kubernetes_job_is_valid() -> None:
     validate = pytest.importorskip("kubernetes_validate")
     for kind, _, source in templates():
         if kind == "kubernetes":
@@ -233,44 +233,44 @@ print([task.name for task in dag.tasks])
 """
 
 
-def test_skypilot_reads_the_job_group(tmp_path: Path) -> None:
-    """SkyPilot's own loader, and what it says of a wrong file; its dependencies do not fit ours."""
+def test_skypilot_loads_the_job_group(tmp_path: Path) -> None:
+    """Run SkyPilot's loader on the template and on misspelt copies; its dependencies conflict with ours."""
     python = os.environ.get("SKYPILOT_PYTHON")
     if python is None:
         pytest.skip("SKYPILOT_PYTHON names no Python that has SkyPilot")
     (source,) = (source for kind, _, source in templates() if kind == "skypilot")
     text = source.read_text()
-    wrong = {"paralel": ("parallel", "paralel"), "use_spott": ("use_spot", "use_spott")}
-    for found, change in {"": ("", ""), **wrong}.items():
+    misspelt = {"paralel": ("parallel", "paralel"), "use_spott": ("use_spot", "use_spott")}
+    for unknown_key, change in {"": ("", ""), **misspelt}.items():
         path = tmp_path / "group.yaml"
-        path.write_text(text.replace(*change) if found else text)
+        path.write_text(text.replace(*change) if unknown_key else text)
         environment = {**os.environ, "HOME": str(tmp_path)}
         command = [python, "-c", SKYPILOT, str(path)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if found:
-            assert done.returncode != 0
-            assert found in done.stderr
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if unknown_key:
+            assert result.returncode != 0
+            assert unknown_key in result.stderr
         else:
-            assert done.returncode == 0, done.stderr
-            assert "['qwen2-5-math-1-5b', 'qwen3-1-7b-base']" in done.stdout
+            assert result.returncode == 0, result.stderr
+            assert "['qwen2-5-math-1-5b', 'qwen3-1-7b-base']" in result.stdout
 
 
-def test_doctor_and_dry_run_speak_of_the_bucket(
+def test_doctor_and_dry_run_report_on_the_bucket(
     cli_here: Cli, server: Server, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     url = server.bucket()
     checks = {row["check"]: row for row in json.loads(cli_here("doctor", "--exchange", url, "--json").stdout)["checks"]}
     assert checks["exchange"]["status"] == "ok"
-    wrong = cli_here("doctor", "--exchange", "s3://no-such-bucket/run", "--json")
-    assert wrong.returncode == 4
-    assert "the bucket does not exist" in wrong.stdout
+    missing = cli_here("doctor", "--exchange", "s3://no-such-bucket/run", "--json")
+    assert missing.returncode == 4
+    assert "the bucket does not exist" in missing.stdout
     with serving("rclone", tmp_path_factory.mktemp("rclone")) as rclone, reachable(rclone):
         unsound = cli_here("doctor", "--exchange", rclone.bucket(), "--json")
-        refused = cli_here("train", *SGT, "--set", f"exchange.url={rclone.bucket()}")
+        rejected = cli_here("train", *SGT, "--set", f"exchange.url={rclone.bucket()}")
     assert unsound.returncode == 4
     assert "accepts a second create" in unsound.stdout
-    assert refused.returncode == 4
-    assert "accepts a second create" in refused.stderr
+    assert rejected.returncode == 4
+    assert "accepts a second create" in rejected.stderr
     settings = ("--set", f"exchange.url={url}", "--set", "exchange.heartbeat_seconds=20")
     shown = cli_here("train", *SGT, *settings, "--dry-run")
     assert (
@@ -300,10 +300,8 @@ def test_other_regimes_share_over_a_bucket_as_over_a_directory(tmp_path: Path, s
 
 
 @pytest.mark.extended
-def test_a_policy_whose_machine_is_gone_goes_on_from_its_checkpoint_in_the_bucket(
-    server: Server, tmp_path: Path
-) -> None:
-    """Twice: killed on the way, and after its end; the second machine has nothing of the first."""
+def test_policy_resumes_on_another_machine_from_its_checkpoint_in_the_bucket(server: Server, tmp_path: Path) -> None:
+    """Twice: killed during training, and after its end; the second machine has no files of the first."""
     longer = ("--steps", "24", "--set", "run.save_every=2")
     (tmp_path / "local").mkdir()
     local = Run(tmp_path / "local", *SHORT, *longer)
@@ -329,7 +327,7 @@ def test_a_policy_whose_machine_is_gone_goes_on_from_its_checkpoint_in_the_bucke
 
 
 @pytest.mark.extended
-def test_policies_share_over_a_directory_that_both_mount(unbroken: FinishedRun, tmp_path: Path, cli: Cli) -> None:
+def test_policies_share_over_a_mounted_directory(unbroken: FinishedRun, tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "mount").mkdir()
     url = f"file://{tmp_path}/mount/one"
     keep = ("--set", "exchange.checkpoints=true")
@@ -337,7 +335,7 @@ def test_policies_share_over_a_directory_that_both_mount(unbroken: FinishedRun, 
     finish(ada, bob)
     assert {"ada": ada.weights(), "bob": bob.weights()} == unbroken.weights()
     assert json.loads(cli("watch", url, "--json").stdout)["state"] == "finished"
-    assert cli("doctor", "--exchange", url, "--json").returncode in (0, 4)  # of the machine; the exchange is sound
+    assert cli("doctor", "--exchange", url, "--json").returncode in (0, 4)  # 4: of the machine, not the exchange
     shutil.rmtree(ada.directory)
     again = Joined(tmp_path, url, "ada")
     finish(again)

@@ -1,4 +1,4 @@
-"""User's own data, reward function and pool: any columns, any prompts, any mixture of tokenizers and templates."""
+"""Users' own data, reward functions and pools: any columns, any prompts, any mixture of tokenizers and templates."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from typing import ClassVar
 
 @dataclass
 class Bonus:
-    """Data classes look their module up in sys.modules."""
+    """Data classes look up their module in sys.modules."""
     size: ClassVar[float] = 0.5
     of: int = 1
 
 async def asking(completions, **kwargs):
-    """A judge that is waited for; imports what lies beside it when it is called."""
+    """An async judge that imports a neighbouring module when it is called."""
     import asyncio
     import helper_beside_it
     await asyncio.sleep(0)
     return [Bonus.size * helper_beside_it.ONE for _ in completions]
 
 def near(completions, answer, difficulty, log_metric=None, **kwargs):
-    """Counts the right characters; needs a column of its own; gives no reward to some."""
+    """Checks for the answer; needs an extra column; gives some rows no reward."""
     text = lambda c: c if isinstance(c, str) else c[0]["content"]
     log_metric("difficulty", sum(map(float, difficulty)) / len(difficulty))  # a CSV column is text
     return [None if a[-1] in "2468" else float(a in text(c)) for c, a in zip(completions, answer)]
@@ -67,8 +67,8 @@ def nan(completions, **kwargs):
 
 
 @pytest.fixture
-def own(tmp_path: Path, tiny: dict[str, Path]) -> Path:
-    """Return files in the command's working directory: data as JSON Lines, Parquet, CSV and a saved data set; a pool
+def user_files(tmp_path: Path, tiny: dict[str, Path]) -> Path:
+    """Return the command's working directory with data as JSON Lines, Parquet, CSV and a saved data set; a pool
     of four with two chat templates, one without a pad token, and parts of it; reward functions."""
     prompts = get_task("arithmetic").read("train", TaskSource()).prompts[:64]
     plain = [
@@ -109,7 +109,7 @@ def own(tmp_path: Path, tiny: dict[str, Path]) -> Path:
     }
     (tmp_path / "four.yaml").write_text(yaml.safe_dump({"policies": four, **shared}))
     (tmp_path / "chatty.yaml").write_text(yaml.safe_dump({"policies": four[2:], **shared}))
-    for name in ("ada", "cat"):  # what needs no peer starts one policy
+    for name in ("ada", "cat"):  # tests without peers start one policy
         alone = [policy for policy in four if policy["name"] == name]
         (tmp_path / f"only-{name}.yaml").write_text(yaml.safe_dump({"policies": alone, **shared}))
     (tmp_path / "two.yaml").write_text(yaml.safe_dump({"policies": four[:2], **shared}))
@@ -125,13 +125,13 @@ def metrics(run: Path, policy: str) -> list[dict[str, Any]]:
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_four_policies_with_four_ways_to_read_a_prompt_share(cli: Cli, own: Path) -> None:
-    done = cli(
+def test_four_policies_with_different_prompt_formats_share(cli: Cli, user_files: Path) -> None:
+    result = cli(
         "train", "--regime", "prp+sgt", "--pool", "four.yaml", "--data", "plain.jsonl", "--run-dir", "run", "--json"
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert result.returncode == 0, result.stderr[-3000:]
     for policy in ("ada", "bob", "cat", "dan"):
-        rows = metrics(own / "run", policy)
+        rows = metrics(user_files / "run", policy)
         assert len(rows) == 3
         assert all(row["see/bytes"] > 0 for row in rows)
         assert rows[0]["prp/rows"] + rows[0]["prp/unfit"] == 3 * 32
@@ -148,24 +148,24 @@ def test_four_policies_with_four_ways_to_read_a_prompt_share(cli: Cli, own: Path
         ("saved", "only-cat.yaml", ("--regime", "grpo")),
     ],
 )
-def test_any_data_set_with_a_users_reward_function(
-    cli: Cli, own: Path, data: str, pool: str, regime: tuple[str, ...]
+def test_any_dataset_format_trains_with_a_user_reward_function(
+    cli: Cli, user_files: Path, data: str, pool: str, regime: tuple[str, ...]
 ) -> None:
     options = ("--data", data, "--run-dir", "run", "--json", "--set", "task.reward=rewards.py:near")
-    done = cli("train", *regime, "--pool", pool, *options)
-    assert done.returncode == 0, done.stderr[-3000:]
-    rows = metrics(own / "run", "cat")
+    result = cli("train", *regime, "--pool", pool, *options)
+    assert result.returncode == 0, result.stderr[-3000:]
+    rows = metrics(user_files / "run", "cat")
     assert {"rewards/near/mean", "difficulty", "rewards/unscorable"} <= set(rows[0])
     assert sum(row["rewards/unscorable"] for row in rows) > 0  # None is neither success nor failure
-    summary = json.loads(done.stdout)["policies"]["cat"]["validation"]
+    summary = json.loads(result.stdout)["policies"]["cat"]["validation"]
     assert 0 <= summary["accuracy"] <= 1
     assert summary["no_box"] is None
 
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_a_reward_function_may_be_asynchronous_and_import_later(cli: Cli, own: Path) -> None:
-    done = cli(
+def test_reward_function_may_be_async_and_import_when_called(cli: Cli, user_files: Path) -> None:
+    result = cli(
         "train",
         "--regime",
         "grpo",
@@ -181,13 +181,13 @@ def test_a_reward_function_may_be_asynchronous_and_import_later(cli: Cli, own: P
         "task.reward=rewards:asking",
         "--json",
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert metrics(own / "run", "ada")[0]["reward"] == 0.5
-    assert json.loads(done.stdout)["policies"]["ada"]["validation"]["accuracy"] == 0.5
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert metrics(user_files / "run", "ada")[0]["reward"] == 0.5
+    assert json.loads(result.stdout)["policies"]["ada"]["validation"]["accuracy"] == 0.5
 
 
 @pytest.mark.slow
-def test_rewards_of_another_number_are_named_in_a_script(tiny: dict[str, Path], own: Path, tmp_path: Path) -> None:
+def test_wrong_number_of_rewards_is_named_in_a_script(tiny: dict[str, Path], user_files: Path, tmp_path: Path) -> None:
     from mutualrl.errors import RewardError
     from mutualrl.tasks.rewards import load_reward
     from mutualrl.training import MutualGRPOTrainer
@@ -195,24 +195,26 @@ def test_rewards_of_another_number_are_named_in_a_script(tiny: dict[str, Path], 
 
     shared = sharing(tmp_path / "x", "grpo-noise")
     with pytest.raises(RewardError, match=r"reward function short.*returned 1 rewards, but 32 were expected"):
-        train(MutualGRPOTrainer, tiny["ada"], tmp_path / "a", shared, reward=load_reward(f"{own}/rewards.py:short"))
+        train(
+            MutualGRPOTrainer, tiny["ada"], tmp_path / "a", shared, reward=load_reward(f"{user_files}/rewards.py:short")
+        )
 
 
-def test_a_parquet_file_is_read_as_it_is(own: Path) -> None:
+def test_parquet_and_jsonl_give_the_same_prompts(user_files: Path) -> None:
     rows = [
-        get_task("dataset").read("train", TaskSource(data=own / f"plain.{kind}")).prompts
+        get_task("dataset").read("train", TaskSource(data=user_files / f"plain.{kind}")).prompts
         for kind in ("parquet", "jsonl")
     ]
     assert [(p.text, p.answer, p.columns) for p in rows[0]] == [(p.text, p.answer, p.columns) for p in rows[1]]
 
 
-def test_labels_of_a_csv_file_stay_as_they_are_written(tmp_path: Path) -> None:
+def test_csv_labels_are_read_as_text(tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text("prompt,answer\na,3\nb,2.5\nc,007\nd,NA\n")
     source = TaskSource(data=tmp_path / "d.csv", validation_data=tmp_path / "d.csv")
     assert [p.answer for p in get_task("dataset").read("train", source).prompts] == ["3", "2.5", "007", "NA"]
 
 
-def test_a_column_of_mixed_types_is_named(tiny: dict[str, Path], tmp_path: Path) -> None:
+def test_column_of_mixed_types_is_named(tiny: dict[str, Path], tmp_path: Path) -> None:
     from mutualrl.errors import DataError
     from mutualrl.training.data import as_dataset
 
@@ -226,8 +228,8 @@ def test_a_column_of_mixed_types_is_named(tiny: dict[str, Path], tmp_path: Path)
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_several_reward_functions_are_weighted_as_trl_does(cli: Cli, own: Path) -> None:
-    done = cli(
+def test_several_reward_functions_are_weighted_as_in_trl(cli: Cli, user_files: Path) -> None:
+    result = cli(
         "train",
         "--regime",
         "grpo",
@@ -244,23 +246,23 @@ def test_several_reward_functions_are_weighted_as_trl_does(cli: Cli, own: Path) 
         "--set",
         "trainer.reward_weights=[1.0,0.5]",
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    row = metrics(own / "run", "ada")[0]
+    assert result.returncode == 0, result.stderr[-3000:]
+    row = metrics(user_files / "run", "ada")[0]
     assert {"rewards/boxed_reward/mean", "rewards/near/mean"} <= set(row)
 
 
-def test_a_dry_run_tries_the_users_reward(cli_here: Cli, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(own)
+def test_dry_run_tries_the_user_reward(cli_here: Cli, user_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(user_files)
     options = ("train", "--pool", "four.yaml", "--data", "plain.jsonl", "--dry-run", "--set")
-    answered = json.loads(cli_here(*options, "task.reward=rewards.py:near", "--json").stdout)["rewards"]
-    assert list(answered) == ["ada", "cat"]  # who reads texts, and who reads messages
-    for trials in answered.values():
+    rewards = json.loads(cli_here(*options, "task.reward=rewards.py:near", "--json").stdout)["rewards"]
+    assert list(rewards) == ["ada", "cat"]  # one reads text, the other messages
+    for trials in rewards.values():
         by_kind = {trial["completion"]: trial["rewards"] for trial in trials}
-        assert by_kind["the answer alone"] == by_kind["the answer in \\boxed{}"] == [1.0, 0.0]  # `near` judges odd ones
+        assert by_kind["the answer alone"] == by_kind["the answer in \\boxed{}"] == [1.0, 0.0]  # `near` scores odd ones
         assert by_kind["no text"] == [0.0, 0.0]
     shown = cli_here(*options, "task.reward=rewards.py:near").stdout
     assert "rewards.py:near on the first prompts as ada sees them" in " ".join(shown.split())
-    stepping = cli_here(*options, "task.reward=rewards.py:stepping", "--json")  # the state is there, as in a training
+    stepping = cli_here(*options, "task.reward=rewards.py:stepping", "--json")  # trainer_state exists, as in training
     assert stepping.returncode == 0, stepping.stderr
     broken = cli_here(*options, "task.reward=rewards.py:raises")
     assert broken.returncode == 1
@@ -268,11 +270,11 @@ def test_a_dry_run_tries_the_users_reward(cli_here: Cli, own: Path, monkeypatch:
     assert "rewards.py:raises: KeyError: 'no such column' (rewards.py, line" in " ".join(broken.stderr.split())
 
 
-def test_a_dry_run_without_the_models_says_that_no_reward_was_tried(
-    cli_here: Cli, own: Path, monkeypatch: pytest.MonkeyPatch
+def test_dry_run_without_models_reports_that_no_reward_was_tried(
+    cli_here: Cli, user_files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(own)
-    done = cli_here(
+    monkeypatch.chdir(user_files)
+    result = cli_here(
         "train",
         "--pool",
         "2qwen",
@@ -284,8 +286,8 @@ def test_a_dry_run_without_the_models_says_that_no_reward_was_tried(
         "--set",
         "task.reward=rewards.py:near",
     )
-    assert done.returncode == 0
-    assert "The reward function was not tried: the tokenizer of 'Qwen/" in " ".join(done.stdout.split())
+    assert result.returncode == 0
+    assert "The reward function was not tried: the tokenizer of 'Qwen/" in " ".join(result.stdout.split())
 
 
 @pytest.mark.extended
@@ -297,8 +299,8 @@ def test_a_dry_run_without_the_models_says_that_no_reward_was_tried(
         pytest.param("words", 1, "reward function words", marks=pytest.mark.extended),
     ],
 )
-def test_a_broken_reward_function_is_named(cli: Cli, own: Path, function: str, code: int, message: str) -> None:
-    done = cli(
+def test_broken_reward_function_is_named(cli: Cli, user_files: Path, function: str, code: int, message: str) -> None:
+    result = cli(
         "train",
         "--regime",
         "grpo",
@@ -312,27 +314,27 @@ def test_a_broken_reward_function_is_named(cli: Cli, own: Path, function: str, c
         "--set",
         f"task.reward=rewards.py:{function}",
     )
-    assert done.returncode == code, done.stderr[-2000:]
-    error = json.loads(done.stdout)["error"]
+    assert result.returncode == code, result.stderr[-2000:]
+    error = json.loads(result.stdout)["error"]
     assert error["kind"] == "reward"
     assert message in error["message"]
 
 
 @pytest.mark.extended
-def test_a_reward_function_that_ends_the_process_well_is_a_death_and_nobody_left_an_error(cli: Cli, own: Path) -> None:
+def test_exit_with_code_0_in_a_reward_function_fails_the_run(cli: Cli, user_files: Path) -> None:
     settings = ("task.reward=rewards.py:leaves", "run.max_restarts=0", "run.on_peer_loss=continue")
     assignments = [word for setting in settings for word in ("--set", setting)]
     command = ("train", "--regime", "grpo", "--pool", "only-ada.yaml", "--data", "plain.jsonl", "--run-dir", "run")
-    done = cli(*command, "--json", *assignments)
-    assert done.returncode == 5, done.stderr[-2000:]
-    assert "exit code 0, before its result was written" in json.loads(done.stdout)["error"]["message"]
-    assert not (own / "run" / "summary.json").exists()
+    result = cli(*command, "--json", *assignments)
+    assert result.returncode == 5, result.stderr[-2000:]
+    assert "exit code 0, before its result was written" in json.loads(result.stdout)["error"]["message"]
+    assert not (user_files / "run" / "summary.json").exists()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("function", ["nan"])  # what TRL makes of None, too
-def test_rewards_that_are_nothing_train_nothing_and_are_counted(cli: Cli, own: Path, function: str) -> None:
-    done = cli(
+@pytest.mark.parametrize("function", ["nan"])  # TRL turns None into NaN
+def test_nan_rewards_train_nothing_and_are_counted(cli: Cli, user_files: Path, function: str) -> None:
+    result = cli(
         "train",
         "--regime",
         "prp",
@@ -349,8 +351,8 @@ def test_rewards_that_are_nothing_train_nothing_and_are_counted(cli: Cli, own: P
         "--set",
         "trainer.beta=0.0",
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    row = metrics(own / "run", "ada")[0]
+    assert result.returncode == 0, result.stderr[-2000:]
+    row = metrics(user_files / "run", "ada")[0]
     assert row["rewards/unscorable"] == 32
     assert row["grad_norm"] == 0.0
 
@@ -373,7 +375,7 @@ CASES = [
         ["--data", "talk.jsonl", "--pool", "only-ada.yaml", "--regime", "grpo"],
         4,
         "has no chat template, which conversational prompts need",
-        marks=pytest.mark.extended,  # a worker has to start to find out
+        marks=pytest.mark.extended,  # detected only in a worker
     ),
     (["--set", 'trainer.generation_kwargs={"top_p": 0.5}', "--regime", "prp"], 2, "trainer.top_p: found 0.5"),
     (["--set", 'trainer.generation_kwargs={"typical_p": 0.5}', "--regime", "prp"], 2, "typical_p: found 0.5"),
@@ -389,14 +391,14 @@ CASES = [
 
 
 @pytest.mark.parametrize(("arguments", "code", "message"), CASES, ids=lambda value: str(value)[:60])
-def test_what_cannot_be_right_is_refused_by_name(
-    cli: Cli, own: Path, arguments: list[str], code: int, message: str
+def test_invalid_settings_are_rejected_by_name(
+    cli: Cli, user_files: Path, arguments: list[str], code: int, message: str
 ) -> None:
-    given = ["--data", "plain.jsonl"] if "--data" not in arguments else []
-    done = cli("train", "--pool", "two.yaml", *given, *arguments)
-    assert done.returncode == code, done.stderr[-2000:]
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    data = ["--data", "plain.jsonl"] if "--data" not in arguments else []
+    result = cli("train", "--pool", "two.yaml", *data, *arguments)
+    assert result.returncode == code, result.stderr[-2000:]
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 ROWS = [
@@ -415,8 +417,8 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("row", "message"), ROWS, ids=lambda value: str(value)[:40])
-def test_rows_that_do_not_fit_are_named(cli: Cli, own: Path, row: str, message: str) -> None:
-    (own / "bad.jsonl").write_text(row + "\n")
-    done = cli("train", "--pool", "two.yaml", "--data", "bad.jsonl")
-    assert done.returncode == 2
-    assert message in done.stderr
+def test_invalid_rows_are_named(cli: Cli, user_files: Path, row: str, message: str) -> None:
+    (user_files / "bad.jsonl").write_text(row + "\n")
+    result = cli("train", "--pool", "two.yaml", "--data", "bad.jsonl")
+    assert result.returncode == 2
+    assert message in result.stderr

@@ -1,4 +1,4 @@
-"""A run in a bucket as it is seen from anywhere: what its policies mirror there."""
+"""A run in a bucket, read on any machine from the files that its policies mirror there."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def mirror(url: str, run: RunDirectory, *policies: str) -> None:
-    """Put a run's files where policies that join would."""
+    """Mirror a run's files as joined policies do."""
     store, info = open_store(url), run.info()
     write_manifest(store, Manifest(info.run_id, ("ada", "bob"), info.regime, dict(info.fingerprint), {}))
     for policy in policies:
         Mirror(store, run, policy).write()
 
 
-def test_a_finished_run_is_reported_and_watched_from_anywhere(
+def test_finished_run_is_reported_and_watched_on_any_machine(
     server: Server, unbroken: FinishedRun, tmp_path: Path, cli: Cli
 ) -> None:
     url = server.bucket()
     mirror(url, RunDirectory(unbroken.path), "ada", "bob")
-    here, there = read_run(unbroken.path), read_run(fetch_run(url, tmp_path / "one").root)
-    assert there.state == "finished"
-    for name, policy in here.policies.items():
-        assert there.policies[name].metrics == policy.metrics
-        assert there.policies[name].rescues == policy.rescues
-        assert there.policies[name].final == policy.final
+    local, remote = read_run(unbroken.path), read_run(fetch_run(url, tmp_path / "one").root)
+    assert remote.state == "finished"
+    for name, policy in local.policies.items():
+        assert remote.policies[name].metrics == policy.metrics
+        assert remote.policies[name].rescues == policy.rescues
+        assert remote.policies[name].final == policy.final
     watched = cli("watch", url)
     assert watched.returncode == 0, watched.stderr
     assert f"the run is in {url}" in watched.stdout
@@ -58,7 +58,7 @@ def test_a_finished_run_is_reported_and_watched_from_anywhere(
     assert (tmp_path / "one-report" / "index.html").is_file()
 
 
-def test_a_run_that_goes_on_is_shown_as_it_stands(server: Server, unbroken: FinishedRun, cli: Cli) -> None:
+def test_unfinished_run_is_shown_at_its_current_step(server: Server, unbroken: FinishedRun, cli: Cli) -> None:
     url = server.bucket()
     mirror(url, RunDirectory(unbroken.path), "ada")  # bob has not joined yet
     shown = json.loads(cli("watch", url, "--json").stdout)
@@ -67,15 +67,17 @@ def test_a_run_that_goes_on_is_shown_as_it_stands(server: Server, unbroken: Fini
     assert any(f"its policies joined {url}" in note for note in shown["notes"])
 
 
-def test_what_is_no_run_is_refused_by_name(server: Server, unbroken: FinishedRun, tmp_path: Path, cli: Cli) -> None:
+def test_buckets_without_an_intact_run_are_rejected_by_name(
+    server: Server, unbroken: FinishedRun, tmp_path: Path, cli: Cli
+) -> None:
     empty = server.bucket()
-    refused = cli("watch", empty)
-    assert refused.returncode == 2
-    assert "contains no run" in refused.stderr
+    rejected = cli("watch", empty)
+    assert rejected.returncode == 2
+    assert "contains no run" in rejected.stderr
     mirror(empty, RunDirectory(unbroken.path))
-    nobody = cli("report", empty)
-    assert nobody.returncode == 2
-    assert "no policy of run" in nobody.stderr
+    without_policies = cli("report", empty)
+    assert without_policies.returncode == 2
+    assert "no policy of run" in without_policies.stderr
     with pytest.raises(UsageError, match="credentials"):
         fetch_run("s3://key:secret@bucket/run", tmp_path / "x")
     damaged = server.bucket()
@@ -84,15 +86,15 @@ def test_what_is_no_run_is_refused_by_name(server: Server, unbroken: FinishedRun
     run_json = mirrored(store, "ada", "run.json")
     assert run_json is not None
     store.put("ada", "mirror.run.json", run_json.replace(b'"seed": 0', b'"seed": 7'))
-    answer = cli("report", damaged)
-    assert answer.returncode == 6
-    assert "run.json" in answer.stderr
+    result = cli("report", damaged)
+    assert result.returncode == 6
+    assert "run.json" in result.stderr
 
 
-def test_only_what_has_changed_is_put_again(unbroken: FinishedRun, tmp_path: Path) -> None:
+def test_only_changed_files_are_put_again(unbroken: FinishedRun, tmp_path: Path) -> None:
     puts: list[str] = []
 
-    class Counted(LocalStore):
+    class CountingStore(LocalStore):
         def put(self, policy: str, name: str, data: bytes, *, durable: bool = True) -> None:
             puts.append(name)
             super().put(policy, name, data, durable=durable)
@@ -102,20 +104,20 @@ def test_only_what_has_changed_is_put_again(unbroken: FinishedRun, tmp_path: Pat
     shutil.copytree(unbroken.path, tmp_path / "r")
     run = RunDirectory(tmp_path / "r")
     (tmp_path / "store" / "ada").mkdir(parents=True)
-    copies = Mirror(Counted(tmp_path / "store"), run, "ada")
-    copies.write()
+    run_mirror = Mirror(CountingStore(tmp_path / "store"), run, "ada")
+    run_mirror.write()
     assert sorted(puts) == [
         f"mirror.{name}" for name in ("before.json", "metrics.jsonl", "rescues.jsonl", "result.json", "run.json")
     ]
-    copies.write()
+    run_mirror.write()
     assert len(puts) == 5
     with run.policy("ada").metrics.open("a") as file:
         file.write('{"step": 7}\n')
-    copies.write()
+    run_mirror.write()
     assert puts[5:] == ["mirror.metrics.jsonl"]
 
 
-def test_policies_of_a_manifest_are_names_and_no_paths(server: Server, unbroken: FinishedRun, tmp_path: Path) -> None:
+def test_manifest_with_paths_as_policies_is_rejected(server: Server, unbroken: FinishedRun, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.mkdir()
     url = server.bucket()
@@ -129,20 +131,18 @@ def test_policies_of_a_manifest_are_names_and_no_paths(server: Server, unbroken:
     assert not list(victim.iterdir())
 
 
-def test_what_has_only_grown_stays_the_same_file_for_who_follows_it(
-    server: Server, unbroken: FinishedRun, tmp_path: Path
-) -> None:
+def test_file_that_only_grew_keeps_its_inode(server: Server, unbroken: FinishedRun, tmp_path: Path) -> None:
     run = RunDirectory(shutil.copytree(unbroken.path, tmp_path / "grows"))
     metrics, url = run.policy("ada").metrics, server.bucket()
-    whole = metrics.read_bytes()
-    lines = whole.splitlines(keepends=True)
+    content = metrics.read_bytes()
+    lines = content.splitlines(keepends=True)
     metrics.write_bytes(b"".join(lines[:2]))
     mirror(url, run, "ada")
-    there = fetch_run(url, tmp_path / "one").policy("ada").metrics
-    inode = there.stat().st_ino
-    for text, same in ((whole, True), (whole, True), (lines[0], False)):
+    fetched = fetch_run(url, tmp_path / "one").policy("ada").metrics
+    inode = fetched.stat().st_ino
+    for text, same_file in ((content, True), (content, True), (lines[0], False)):
         metrics.write_bytes(text)
         mirror(url, run, "ada")
         fetch_run(url, tmp_path / "one")
-        assert there.read_bytes() == text
-        assert (there.stat().st_ino == inode) == same
+        assert fetched.read_bytes() == text
+        assert (fetched.stat().st_ino == inode) == same_file

@@ -1,10 +1,9 @@
-"""A resumed run is the run that began: its data, code, models and files are what they were, or it says what is not."""
+"""Resuming requires the data, code, models and files that the run started with; changed ones are rejected by name."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ def score(completions, answer, **kwargs):
 
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory: pytest.TempPathFactory, tiny: dict[str, Path]) -> Path:
-    """Return a directory with data, a reward, two models, and a run over them that ended before its first step."""
+    """Return a directory with data, a reward, two models, and a run over them that failed before its first step."""
     root = tmp_path_factory.mktemp("identity")
     rows = [{"prompt": f"{a}+{b}:", "answer": str(a + b), "level": a} for a in range(6) for b in range(6)]
     (root / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -32,7 +31,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory, tiny: dict[str, Path]) -> P
     import subprocess
     import sys
 
-    done = subprocess.run(
+    result = subprocess.run(
         [
             *(sys.executable, "-m", "mutualrl", "train", "--pool", "pool.yaml", "--task", "dataset", "--run-dir", "r"),
             *("--data", "rows.jsonl", "--set", "task.validation_data=held-out.jsonl", "--steps", "2"),
@@ -44,24 +43,19 @@ def failed(tmp_path_factory: pytest.TempPathFactory, tiny: dict[str, Path]) -> P
         text=True,
         check=False,
     )
-    assert "the judge is down" in done.stderr, done.stderr
+    assert "the judge is down" in result.stderr, result.stderr
     assert not (root / "r" / "summary.json").exists()
     return root
 
 
-def replaced(path: Path, old: str, new: str) -> Callable[[], None]:
-    """Return what changes a file."""
-
-    def change() -> None:
-        text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, new))
-
-    return change
+def replace_text(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
 
 
 @pytest.mark.parametrize(
-    ("name", "old", "new", "words"),
+    ("name", "old", "new", "message"),
     [
         ("rows.jsonl", '"answer": "7"', '"answer": "0"', "data_sha256"),
         ("rows.jsonl", '"level": 3', '"level": 4', "data_sha256"),
@@ -75,24 +69,24 @@ def replaced(path: Path, old: str, new: str) -> Callable[[], None]:
         ),
     ],
 )
-def test_changed_data_code_or_models_are_refused_by_name(
-    failed: Path, cli_here: Cli, monkeypatch: pytest.MonkeyPatch, name: str, old: str, new: str, words: str
+def test_changed_data_code_or_models_are_rejected_by_name(
+    failed: Path, cli_here: Cli, monkeypatch: pytest.MonkeyPatch, name: str, old: str, new: str, message: str
 ) -> None:
     monkeypatch.chdir(failed)
     path = failed / name
     before = path.read_bytes()
     try:
-        replaced(path, old, new)()
-        done = cli_here("train", "--resume", "--run-dir", "r")
-        assert done.returncode == 2, done.stderr
-        assert words in done.stderr
-        assert "restore the run's data" in done.stderr
+        replace_text(path, old, new)
+        result = cli_here("train", "--resume", "--run-dir", "r")
+        assert result.returncode == 2, result.stderr
+        assert message in result.stderr
+        assert "restore the run's data" in result.stderr
     finally:
         path.write_bytes(before)
 
 
 @pytest.mark.parametrize(
-    ("name", "old", "new", "words"),
+    ("name", "old", "new", "message"),
     [
         ("recipe.yaml", "steps: 2", "steps: 9", "run.steps: 9, the run has 2"),
         ("recipe.yaml", "epsilon: 0.2", "epsilon: 0.3", "trainer.epsilon: 0.3, the run has 0.2"),
@@ -102,17 +96,17 @@ def test_changed_data_code_or_models_are_refused_by_name(
         ("supervisor/sessions.json", '"began"', '"begun"', "sessions.json: its bytes do not match its checksum"),
     ],
 )
-def test_changed_files_of_the_run_are_refused_by_name(
-    failed: Path, cli_here: Cli, monkeypatch: pytest.MonkeyPatch, name: str, old: str, new: str, words: str
+def test_changed_files_of_the_run_are_rejected_by_name(
+    failed: Path, cli_here: Cli, monkeypatch: pytest.MonkeyPatch, name: str, old: str, new: str, message: str
 ) -> None:
     monkeypatch.chdir(failed)
     path = failed / "r" / name
     before = path.read_bytes()
     try:
-        replaced(path, old, new)()
-        done = cli_here("train", "--resume", "--run-dir", "r")
-        assert done.returncode == 6, done.stderr
-        assert words in done.stderr
+        replace_text(path, old, new)
+        result = cli_here("train", "--resume", "--run-dir", "r")
+        assert result.returncode == 6, result.stderr
+        assert message in result.stderr
         verified = cli_here("runs", "verify", "r", "--json")
         assert verified.returncode == 6
     finally:
@@ -121,12 +115,12 @@ def test_changed_files_of_the_run_are_refused_by_name(
 
 
 @pytest.mark.extended
-def test_a_supervisors_file_of_another_shape_is_no_obstacle(
+def test_malformed_supervisor_file_does_not_prevent_a_resume(
     failed: Path, cli_here: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(failed)
     for number, text in enumerate(("{}", "[]", '{"session": 1}', '{"policies": {"ada": {"state": 3}}}')):
         (failed / "r" / "supervisor" / f"node-{number + 1}.json").write_text(text)
-    done = cli_here("train", "--resume", "--run-dir", "r")
-    assert done.returncode == 1, done.stderr  # the judge, as before
-    assert "the judge is down" in done.stderr
+    result = cli_here("train", "--resume", "--run-dir", "r")
+    assert result.returncode == 1, result.stderr  # the judge, as before
+    assert "the judge is down" in result.stderr

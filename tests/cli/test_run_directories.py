@@ -1,4 +1,4 @@
-"""Run directories that are refused, and the messages. Nothing is written when they refuse."""
+"""Rejected run directories and their messages. Nothing is written when a directory is rejected."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def tree(root: Path) -> dict[str, bytes | None]:
     return {str(p.relative_to(root)): p.read_bytes() if p.is_file() else None for p in root.rglob("*")}
 
 
-def a_run(path: Path, **info: object) -> Path:
+def write_run(path: Path, **info: object) -> Path:
     path.mkdir()
     recipe = "policies: [{name: a, model: 'tiny:ada'}]\n"
     (path / "recipe.yaml").write_text(recipe)
-    known = {"format": 3, "run_id": "x", "versions": {"mutualrl": "9.9"}, "recipe": recipe}
-    write_checksummed(path / "run.json", {**known, **info}, root=path)
+    defaults = {"format": 3, "run_id": "x", "versions": {"mutualrl": "9.9"}, "recipe": recipe}
+    write_checksummed(path / "run.json", {**defaults, **info}, root=path)
     return path
 
 
 @pytest.mark.parametrize(
-    ("name", "extra", "words"),
+    ("name", "extra", "message"),
     [
         ("link", (), "is a symbolic link"),
         ("link", ("--resume",), "is a symbolic link"),
@@ -49,40 +49,40 @@ def a_run(path: Path, **info: object) -> Path:
         ("used", ("--resume", "--clean"), "give only one"),
     ],
 )
-def test_a_directory_that_cannot_be_used_is_refused_with_the_ways_out(
-    cli: Cli, tmp_path: Path, name: str, extra: tuple[str, ...], words: str
+def test_unusable_run_directory_is_rejected_with_advice(
+    cli: Cli, tmp_path: Path, name: str, extra: tuple[str, ...], message: str
 ) -> None:
-    (tmp_path / "link").symlink_to(a_run(tmp_path / "used"))
+    (tmp_path / "link").symlink_to(write_run(tmp_path / "used"))
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "holiday.jpg").write_bytes(b"sea")
-    (a_run(tmp_path / "mixed") / "thesis.tex").write_text("mine")
-    a_run(tmp_path / "newer", format=7)
-    a_run(tmp_path / "older", format=1)
+    (write_run(tmp_path / "mixed") / "thesis.tex").write_text("mine")
+    write_run(tmp_path / "newer", format=7)
+    write_run(tmp_path / "older", format=1)
     (tmp_path / "file").write_text("")
-    bare = a_run(tmp_path / "bare")
+    bare = write_run(tmp_path / "bare")
     write_checksummed(bare / "run.json", {"format": 3, "run_id": "x"}, root=bare)
     before = tree(tmp_path)
-    done = cli("train", "--run-dir", tmp_path / name, *extra, "--json")
-    assert done.returncode == 2, done.stderr
-    assert words in done.stderr, done.stderr
-    assert json.loads(done.stdout)["error"]["exit_code"] == 2
+    result = cli("train", "--run-dir", tmp_path / name, *extra, "--json")
+    assert result.returncode == 2, result.stderr
+    assert message in result.stderr, result.stderr
+    assert json.loads(result.stdout)["error"]["exit_code"] == 2
     assert tree(tmp_path) == before
 
 
 @pytest.mark.parametrize(
     "text", ['{"format": 3, "ru', '{"format": 3, "run_id": "x"}', "[1]", '{"a": 1e999}', "{" * 9999]
 )
-def test_a_damaged_run_json_is_named_and_the_run_can_be_deleted(cli: Cli, tmp_path: Path, text: str) -> None:
-    run = a_run(tmp_path / "torn")
+def test_damaged_run_json_is_named_with_the_way_to_delete_the_run(cli: Cli, tmp_path: Path, text: str) -> None:
+    run = write_run(tmp_path / "torn")
     (run / "run.json").write_text(text)
-    done = cli("train", "--run-dir", run, "--resume", "--json")
-    assert done.returncode == 6, done.stderr
-    assert "run.json" in done.stderr
-    assert "delete the run with --clean" in done.stderr
+    result = cli("train", "--run-dir", run, "--resume", "--json")
+    assert result.returncode == 6, result.stderr
+    assert "run.json" in result.stderr
+    assert "delete the run with --clean" in result.stderr
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (("--resume",), "--resume: give the run with --run-dir"),
         (("--clean",), "--clean: give the run to delete"),
@@ -98,59 +98,59 @@ def test_a_damaged_run_json_is_named_and_the_run_can_be_deleted(cli: Cli, tmp_pa
         (("--set", "trainer.save_steps=5"), "run.save_every"),
     ],
 )
-def test_flags_and_names_that_mean_nothing_are_refused(
-    cli: Cli, tmp_path: Path, arguments: tuple[str, ...], words: str
+def test_invalid_flags_and_names_are_rejected(
+    cli: Cli, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
-    done = cli("train", *arguments)
-    assert done.returncode == 2, done.stderr
-    assert words in done.stderr
+    result = cli("train", *arguments)
+    assert result.returncode == 2, result.stderr
+    assert message in result.stderr
     assert not any(tmp_path.iterdir())
 
 
-def test_recipes_that_are_no_recipes(cli: Cli, tmp_path: Path) -> None:
+def test_invalid_recipes_are_rejected(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "binary.yaml").write_bytes(bytes(range(256)))
     (tmp_path / "bomb.yaml").write_text(
         "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(f"b{i}: &b{i} [*a,*a]\n" for i in range(9))
     )
     (tmp_path / "large.yaml").write_text("#" * 250_001)
-    for name, words in (("binary", "cannot be read"), ("bomb", "aliases"), ("large", "over 250,000 bytes")):
-        done = cli("train", tmp_path / f"{name}.yaml")
-        assert done.returncode == 2
-        assert words in done.stderr
-    done = cli("train", "paper/none")
-    assert done.returncode == 2
-    assert "unknown paper recipe 'none'; expected one of: 2qwen-" in done.stderr
+    for name, message in (("binary", "cannot be read"), ("bomb", "aliases"), ("large", "over 250,000 bytes")):
+        result = cli("train", tmp_path / f"{name}.yaml")
+        assert result.returncode == 2
+        assert message in result.stderr
+    result = cli("train", "paper/none")
+    assert result.returncode == 2
+    assert "unknown paper recipe 'none'; expected one of: 2qwen-" in result.stderr
 
 
-def test_a_port_in_use_is_named(cli: Cli) -> None:
+def test_port_in_use_is_named(cli: Cli) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         alone = "policies=[{name: a, model: 'tiny:ada'}]"
-        done = cli("train", "--set", alone, "--set", f"trainer.vllm_group_port={port}")
-    assert done.returncode == 4, done.stderr
-    assert f"port {port} (trainer.vllm_group_port) is in use" in done.stderr
+        result = cli("train", "--set", alone, "--set", f"trainer.vllm_group_port={port}")
+    assert result.returncode == 4, result.stderr
+    assert f"port {port} (trainer.vllm_group_port) is in use" in result.stderr
 
 
 @pytest.mark.extended
-def test_clean_throws_a_run_away_and_begins_another(cli: Cli, tmp_path: Path, tiny: dict[str, Path]) -> None:
-    run = a_run(tmp_path / "r")
+def test_clean_deletes_a_run_and_starts_another(cli: Cli, tmp_path: Path, tiny: dict[str, Path]) -> None:
+    run = write_run(tmp_path / "r")
     (run / "exchange" / "a").mkdir(parents=True)
     (run / "policies").mkdir()
-    done = cli("train", "--steps", "1", "--set", "run.validation_limit=4", "--run-dir", run, "--clean", "--json")
-    assert done.returncode == 0, done.stderr
+    result = cli("train", "--steps", "1", "--set", "run.validation_limit=4", "--run-dir", run, "--clean", "--json")
+    assert result.returncode == 0, result.stderr
     assert not (run / "exchange" / "a").exists()
     assert json.loads((run / "run.json").read_text())["run_id"] != "x"
 
 
-def test_what_a_kill_left_of_a_start_can_be_thrown_away(cli: Cli, tmp_path: Path) -> None:
-    """A run.json without content, the locks alone, a writer's temporary file: then a wrong flag is what is refused."""
-    cut = a_run(tmp_path / "cut")
+def test_files_of_a_killed_start_do_not_block_the_next(cli: Cli, tmp_path: Path) -> None:
+    """An empty run.json with a temporary file, or only locks, is accepted: the error is that of a wrong flag."""
+    cut = write_run(tmp_path / "cut")
     (cut / "run.json").write_text("")
     (cut / ".recipe.yaml.12.34.tmp").write_text("half")
     (tmp_path / "locks").mkdir()
     (tmp_path / "locks" / ".node-0.lock").touch()
     for name, extra in (("cut", ("--clean",)), ("locks", ()), ("locks", ("--clean",))):
-        done = cli(
+        result = cli(
             "train",
             "--steps",
             "1",
@@ -162,36 +162,36 @@ def test_what_a_kill_left_of_a_start_can_be_thrown_away(cli: Cli, tmp_path: Path
             tmp_path / name,
             *extra,
         )
-        assert "training prompts remain, a round needs" in done.stderr
+        assert "training prompts remain, a round needs" in result.stderr
     assert not list(tmp_path.glob("*/recipe.yaml")) or (cut / "recipe.yaml").exists()
 
 
 @pytest.mark.parametrize("name", [n for k, n, _ in shipped() if k == "paper"])
-def test_every_paper_recipe_plans_for_its_hardware_and_says_what_is_missing(
+def test_paper_recipe_is_planned_for_its_hardware_and_reports_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     rows = tmp_path / "rows.jsonl"
     row = {"problem": "1+1?", "answer": "2", "solution": "\\boxed{2}", "level": "Level 1", "subject": "Algebra"}
     rows.write_text("".join(json.dumps({**row, "problem": f"{n}+1?"}) + "\n" for n in range(2048)))
-    wanted = ["train", f"paper/{name}", "--data", str(rows), "--set", f"task.validation_data={rows}"]
+    arguments = ["train", f"paper/{name}", "--data", str(rows), "--set", f"task.validation_data={rows}"]
     if mixed := name.startswith("qa-"):
-        wanted[2:] = ["--set", f"task.members={{math: {{data: {rows}, validation_data: {rows}}}}}"]
-    done = CliRunner().invoke(app, [*wanted, "--dry-run", "--json"])
-    assert done.exit_code == 0, done.stderr
-    plan = json.loads(done.stdout)
+        arguments[2:] = ["--set", f"task.members={{math: {{data: {rows}, validation_data: {rows}}}}}"]
+    result = CliRunner().invoke(app, [*arguments, "--dry-run", "--json"])
+    assert result.exit_code == 0, result.stderr
+    plan = json.loads(result.stdout)
     recipe = plan["recipe"]
     assert recipe["run"]["steps"] == (50 * 4 if mixed else 15 * 2 * 4)
     assert recipe["task"]["name"] == ("mixture" if mixed else "math")
-    where, there = next(iter(plan["placement"].items()))
-    assert where == "the recipe's hardware: 8 GPUs"
-    counts = [allocation["processes"] for allocation in there["seats"]]
+    hardware, placement = next(iter(plan["placement"].items()))
+    assert hardware == "the recipe's hardware: 8 GPUs"
+    counts = [allocation["processes"] for allocation in placement["seats"]]
     assert counts == {"3qwen": [2, 2, 4], "4qwen": [2, 2, 2, 2]}.get(recipe["pool"], [4, 4])
     assert all(
         allocation["batch"]["prompts"] == 1024 and allocation["batch"]["optimizer_steps"] == 4
-        for allocation in there["seats"]
+        for allocation in placement["seats"]
     )
-    assert set(plan["memory"][where].values()) == {None}
+    assert set(plan["memory"][hardware].values()) == {None}
     assert any("8 of the 8 GPUs" in line for line in plan["lacking"])
     trainer = recipe["trainer"]
     assert (trainer["learning_rate"], trainer["weight_decay"], trainer["beta"], trainer["epsilon"]) == (
@@ -211,14 +211,14 @@ def test_every_paper_recipe_plans_for_its_hardware_and_says_what_is_missing(
         0,
     )
     assert (recipe["run"]["validate_every"], recipe["run"]["save_every"]) == (20, 80)
-    head = next(path for kind, n, path in shipped() if (kind, n) == ("paper", name)).read_text()
-    assert f"mutualrl train paper/{name}" in head
-    assert "# Reproduces: " in head
+    text = next(path for kind, n, path in shipped() if (kind, n) == ("paper", name)).read_text()
+    assert f"mutualrl train paper/{name}" in text
+    assert "# Reproduces: " in text
 
 
-def test_every_figure_of_the_paper_that_needs_training_has_its_recipes() -> None:
-    makes = {n: path.read_text().split("# Reproduces: ")[1].splitlines()[0] for k, n, path in shipped() if k == "paper"}
-    wanted = {
+def test_every_trained_figure_of_the_paper_has_its_recipes() -> None:
+    lines = {n: path.read_text().split("# Reproduces: ")[1].splitlines()[0] for k, n, path in shipped() if k == "paper"}
+    expected = {
         "probe comparison": {"2qwen-sgt", "2qwen-xgrpo", "2qwen-prp"},
         "the baseline of every figure on 2Qwen": {"2qwen-grpo"},
         "THL-aligned importance correction is required": {"2qwen-prp", "2qwen-prp-naive"},
@@ -231,55 +231,53 @@ def test_every_figure_of_the_paper_that_needs_training_has_its_recipes() -> None
         },
         "Pooled normalization carries": {"2qwen-xgrpo-shuffled"},
     }
-    for figure, recipes in wanted.items():
-        assert {name for name, created in makes.items() if figure in created} == recipes, figure
+    for figure, recipes in expected.items():
+        assert {name for name, line in lines.items() if figure in line} == recipes, figure
 
 
-def test_the_gold_control_needs_solutions_in_the_data(cli_here: Cli, tmp_path: Path) -> None:
+def test_gold_teacher_requires_solutions_in_the_data(cli_here: Cli, tmp_path: Path) -> None:
     rows = [{"prompt": f"{n}+1?", "answer": str(n + 1), "solution": f"\\boxed{{{n + 1}}}"} for n in range(64)]
     for row in rows[:8]:
         row.pop("solution")
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    wanted = ("train", "--regime", "sgt", "--task", "dataset", "--data", "rows.jsonl", "--set", "regime.teacher=gold")
-    done = cli_here(*wanted, "--steps", "1")
-    assert done.returncode == 2
-    assert "of 60 training prompts of task 'dataset'" in done.stderr or "of 61 training" in done.stderr
-    assert "have none and 0 have one that does not earn the reward" in done.stderr
-    assert "expected a field 'solution' that ends in" in done.stderr
+    command = ("train", "--regime", "sgt", "--task", "dataset", "--data", "rows.jsonl", "--set", "regime.teacher=gold")
+    result = cli_here(*command, "--steps", "1")
+    assert result.returncode == 2
+    assert "of 60 training prompts of task 'dataset'" in result.stderr or "of 61 training" in result.stderr
+    assert "have none and 0 have one that does not earn the reward" in result.stderr
+    assert "expected a field 'solution' that ends in" in result.stderr
     assert not (tmp_path / "runs").exists()
-    done = cli_here(*wanted[:-1], "regime.teacher=silver", "--steps", "1")
-    assert "'peer', 'gold' or 'own'" in done.stderr
+    result = cli_here(*command[:-1], "regime.teacher=silver", "--steps", "1")
+    assert "'peer', 'gold' or 'own'" in result.stderr
 
 
 @pytest.mark.parametrize(("kind", "name"), [(k, n) for k, n, _ in shipped() if k != "paper"])
-def test_every_other_shipped_recipe_plans_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
-) -> None:
+def test_other_shipped_recipe_is_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    done = CliRunner().invoke(app, ["train", f"--{kind.removesuffix('s')}", name, "--dry-run", "--json"])
-    assert done.exit_code == 0, done.stderr
-    plan = json.loads(done.stdout)
+    result = CliRunner().invoke(app, ["train", f"--{kind.removesuffix('s')}", name, "--dry-run", "--json"])
+    assert result.exit_code == 0, result.stderr
+    plan = json.loads(result.stdout)
     assert all("seats" in placement for placement in plan["placement"].values())
 
 
-def test_a_dry_run_estimates_the_memory_of_what_it_can_reach(
+def test_dry_run_estimates_the_memory_of_available_models(
     tiny: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    done = CliRunner().invoke(
+    result = CliRunner().invoke(
         app,
         ["train", "--set", "hardware.gpus=4", "--set", "trainer.per_device_train_batch_size=8", "--dry-run", "--json"],
     )
-    assert done.exit_code == 0, done.stderr
-    memory = json.loads(done.stdout)["memory"]["the recipe's hardware: 4 GPUs"]
+    assert result.exit_code == 0, result.stderr
+    memory = json.loads(result.stdout)["memory"]["the recipe's hardware: 4 GPUs"]
     for estimate in memory.values():
-        assert estimate["optimizer"] == 7 * estimate["weights"] > 0  # 2 + 12 bytes against 2, all of it divided
+        assert estimate["optimizer"] == 7 * estimate["weights"] > 0  # 2 + 12 bytes against 2, all sharded
 
 
-def test_recipes_and_batch_scripts_are_copied_out(cli: Cli, tmp_path: Path) -> None:
+def test_recipes_and_batch_scripts_are_copied(cli: Cli, tmp_path: Path) -> None:
     for kind, name, source in (*shipped(), *templates()):
-        done = cli("recipes", "cp", f"{kind}/{name}", tmp_path / f"{kind}-{name}{source.suffix}")
-        assert done.returncode == 0, done.stderr
+        result = cli("recipes", "cp", f"{kind}/{name}", tmp_path / f"{kind}-{name}{source.suffix}")
+        assert result.returncode == 0, result.stderr
         assert (tmp_path / f"{kind}-{name}{source.suffix}").read_bytes() == source.read_bytes()
         if len(list(tmp_path.iterdir())) > 3:
             break
@@ -294,10 +292,10 @@ def test_recipes_and_batch_scripts_are_copied_out(cli: Cli, tmp_path: Path) -> N
     assert "slurm/ray" in unknown.stderr
 
 
-def test_doctor_answers_every_question(cli: Cli, tmp_path: Path) -> None:
-    done = cli("doctor", "--run-dir", tmp_path / "runs" / "new", "--json")
-    assert done.returncode == 0, done.stdout
-    results = {row["check"]: row for row in json.loads(done.stdout)["checks"]}
+def test_doctor_reports_every_check(cli: Cli, tmp_path: Path) -> None:
+    result = cli("doctor", "--run-dir", tmp_path / "runs" / "new", "--json")
+    assert result.returncode == 0, result.stdout
+    checks = {row["check"]: row for row in json.loads(result.stdout)["checks"]}
     for check in (
         "torch",
         "trl",
@@ -314,8 +312,8 @@ def test_doctor_answers_every_question(cli: Cli, tmp_path: Path) -> None:
         "file locks",
         "visibility",
     ):
-        assert results[check]["status"] in ("ok", "warn")
-        assert results[check]["status"] == "ok" or results[check]["advice"]
+        assert checks[check]["status"] in ("ok", "warn")
+        assert checks[check]["status"] == "ok" or checks[check]["advice"]
     assert list(tmp_path.iterdir()) == []
     table = cli("doctor")
     assert table.returncode == 0
@@ -324,26 +322,26 @@ def test_doctor_answers_every_question(cli: Cli, tmp_path: Path) -> None:
     assert cli("doctor", "--run-dir", tmp_path / "file" / "x").returncode == 2
 
 
-def test_doctor_fails_where_a_run_would(cli: Cli, tmp_path: Path) -> None:
-    """A package of a version that was never tried, and a place that takes no files."""
+def test_doctor_fails_where_a_run_would_fail(cli: Cli, tmp_path: Path) -> None:
+    """With an untested package version, and with a directory that accepts no files."""
     fake = tmp_path / "site" / "trl-9.9.0.dist-info"
     fake.mkdir(parents=True)
     (fake / "METADATA").write_text("Metadata-Version: 2.1\nName: trl\nVersion: 9.9.0\n")
-    done = cli("doctor", "--json", PYTHONPATH=str(tmp_path / "site"))
-    assert done.returncode == 4
-    row = next(r for r in json.loads(done.stdout)["checks"] if r["check"] == "trl")
+    result = cli("doctor", "--json", PYTHONPATH=str(tmp_path / "site"))
+    assert result.returncode == 4
+    row = next(r for r in json.loads(result.stdout)["checks"] if r["check"] == "trl")
     assert row["status"] == "fail"
     assert "9.9.0, expected " in row["found"]
     assert "pip install 'trl" in row["advice"]
-    done = cli("doctor", "--run-dir", "/proc/1", "--json")
-    assert done.returncode == 4
-    assert [r["check"] for r in json.loads(done.stdout)["checks"] if r["status"] == "fail"] == ["file system"]
+    result = cli("doctor", "--run-dir", "/proc/1", "--json")
+    assert result.returncode == 4
+    assert [r["check"] for r in json.loads(result.stdout)["checks"] if r["status"] == "fail"] == ["file system"]
 
 
 @pytest.mark.parametrize("command", ["ls", "verify", "gc"])
-def test_exchange_commands_refuse_what_is_no_run(cli: Cli, tmp_path: Path, command: str) -> None:
+def test_exchange_commands_reject_paths_without_a_run(cli: Cli, tmp_path: Path, command: str) -> None:
     (tmp_path / "file").write_text("")
-    for name, words in (("nothing", "it does not exist"), ("file", "a file"), (".", "it has no run.json")):
-        done = cli("exchange", command, tmp_path / name)
-        assert done.returncode == 2
-        assert words in done.stderr
+    for name, message in (("nothing", "it does not exist"), ("file", "a file"), (".", "it has no run.json")):
+        result = cli("exchange", command, tmp_path / name)
+        assert result.returncode == 2
+        assert message in result.stderr

@@ -1,4 +1,4 @@
-"""`mutualrl runs`, what `train` leaves at its end, trackers, and the way to the hub."""
+"""`mutualrl runs`, the final output of `train`, trackers, and uploads to the hub."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ TRAIN = (
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_train_ends_with_cards_a_report_and_tracked_metrics(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
-    done = cli(*TRAIN, "--report", "--report-to", "tensorboard")
-    assert done.returncode == 0, done.stderr
+def test_train_writes_cards_a_report_and_tracked_metrics(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
+    result = cli(*TRAIN, "--report", "--report-to", "tensorboard")
+    assert result.returncode == 0, result.stderr
     page = tmp_path / "r" / "report" / "index.html"
-    assert f"Report: {page}" in done.stderr
+    assert f"Report: {page}" in result.stderr
     assert "Rescues" in page.read_text()
     for name in ("ada", "bob"):
         card = (tmp_path / "r" / "policies" / name / "model" / "README.md").read_text()
@@ -78,27 +78,27 @@ def test_train_ends_with_cards_a_report_and_tracked_metrics(cli: Cli, tiny: dict
 
 @pytest.mark.extended
 @pytest.mark.parametrize("tracker", ["trackio", "wandb"])
-def test_the_other_trackers_are_fed_too(cli: Cli, tiny: dict[str, Path], tmp_path: Path, tracker: str) -> None:
+def test_other_trackers_receive_metrics(cli: Cli, tiny: dict[str, Path], tmp_path: Path, tracker: str) -> None:
     if find_spec(tracker) is None:
         pytest.skip(f"{tracker} is not installed")
-    done = cli(*TRAIN, "--report-to", tracker, WANDB_MODE="offline", TRACKIO_DIR=str(tmp_path / "trackio"))
-    assert done.returncode == 0, done.stderr
-    selected = tmp_path / "trackio" if tracker == "trackio" else tmp_path / "r" / "policies" / "bob" / "wandb"
-    assert sum(path.stat().st_size for path in selected.rglob("*") if path.is_file()) > 1000
+    result = cli(*TRAIN, "--report-to", tracker, WANDB_MODE="offline", TRACKIO_DIR=str(tmp_path / "trackio"))
+    assert result.returncode == 0, result.stderr
+    tracker_dir = tmp_path / "trackio" if tracker == "trackio" else tmp_path / "r" / "policies" / "bob" / "wandb"
+    assert sum(path.stat().st_size for path in tracker_dir.rglob("*") if path.is_file()) > 1000
 
 
-def test_trackers_are_checked_before_anything_starts(cli_here: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = cli_here("train", "--report-to", "mlflow", "--dry-run")
-    assert done.returncode == 2
-    assert "'trackio', 'wandb' or 'tensorboard'" in done.stderr
+def test_trackers_are_checked_before_training(cli_here: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = cli_here("train", "--report-to", "mlflow", "--dry-run")
+    assert result.returncode == 2
+    assert "'trackio', 'wandb' or 'tensorboard'" in result.stderr
     from mutualrl.machine import requirements
 
     monkeypatch.setattr(requirements, "find_spec", lambda name: None)
-    done = cli_here("train", "--report-to", "wandb")
-    assert done.returncode == 4
-    assert "pip install wandb" in done.stderr
-    done = cli_here("train", "--set", "trainer.report_to=wandb", "--dry-run")
-    assert "run.report_to (--report-to)" in done.stderr
+    result = cli_here("train", "--report-to", "wandb")
+    assert result.returncode == 4
+    assert "pip install wandb" in result.stderr
+    result = cli_here("train", "--set", "trainer.report_to=wandb", "--dry-run")
+    assert "run.report_to (--report-to)" in result.stderr
 
 
 def test_runs_are_listed_in_every_state(cli_here: Cli, tmp_path: Path) -> None:
@@ -107,76 +107,76 @@ def test_runs_are_listed_in_every_state(cli_here: Cli, tmp_path: Path) -> None:
     (tmp_path / "runs" / "other").mkdir()
     (tmp_path / "runs" / "broken").mkdir()
     (tmp_path / "runs" / "broken" / "run.json").write_text("{")
-    with ExitStack() as held:
-        held.enter_context(hold(RunDirectory(live).lock, "live"))
-        result = json.loads(cli_here("runs", "ls", "--json").stdout)
-    assert [(Path(run["run"]).name, run["state"]) for run in result["runs"]] == [
+    with ExitStack() as stack:
+        stack.enter_context(hold(RunDirectory(live).lock, "live"))
+        listing = json.loads(cli_here("runs", "ls", "--json").stdout)
+    assert [(Path(run["run"]).name, run["state"]) for run in listing["runs"]] == [
         ("live", "running"),
         ("done", "finished"),
     ]
-    assert result["runs"][1]["policies"]["bob"] == {"step": 20, "before": 0.3, "last": 0.52}
-    assert result["runs"][0]["policies"]["ada"] == {"step": 20, "before": 0.3, "last": 0.45}
-    assert len(result["unreadable"]) == 1
+    assert listing["runs"][1]["policies"]["bob"] == {"step": 20, "before": 0.3, "last": 0.52}
+    assert listing["runs"][0]["policies"]["ada"] == {"step": 20, "before": 0.3, "last": 0.45}
+    assert len(listing["unreadable"]) == 1
     metrics = live / "policies" / "ada" / "metrics.jsonl"
     row = {"step": 21, "validation": {"accuracy": 0.0, "by_group": {}}}
     metrics.write_text(metrics.read_text() + json.dumps(row) + "\n")
-    (listed,) = json.loads(cli_here("runs", "ls", live, "--json").stdout)["runs"]
-    assert listed["policies"]["ada"] == {"step": 21, "before": 0.3, "last": 0.0}
+    (run,) = json.loads(cli_here("runs", "ls", live, "--json").stdout)["runs"]
+    assert run["policies"]["ada"] == {"step": 21, "before": 0.3, "last": 0.0}
     shown = cli_here("runs", "ls", "runs")
     assert "0.30 -> 0.50" in shown.stdout
     assert "run.json: not JSON" in shown.stderr
-    done = cli_here("runs", "ls", "nowhere")
-    assert (done.returncode, "no directory nowhere" in done.stderr) == (2, True)
+    result = cli_here("runs", "ls", "nowhere")
+    assert (result.returncode, "no directory nowhere" in result.stderr) == (2, True)
     for command in (("report", "runs/grpo"), ("compare", "runs/grpo"), ("watch", "runs/grpo")):
-        done = cli_here(*command)
-        assert done.returncode == 2
-        assert "it does not exist; `mutualrl train --run-dir " in done.stderr
+        result = cli_here(*command)
+        assert result.returncode == 2
+        assert "it does not exist; `mutualrl train --run-dir " in result.stderr
 
 
-def test_watching_ends_with_the_run(cli_here: Cli, tmp_path: Path) -> None:
+def test_watch_ends_with_the_run(cli_here: Cli, tmp_path: Path) -> None:
     run = made_run(tmp_path / "r", "sgt")
-    done = cli_here("watch", run)
-    assert done.returncode == 0
-    assert "rescued pairs" in done.stdout
+    result = cli_here("watch", run)
+    assert result.returncode == 0
+    assert "rescued pairs" in result.stdout
     assert json.loads(cli_here("watch", run, "--json").stdout)["state"] == "finished"
     ended = made_run(tmp_path / "e", finished=False)
-    done = cli_here("watch", ended)
-    assert (done.returncode, "is ended" in done.stderr) == (1, True)
+    result = cli_here("watch", ended)
+    assert (result.returncode, "is ended" in result.stderr) == (1, True)
     assert cli_here("watch", tmp_path).returncode == 2
     (run / "summary.json").write_text("{}")
-    done = cli_here("watch", run)
-    assert (done.returncode, "summary.json is left out: its bytes do not match its checksum" in done.stderr) == (
+    result = cli_here("watch", run)
+    assert (result.returncode, "summary.json is left out: its bytes do not match its checksum" in result.stderr) == (
         1,
         True,
     )
 
 
-def test_a_report_that_cannot_be_written_takes_nothing_from_the_run(
+def test_run_succeeds_if_its_report_cannot_be_written(
     cli_here: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = made_run(tmp_path / "r", "sgt")
     pushed: list[Path] = []
 
-    def full(*arguments: Any) -> None:
+    def raise_disk_full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
     summary = json.loads((run / "summary.json").read_text())
     monkeypatch.setattr("mutualrl.mwra.supervisor.train", lambda *a: (RunDirectory(run), summary))
-    monkeypatch.setattr("mutualrl.reporting.report.write_report", full)
+    monkeypatch.setattr("mutualrl.reporting.report.write_report", raise_disk_full)
     monkeypatch.setattr("mutualrl.reporting.upload.require_hub", lambda owner: None)
     monkeypatch.setattr("mutualrl.reporting.upload.push", lambda root, owner: pushed.append(root) or [])
-    done = cli_here("train", "--report", "--push-to-hub", "someone", "--json")
-    assert done.returncode == 0
-    assert json.loads(done.stdout)["seconds"] == 12.5
-    assert "The report could not be written" in done.stderr
+    result = cli_here("train", "--report", "--push-to-hub", "someone", "--json")
+    assert result.returncode == 0
+    assert json.loads(result.stdout)["seconds"] == 12.5
+    assert "The report could not be written" in result.stderr
     assert pushed == [run]
 
 
-def test_a_live_run_is_followed_until_its_lock_is_free(tmp_path: Path) -> None:
+def test_live_run_is_watched_until_its_lock_is_released(tmp_path: Path) -> None:
     run = made_run(tmp_path / "r", finished=False)
     environment: dict[str, Any] = {**os.environ, "COLUMNS": "200"}
-    with ExitStack() as held:
-        held.enter_context(hold(RunDirectory(run).lock, "live"))
+    with ExitStack() as stack:
+        stack.enter_context(hold(RunDirectory(run).lock, "live"))
         watcher = subprocess.Popen(
             [sys.executable, "-m", "mutualrl", "watch", str(run)],
             env=environment,
@@ -193,7 +193,7 @@ def test_a_live_run_is_followed_until_its_lock_is_free(tmp_path: Path) -> None:
     assert "0.30 -> 0.50" in shown
 
 
-def test_a_card_tells_what_made_the_model_and_nothing_else(tmp_path: Path) -> None:
+def test_model_card_describes_the_training_and_escapes_text(tmp_path: Path) -> None:
     hostile = "`x`\n---\n# Not a head | <script>"
     run = made_run(tmp_path / "r", "sgt", pool=hostile, command=["mutualrl", "train", hostile])
     edit_recipe(run, lambda recipe: recipe["policies"][0].update(model="Qwen/Qwen3-0.6B-Base"))
@@ -212,40 +212,42 @@ def test_a_card_tells_what_made_the_model_and_nothing_else(tmp_path: Path) -> No
     assert not [line for line in card.splitlines() if line.startswith("# Not")]
 
 
-def test_the_hub_is_asked_for_before_hours_of_work(cli_here: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = cli_here("train", "--push-to-hub", "someone", "--steps", "1")
-    assert (done.returncode, "the hub cannot be used" in done.stderr) == (4, True)
+def test_hub_access_is_checked_before_training(cli_here: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = cli_here("train", "--push-to-hub", "someone", "--steps", "1")
+    assert (result.returncode, "the hub cannot be used" in result.stderr) == (4, True)
     from mutualrl.reporting import upload
 
-    done = cli_here("train", "--push-to-hub", "some/one", "--steps", "1")
-    assert (done.returncode, "expected a user or organisation" in done.stderr) == (2, True)
+    result = cli_here("train", "--push-to-hub", "some/one", "--steps", "1")
+    assert (result.returncode, "expected a user or organisation" in result.stderr) == (2, True)
     monkeypatch.setattr(upload, "hub_problem", lambda: None)
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    done = cli_here("train", "--push-to-hub", "someone", "--steps", "1")
-    assert (done.returncode, "hf auth login" in done.stderr) == (4, True)
+    result = cli_here("train", "--push-to-hub", "someone", "--steps", "1")
+    assert (result.returncode, "hf auth login" in result.stderr) == (4, True)
 
 
-def test_models_go_to_the_hub_with_their_cards(cli_here: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_are_pushed_to_the_hub_with_their_cards(
+    cli_here: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = made_run(tmp_path / "my run", "sgt")
     for name in ("ada", "bob"):
         add_model(run, name)
-    requested: list[tuple[Any, ...]] = []
+    calls: list[tuple[Any, ...]] = []
 
     class Hub:
         def create_repo(self, repo: str, **options: Any) -> None:
-            requested.append(("create", repo, options))
+            calls.append(("create", repo, options))
 
         def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> None:
             assert (folder_path / "README.md").is_file()
-            requested.append(("upload", repo_id, folder_path.parent.name))
+            calls.append(("upload", repo_id, folder_path.parent.name))
 
     monkeypatch.setattr("huggingface_hub.HfApi", Hub)
     monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_x")
     monkeypatch.setattr("mutualrl.reporting.upload.hub_problem", lambda: None)
-    done = cli_here("runs", "push", run, "someone", "--json")
-    assert json.loads(done.stdout) == {"pushed": ["someone/my-run-ada", "someone/my-run-bob"]}
-    assert requested[0] == ("create", "someone/my-run-ada", {"private": True, "exist_ok": True})
-    assert [entry[1:] for entry in requested if entry[0] == "upload"] == [
+    result = cli_here("runs", "push", run, "someone", "--json")
+    assert json.loads(result.stdout) == {"pushed": ["someone/my-run-ada", "someone/my-run-bob"]}
+    assert calls[0] == ("create", "someone/my-run-ada", {"private": True, "exist_ok": True})
+    assert [call[1:] for call in calls if call[0] == "upload"] == [
         ("someone/my-run-ada", "ada"),
         ("someone/my-run-bob", "bob"),
     ]
@@ -260,8 +262,8 @@ def test_models_go_to_the_hub_with_their_cards(cli_here: Cli, tmp_path: Path, mo
             validate_repo_id(f"someone/{name}")
     empty = made_run(tmp_path / "empty")
     assert cli_here("runs", "push", empty, "someone").returncode == 2
-    requested.clear()
+    calls.clear()
     (run / "policies" / "bob" / "model" / "config.json").write_text("{ }")
-    done = cli_here("runs", "push", run, "someone")
-    assert (done.returncode, "model/config.json: 3 bytes, expected 2" in done.stderr) == (6, True)
-    assert requested == []  # ada's neither
+    result = cli_here("runs", "push", run, "someone")
+    assert (result.returncode, "model/config.json: 3 bytes, expected 2" in result.stderr) == (6, True)
+    assert calls == []  # nor ada's

@@ -34,7 +34,7 @@ from runs import SHORT, Run, members, wait_until
 
 
 class Watched:
-    """A screen of a made run, and what its keys called."""
+    """A watch screen of an artificial run, and the calls that its keys made."""
 
     def __init__(self, root: Path, **answers: Any) -> None:
         self.run = RunDirectory(root)
@@ -53,18 +53,18 @@ class Watched:
         )
 
     def _look(self) -> bool:
-        if isinstance(trouble := self.answers.get("look"), Exception):
-            raise trouble
+        if isinstance(error := self.answers.get("look"), Exception):
+            raise error
         return self.is_live
 
-    def _called(self, what: str) -> str:
-        self.calls.append(what)
-        if isinstance(error := self.answers.get(what), Exception):
+    def _called(self, action: str) -> str:
+        self.calls.append(action)
+        if isinstance(error := self.answers.get(action), Exception):
             raise error
-        return str(self.answers.get(what, what))
+        return str(self.answers.get(action, action))
 
-    def words(self, where: str) -> str:
-        return str(self.screen.screen_stack[0].query_one(where, Static).content)
+    def text(self, selector: str) -> str:
+        return str(self.screen.screen_stack[0].query_one(selector, Static).content)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE):
@@ -73,20 +73,20 @@ class Watched:
 
     @property
     def messages(self) -> list[str]:
-        return [each.message for each in self.screen._notifications]
+        return [notification.message for notification in self.screen._notifications]
 
 
 def on_screen(watched: Watched, work: Callable[[Any], Coroutine[Any, Any, None]], size: tuple[int, int]) -> None:
     async def main() -> None:
         async with watched.screen.run_test(size=size) as pilot:
-            await watched.until(lambda: "step 20/40" in watched.words("#head"))
+            await watched.until(lambda: "step 20/40" in watched.text("#head"))
             await work(pilot)
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 50)])
-def test_it_shows_how_far_the_policies_are(tmp_path: Path, size: tuple[int, int]) -> None:
+def test_screen_shows_the_progress_of_policies(tmp_path: Path, size: tuple[int, int]) -> None:
     watched = Watched(made_run(tmp_path / "r", "sgt", finished=False))
     rescue = {"step": 7, "prompt": "2+3:", "own": [{"text": " 6", "reward": 0.0}], "peer": "bob", "answer": " 5"}
     watched.run.policy("ada").rescues.write_text(json.dumps(rescue) + "\n")
@@ -95,22 +95,22 @@ def test_it_shows_how_far_the_policies_are(tmp_path: Path, size: tuple[int, int]
         table = watched.screen.query_one("#policies", Static).content
         columns = {str(column.header): [str(cell) for cell in column.cells] for column in table.columns}
         assert columns["policy"] == ["ada", "bob"]
-        assert [columns[each][0] for each in ("step", "reward", "accuracy")] == ["20/40", "0.50", "0.45"]
+        assert [columns[name][0] for name in ("step", "reward", "accuracy")] == ["20/40", "0.50", "0.45"]
         assert watched.screen.query_one("#gate").display == (size[0] >= 120)
-        text = watched.words("#rescue-texts")
+        text = watched.text("#rescue-texts")
         assert "step 7  2+3:\n  ✗ ada: 6\n  ✓ bob: 5\n" in text
-        assert "running" in watched.words("#head")
-        for part in ("#curves", "#table", "#details"):  # all of it on the screen
-            region = watched.screen.query_one(part).region
+        assert "running" in watched.text("#head")
+        for selector in ("#curves", "#table", "#details"):  # fully on the screen
+            region = watched.screen.query_one(selector).region
             assert region.height > 0
             assert region.bottom <= size[1]
         watched.is_live = False
-        await watched.until(lambda: "ended" in watched.words("#head"))
+        await watched.until(lambda: "ended" in watched.text("#head"))
 
     on_screen(watched, look, size)
 
 
-def test_text_of_models_is_shown_and_not_obeyed(tmp_path: Path) -> None:
+def test_model_text_is_shown_without_control_characters(tmp_path: Path) -> None:
     watched = Watched(made_run(tmp_path / "r", "sgt", finished=False))
     hostile = "\x1b]0;owned\x07[bold]not bold[/bold]\u202e\x1b[2J"
     rescue = {"step": 20, "prompt": hostile, "own": [{"text": hostile}], "peer": hostile, "answer": hostile}
@@ -121,14 +121,16 @@ def test_text_of_models_is_shown_and_not_obeyed(tmp_path: Path) -> None:
     (logs / "attempt-0.log").write_text(hostile + "\n")
 
     async def look(pilot: Any) -> None:
-        for where in ("#rescue-texts", "#log-text-0"):
-            await watched.until(lambda where=where: "[bold]not bold[/bold]" in watched.words(where))
-            assert not re.search(r"[\x1b\x07\u202e]", watched.words(where))
+        for selector in ("#rescue-texts", "#log-text-0"):
+            await watched.until(lambda selector=selector: "[bold]not bold[/bold]" in watched.text(selector))
+            assert not re.search(r"[\x1b\x07\u202e]", watched.text(selector))
 
     on_screen(watched, look, (100, 30))
 
 
-def test_its_keys_ask_before_they_stop_and_say_what_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_key_asks_for_confirmation_and_keys_report_their_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     watched = Watched(made_run(tmp_path / "r", "sgt", finished=False), stop="asked [all] to stop", report="page.html")
@@ -150,7 +152,7 @@ def test_its_keys_ask_before_they_stop_and_say_what_was_done(tmp_path: Path, mon
     on_screen(watched, press, (80, 24))
 
 
-def test_a_log_is_followed_at_its_end_and_a_report_is_written_once_at_a_time(tmp_path: Path) -> None:
+def test_log_view_follows_its_end_and_failed_keys_are_reported(tmp_path: Path) -> None:
     watched = Watched(made_run(tmp_path / "r", "sgt", finished=False), stop=None, report=OSError("no space"))
     logs = watched.run.policy("ada").logs
     logs.mkdir(exist_ok=True)
@@ -158,7 +160,7 @@ def test_a_log_is_followed_at_its_end_and_a_report_is_written_once_at_a_time(tmp
     log.write_text("".join(f"line {number}\n" for number in range(100)))
 
     async def look(pilot: Any) -> None:
-        await watched.until(lambda: "line 99" in watched.words("#log-text-0"))
+        await watched.until(lambda: "line 99" in watched.text("#log-text-0"))
         watched.screen.query_one(TabbedContent).active = "log-0"
         scroll = watched.screen.query_one("#scroll-0", VerticalScroll)
         await watched.until(lambda: 0 < scroll.max_scroll_y == scroll.scroll_offset.y)
@@ -166,8 +168,8 @@ def test_a_log_is_followed_at_its_end_and_a_report_is_written_once_at_a_time(tmp
             file.writelines(f"more {number}\n" for number in range(50))
         before = scroll.max_scroll_y
         await watched.until(lambda: before < scroll.max_scroll_y == scroll.scroll_offset.y)
-        await pilot.press("s")  # of a run in a bucket
-        await watched.until(lambda: any("where it runs" in each for each in watched.messages))
+        await pilot.press("s")  # as for a run in a bucket
+        await watched.until(lambda: any("where it runs" in message for message in watched.messages))
         assert not isinstance(watched.screen.screen, Confirm)
         await pilot.press("o")
         await watched.until(lambda: "no space" in watched.messages)
@@ -175,7 +177,7 @@ def test_a_log_is_followed_at_its_end_and_a_report_is_written_once_at_a_time(tmp
     on_screen(watched, look, (80, 24))
 
 
-def test_many_policies_are_told_apart_and_reached(tmp_path: Path) -> None:
+def test_many_policies_are_distinguished_and_scroll(tmp_path: Path) -> None:
     names = [f"policy-{number}" for number in range(14)]
     root = made_run(tmp_path / "r", "sgt", finished=False, policies=names)
     watched = Watched(root, names=names)
@@ -186,22 +188,22 @@ def test_many_policies_are_told_apart_and_reached(tmp_path: Path) -> None:
         colours = [str(cell.spans[0].style) for cell in table.content.columns[0].cells]
         assert len(set(colours)) == 10
         assert watched.screen.query_one("#head").region.y == 0
-        head = watched.words("#head")
+        head = watched.text("#head")
         assert head.startswith("step 20/40 · running · about")
 
     on_screen(watched, look, (60, 24))
 
 
-def test_a_store_that_is_away_and_a_key_that_fails_are_said(tmp_path: Path) -> None:
-    trouble = OSError("the bucket is away")
+def test_unavailable_store_and_failed_key_are_reported(tmp_path: Path) -> None:
+    error = OSError("the bucket is away")
     root = made_run(tmp_path / "r", "sgt", finished=False)
     watched = Watched(root, stop=UsageError("not from here"))
 
     async def look(pilot: Any) -> None:
-        watched.answers["look"] = trouble
-        await watched.until(lambda: "the bucket is away" in watched.words("#head"))
+        watched.answers["look"] = error
+        await watched.until(lambda: "the bucket is away" in watched.text("#head"))
         del watched.answers["look"]
-        await watched.until(lambda: "running" in watched.words("#head"))
+        await watched.until(lambda: "running" in watched.text("#head"))
         await pilot.press("s", "y")
         await watched.until(lambda: "not from here" in watched.messages)
 
@@ -209,7 +211,7 @@ def test_a_store_that_is_away_and_a_key_that_fails_are_said(tmp_path: Path) -> N
 
 
 class Terminal:
-    """A command in a terminal of its own."""
+    """A command in its own pseudo-terminal."""
 
     def __init__(self, *command: str, columns: int = 100, rows: int = 30) -> None:
         self.master, slave = pty.openpty()
@@ -221,13 +223,13 @@ class Terminal:
         os.close(slave)
         self.seen = ""
 
-    def until(self, *words: str) -> None:
-        """Wait for one of these words."""
-        wait_until(lambda: self._has_ended() or any(each in self.seen for each in words))
-        assert any(each in self.seen for each in words), self.seen[-2000:]
+    def until(self, *texts: str) -> None:
+        """Wait for one of these texts."""
+        wait_until(lambda: self._has_ended() or any(text in self.seen for text in texts))
+        assert any(text in self.seen for text in texts), self.seen[-2000:]
 
     def _has_ended(self) -> bool:
-        """Read what is there, and return whether nothing more will come."""
+        """Read the available output and return whether no more will come."""
         ended = self.process.poll() is not None
         while select.select([self.master], [], [], 0)[0]:
             try:
@@ -240,15 +242,15 @@ class Terminal:
         os.write(self.master, key.encode())
 
     def end(self) -> int:
-        """Read the rest, and return the exit code."""
+        """Read the remaining output and return the exit code."""
         wait_until(self._has_ended)
         return int(self.process.returncode)
 
 
-def test_in_a_terminal_it_is_a_screen_and_elsewhere_lines(tmp_path: Path, cli: Cli) -> None:
+def test_watch_is_a_screen_in_a_terminal_and_lines_with_plain(tmp_path: Path, cli: Cli) -> None:
     root = made_run(tmp_path / "r", "sgt", finished=False)
-    with ExitStack() as held:
-        held.enter_context(hold(RunDirectory(root).lock, "r"))
+    with ExitStack() as stack:
+        stack.enter_context(hold(RunDirectory(root).lock, "r"))
         terminal = Terminal(sys.executable, "-m", "mutualrl", "watch", str(root))
         terminal.until("Stop and save")
         terminal.until("20/20")
@@ -262,8 +264,8 @@ def test_in_a_terminal_it_is_a_screen_and_elsewhere_lines(tmp_path: Path, cli: C
         plain.end()
 
 
-def test_a_stop_may_be_asked_for_twice_and_harms_nobody(tmp_path: Path) -> None:
-    """It is a file that the supervisor looks for: no process is signalled that a run directory names."""
+def test_stop_may_be_requested_twice(tmp_path: Path) -> None:
+    """The request is a file that the supervisor checks for; no process named in a run directory is signalled."""
     run = RunDirectory(made_run(tmp_path / "r", "sgt", finished=False))
     with pytest.raises(UsageError, match="has already ended"):
         stop_run(run)
@@ -277,13 +279,13 @@ def test_a_stop_may_be_asked_for_twice_and_harms_nobody(tmp_path: Path) -> None:
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_a_run_is_stopped_from_the_screen_and_goes_on_later(tmp_path: Path) -> None:
+def test_run_is_stopped_from_the_screen_and_can_resume(tmp_path: Path) -> None:
     run = Run(tmp_path, *SHORT, "--steps", "100000")
     try:
         run.until_training()
         terminal = Terminal(sys.executable, "-m", "mutualrl", "watch", str(run.path))
         terminal.until("Stop and save")
-        for _ in range(2):  # who sees nothing happen asks again
+        for _ in range(2):  # a user who sees no effect asks again
             terminal.press("s")
             terminal.until("prints how to resume")
             terminal.press("y")
@@ -300,8 +302,8 @@ def test_a_run_is_stopped_from_the_screen_and_goes_on_later(tmp_path: Path) -> N
         run.end()
 
 
-def test_times_and_ticks_are_whole() -> None:
-    assert [duration(each) for each in (5, 89, 90, 3600, 7200)] == ["5 s", "89 s", "2 min", "60 min", "2.0 h"]
+def test_durations_and_ticks_are_whole() -> None:
+    assert [duration(seconds) for seconds in (5, 89, 90, 3600, 7200)] == ["5 s", "89 s", "2 min", "60 min", "2.0 h"]
     assert whole_ticks(1, 100) == [1, 34, 67, 100]
     assert whole_ticks(1, 2) == [1, 2]
     assert whole_ticks(3, 3) == [3]

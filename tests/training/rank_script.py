@@ -32,18 +32,18 @@ KINDS = {
 
 
 def failing(completions: list[str], **_: object) -> list[float]:
-    """Return the verifier of a task that the learner cannot do: every prompt that a peer solved is gated."""
+    """Return zero rewards, as for a task that the learner cannot do: every prompt that a peer solved is gated."""
     return [0.0] * len(completions)
 
 
 def weights_digest(trainer: Any) -> str:
-    """Return the hash of the weights that this rank computes with."""
+    """Return the hash of the weights on this rank."""
     with unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator) as model:
         return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
 
 
 def main(spec: list[dict[str, Any]], out: Path, model: Path, bob: Path) -> None:
-    """Run every training of `spec`: logs of every rank, and the weights, into `out`."""
+    """Run every training of `spec`; write the logs of every rank and the weights to `out`."""
     for run in spec:
         keys = dict(run.get("keys", {}))
         if run.get("strategy", "ddp") != "ddp":
@@ -65,15 +65,15 @@ def main(spec: list[dict[str, Any]], out: Path, model: Path, bob: Path) -> None:
         rank = trainer.accelerator.process_index
         state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
         if rank == 0:
-            whole = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()}
-            save_file(whole, out / f"{run['name']}.safetensors")
-        results = {
+            weights = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()}
+            save_file(weights, out / f"{run['name']}.safetensors")
+        record = {
             "kept": trainer.kept,
             "distributed": str(trainer.accelerator.distributed_type),
             "uses": dict(sharing.uses) if sharing else {},
             "digest": weights_digest(trainer),
         }
-        (out / f"{run['name']}.{rank}.json").write_text(json.dumps(results))
+        (out / f"{run['name']}.{rank}.json").write_text(json.dumps(record))
         trainer.accelerator.wait_for_everyone()
         last = trainer
     leave_group(last)

@@ -1,4 +1,4 @@
-"""Run by test_trainer.py, once per policy: what a user's own script looks like."""
+"""Run by test_trainer.py, once per policy: a user's own training script."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What GRPOTrainer does, MutualGRPOTrainer does, with and without sharing: each case runs on all, with equal results.
+"""MutualGRPOTrainer behaves as GRPOTrainer, with and without sharing: each case runs on all, with equal results.
 
-The cases are the behaviours that TRL's own tests of GRPOTrainer go through: kinds of data, samplers, rewards, tools,
-environments, adapters, losses, resuming, and trainers that mix in another loss. A model of 16 units over bytes, made
-here.
+The cases are the behaviours covered by TRL's own tests of GRPOTrainer: kinds of data, samplers, rewards, tools,
+environments, adapters, losses, resuming, and trainers that mix in another loss. The model has 16 units and a vocabulary
+of bytes.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ ANSWERS = [str(a + b) for a in (1, 2, 3) for b in (4, 5)]
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """Return a tokenizer of bytes with Qwen3's chat template, which can call tools."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    backend = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
     template = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"
     tokenizer.chat_template = template.read_text("utf-8")
@@ -90,13 +90,13 @@ def text_of(completion: Any) -> str:
 
 
 def evenness(completions: list[Any], **_: Any) -> list[float]:
-    """Return the fraction of characters with an even code: of random text a number that differs."""
+    """Return the fraction of characters with an even code, which differs between random texts."""
     texts = [text_of(c) or "?" for c in completions]
     return [sum(ord(letter) % 2 == 0 for letter in text) / len(text) for text in texts]
 
 
 def digits(completions: list[Any], answer: list[str], **_: Any) -> list[float | None]:
-    """Return whether a digit of the answer occurs; None where nothing was said. Reads a column of the data."""
+    """Return whether a digit of the answer occurs, or None for an empty completion. Reads a column of the data."""
     pairs = zip(completions, answer, strict=True)
     return [None if not text_of(c) else float(any(digit in text_of(c) for digit in a)) for c, a in pairs]
 
@@ -106,7 +106,7 @@ async def later(completions: list[Any], **_: Any) -> list[float]:
 
 
 class Judge:
-    """An object that is called as a coroutine, with a name as a function has."""
+    """Async callable object with a `__name__`, as a function has."""
 
     __name__ = "judge"
 
@@ -146,7 +146,7 @@ def multiply(a: int, b: int) -> int:
 
 
 class Counter:
-    """An environment with one tool and a reward of its own."""
+    """An environment with one tool and its own reward."""
 
     def reset(self, **_: Any) -> None:
         self.count = 0
@@ -168,7 +168,7 @@ class Counter:
 
 
 class CallsTools:
-    """In front of a trainer class: every second completion calls a tool, and the answer to it ends the conversation."""
+    """Trainer mixin: every second completion calls a tool; the one after the tool's result ends the conversation."""
 
     call = '<tool_call>\n{"name": "multiply", "arguments": {"a": 3, "b": 4}}\n</tool_call><|im_end|>'
 
@@ -182,12 +182,12 @@ class CallsTools:
         return rows, None
 
 
-class Counts(CallsTools):
+class CallsCounter(CallsTools):
     call = '<tool_call>\n{"name": "increment", "arguments": {"step": 2}}\n</tool_call><|im_end|>'
 
 
-class Backwards:
-    """In front of a trainer class: a sampler of the user's, which reads each generation batch from the end."""
+class ReversedSampler:
+    """Trainer mixin with a user's sampler, which reverses the order of TRL's."""
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         order = list(super()._get_train_sampler(dataset))  # type: ignore[misc]
@@ -202,8 +202,8 @@ class Backwards:
         return Sampler()
 
 
-class NoSuper:
-    """In front of a trainer class: a sampler that asks TRL for nothing."""
+class OwnSampler:
+    """Trainer mixin with a sampler that does not use TRL's."""
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         trainer: Any = self
@@ -212,7 +212,7 @@ class NoSuper:
 
 
 def rolled_out(prompts: list[Any], trainer: Any) -> dict[str, Any]:
-    """Roll out without a model: every prompt's completion is its own ids."""
+    """Roll out without a model: every prompt's completion is its ids in reverse."""
     ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
     return {"prompt_ids": ids, "completion_ids": [row[::-1] for row in ids], "logprobs": [[-1.0] * len(r) for r in ids]}
 
@@ -226,7 +226,7 @@ def rows(chat: bool = False) -> list[dict[str, Any]]:
 
 
 def stream() -> Iterator[dict[str, Any]]:
-    """Yield each row as often as a group has rollouts: iterable data have no sampler to repeat them."""
+    """Yield each row once per rollout of a group: iterable datasets have no sampler that repeats rows."""
     while True:
         for row in rows():
             for _ in range(4):
@@ -238,8 +238,8 @@ def stream() -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Case:
-    """Arguments of a training. `mixin` stands in front of the trainer class; `text` says whether rollouts are sampled
-    text, so that they may be published; `base` is the TRL trainer."""
+    """Arguments of a training. `mixin` precedes the trainer class; `text` is whether rollouts are sampled text, which
+    may be published; `base` is the TRL trainer."""
 
     keys: Mapping[str, Any] = field(default_factory=dict)
     arguments: Mapping[str, Callable[[dict[str, Path]], Any]] = field(default_factory=dict)
@@ -288,8 +288,8 @@ CASES: dict[str, Case] = {
     "chat template arguments": Case({"chat_template_kwargs": {"enable_thinking": False}}, CHAT),
     "iterable data": Case(arguments={"train_dataset": lambda small: IterableDataset.from_generator(stream)}),
     "not shuffled": Case({"shuffle_dataset": False}),
-    "a sampler around TRL's": Case(mixin=Backwards),
-    "a sampler of one's own": Case({"max_steps": -1, "num_train_epochs": 2}, mixin=NoSuper),
+    "wrapped sampler": Case(mixin=ReversedSampler),
+    "custom sampler": Case({"max_steps": -1, "num_train_epochs": 2}, mixin=OwnSampler),
     "async function": Case(arguments=reward(later)),
     "async object with a name": Case(arguments=reward(Judge(), evenness)),
     "partial": Case(arguments=reward(functools.partial(scaled, factor=0.5))),
@@ -309,7 +309,7 @@ CASES: dict[str, Case] = {
     "tools": Case(arguments={**CHAT, "tools": lambda small: [multiply]}, mixin=CallsTools, text=False),
     "environment": Case(
         arguments={**CHAT, "environment_factory": lambda small: Counter, "reward_funcs": lambda small: None},
-        mixin=Counts,
+        mixin=CallsCounter,
         text=False,
     ),
     "rollout function": Case(arguments={"rollout_func": lambda small: rolled_out}, text=False),
@@ -318,17 +318,17 @@ CASES: dict[str, Case] = {
 
 
 def sharing(root: Path, text: bool, regime: str = "grpo", peers: tuple[str, ...] = ()) -> Sharing:
-    """Return the learner `ada` alone in an exchange; everything is published where rollouts are sampled text."""
+    """Return the sharing of learner `ada`; everything is published if rollouts are sampled text."""
     return harness.sharing(root, regime, publish="full" if text else "regime", peers=peers)
 
 
 def train(kind: type[GRPOTrainer], case: Case, small: dict[str, Path], output: Path, **extra: Any) -> Any:
-    """Train with a case's arguments; the trainer has its logs in `.kept`."""
+    """Train with a case's arguments; return the trainer with its logs in `.kept`."""
     torch.set_num_threads(1)
     set_seed(3)
     keys: dict[str, Any] = {"per_device_train_batch_size": 8, "learning_rate": 1e-2, "beta": 0.01}
     keys["max_completion_length"] = 8 if case.text else 200
-    made = {name: make(small) for name, make in case.arguments.items()}
+    case_arguments = {name: make(small) for name, make in case.arguments.items()}
     config = GMPOConfig if issubclass(kind, GMPOTrainer) else GRPOConfig
     args = harness.config(output, config, **{**keys, **case.keys})
     resume = extra.pop("resume", None)
@@ -338,7 +338,7 @@ def train(kind: type[GRPOTrainer], case: Case, small: dict[str, Path], output: P
         "reward_funcs": evenness,
         "train_dataset": Dataset.from_list(rows()),
         "processing_class": byte_tokenizer(),
-        **made,
+        **case_arguments,
     }
     cls = kind if case.mixin is None else type(kind.__name__, (case.mixin, kind), {})
     trainer = cls(args=args, callbacks=[logs], **arguments, **extra)
@@ -348,26 +348,19 @@ def train(kind: type[GRPOTrainer], case: Case, small: dict[str, Path], output: P
     return trainer
 
 
-#: what a step's log says of the clock
+#: measured times in a step's log
 TIMES = ("step_time", "tools/call_time")
 
 
 def assert_equal(plain: Any, other: Any) -> None:
-    """Assert that everything TRL logs, and every weight, is the same to the last bit."""
+    """Assert that all of TRL's logs, except times, and all weights are equal bit for bit."""
     assert len(plain.kept) == len(other.kept) > 0
     for one, two in zip(plain.kept, other.kept, strict=True):
         for key in one.keys() - set(TIMES):
             assert two[key] == one[key] or (math.isnan(one[key]) and math.isnan(two[key])), key
     before, after = plain.model.state_dict(), other.model.state_dict()
     assert before.keys() == after.keys()
-    assert all(
-        torch.equal(
-            before[key],
-            after[key],
-        )
-        or before[key].isnan().any()
-        for key in before
-    )
+    assert all(torch.equal(before[key], after[key]) or before[key].isnan().any() for key in before)
 
 
 def mutual(base: type[GRPOTrainer]) -> type[MutualGRPOTrainer]:
@@ -375,13 +368,13 @@ def mutual(base: type[GRPOTrainer]) -> type[MutualGRPOTrainer]:
     return MutualGRPOTrainer if base is GRPOTrainer else type("Mixed", (MutualGRPOTrainer, base), {})
 
 
-#: cases of the default run: where the trainer once differed, and one of each kind
+#: cases of the default run: those where the trainer once differed, and one of each kind
 DEFAULT = (
     PLAIN,
     "loss grpo",
     "iterable data",
-    "a sampler around TRL's",
-    "a sampler of one's own",
+    "wrapped sampler",
+    "custom sampler",
     "async object with a name",
     "infinite reward",
     "reward model with a name",
@@ -394,7 +387,7 @@ DEFAULT = (
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.extended) for name in CASES]
 )
-def test_it_does_what_grpo_trainer_does(small: dict[str, Path], tmp_path: Path, name: str) -> None:
+def test_trainer_behaves_as_grpo_trainer(small: dict[str, Path], tmp_path: Path, name: str) -> None:
     case = CASES[name]
     plain = train(case.base, case, small, tmp_path / "plain")
     alone = train(mutual(case.base), case, small, tmp_path / "alone")
@@ -410,7 +403,9 @@ def test_it_does_what_grpo_trainer_does(small: dict[str, Path], tmp_path: Path, 
 
 
 @pytest.mark.parametrize("steps", [2, 3])
-def test_it_resumes_as_grpo_trainer_does_or_better(small: dict[str, Path], tmp_path: Path, steps: int) -> None:
+def test_trainer_resumes_at_least_as_exactly_as_grpo_trainer(
+    small: dict[str, Path], tmp_path: Path, steps: int
+) -> None:
     """At the end of a generation batch both resume bit for bit; inside one (step 3) only ours does."""
     keys = {"num_iterations": 2, "max_steps": 5, "save_strategy": "steps", "save_steps": steps}
     checkpoint = f"checkpoint-{steps}"
@@ -418,16 +413,16 @@ def test_it_resumes_as_grpo_trainer_does_or_better(small: dict[str, Path], tmp_p
         kind: train(kind, Case(keys), small, tmp_path / kind.__name__) for kind in (GRPOTrainer, MutualGRPOTrainer)
     }
     assert_equal(unbroken[GRPOTrainer], unbroken[MutualGRPOTrainer])
-    for kind, whole in unbroken.items():
+    for kind, reference in unbroken.items():
         saved = str(tmp_path / kind.__name__ / checkpoint)
         resumed = train(kind, Case(keys), small, tmp_path / f"{kind.__name__}-resumed", resume=saved)
         if kind is MutualGRPOTrainer or steps == 2:
-            assert [row["loss"] for row in resumed.kept] == [row["loss"] for row in whole.kept[steps:]]
-            before, after = whole.model.state_dict(), resumed.model.state_dict()
+            assert [row["loss"] for row in resumed.kept] == [row["loss"] for row in reference.kept[steps:]]
+            before, after = reference.model.state_dict(), resumed.model.state_dict()
             assert all(torch.allclose(before[key], after[key], rtol=0, atol=0, equal_nan=True) for key in before)
 
 
-def test_it_evaluates_as_grpo_trainer_does(small: dict[str, Path], tmp_path: Path) -> None:
+def test_trainer_evaluates_as_grpo_trainer(small: dict[str, Path], tmp_path: Path) -> None:
     case = Case(
         {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 8, "num_generations_eval": 2},
         {"eval_dataset": lambda small: Dataset.from_list(rows()[:4])},
@@ -444,11 +439,11 @@ def test_it_evaluates_as_grpo_trainer_does(small: dict[str, Path], tmp_path: Pat
     assert published == 3  # the three rounds of training, none of the evaluation
 
 
-# ---- what cannot be shared
+# ---- rollouts that cannot be shared
 
 
-def test_rows_of_others_under_another_loss_are_refused(small: dict[str, Path], tmp_path: Path) -> None:
-    """An exact twin as peer gave a gradient norm half as large again as the right one: GMPO takes another mean."""
+def test_peer_rows_under_another_loss_are_rejected(small: dict[str, Path], tmp_path: Path) -> None:
+    """With an exact twin as peer, the gradient norm was 1.5 times the correct one: GMPO takes another mean."""
 
     class Mixed(MutualGRPOTrainer, GMPOTrainer):
         pass
@@ -467,7 +462,7 @@ def test_rows_of_others_under_another_loss_are_refused(small: dict[str, Path], t
 
 
 def publish_as(root: Path, policy: str, shard: Any) -> None:
-    """Publish a round again, as another policy's."""
+    """Publish a round again as another policy."""
     columns = ("prompt_id", "rollout", "reward", "ended", "y_text", "token_ids", "logprobs")
     records = [
         Rollout(prompt, index, value, ended, text=text, token_ids=tuple(ids), logprobs=tuple(trace))
@@ -476,7 +471,7 @@ def publish_as(root: Path, policy: str, shard: Any) -> None:
     Exchange(root, policy, "script").publish(0, records, 0)
 
 
-REFUSED = {
+REJECTED = {
     "tools": (
         {"tools": [multiply]},
         "tools: found multiply, which regime 'sgt' does not support.* shares only rewards",
@@ -486,20 +481,20 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_sampled_text_is_refused_before_a_model_is_built(tmp_path: Path, name: str) -> None:
-    arguments, words = REFUSED[name]
+@pytest.mark.parametrize("name", REJECTED)
+def test_unsampled_rollouts_are_rejected_before_a_model_is_built(tmp_path: Path, name: str) -> None:
+    arguments, message = REJECTED[name]
     common: dict[str, Any] = {"model": "no/such-model", "reward_funcs": evenness, "processing_class": byte_tokenizer()}
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=message):
         MutualGRPOTrainer(**common, **arguments, sharing=sharing(tmp_path / "a", False, "sgt", ("bob",)))
-    with pytest.raises(UsageError, match=words.replace("regime 'sgt'", "publish: full")):
+    with pytest.raises(UsageError, match=message.replace("regime 'sgt'", "publish: full")):
         MutualGRPOTrainer(**common, **arguments, sharing=sharing(tmp_path / "b", True, "grpo"))
 
 
-def test_a_vision_language_model_is_refused_before_it_is_built(tmp_path: Path) -> None:
+def test_vision_language_model_is_rejected_before_it_is_built(tmp_path: Path) -> None:
     from transformers import Qwen2VLConfig
 
-    Qwen2VLConfig().save_pretrained(tmp_path / "vision")  # no weights beside it
+    Qwen2VLConfig().save_pretrained(tmp_path / "vision")  # without weights
     with pytest.raises(UsageError, match=r"model: found the vision-language model .*vision, which regime 'prp'"):
         MutualGRPOTrainer(
             model=str(tmp_path / "vision"),
@@ -511,7 +506,7 @@ def test_a_vision_language_model_is_refused_before_it_is_built(tmp_path: Path) -
 # ---- prompt ids
 
 
-def test_an_id_covers_the_whole_row() -> None:
+def test_row_id_covers_the_whole_row() -> None:
     from PIL import Image
 
     texts = ["What is this?"] * 8
@@ -541,7 +536,7 @@ def test_an_id_covers_the_whole_row() -> None:
         row_id({"prompt": "a", "made": object()})
 
 
-def test_one_text_with_other_columns_is_two_prompts(small: dict[str, Path], tmp_path: Path) -> None:
+def test_same_text_with_other_columns_is_another_prompt(small: dict[str, Path], tmp_path: Path) -> None:
     data = [{"prompt": "1 + 4 =", "answer": str(number)} for number in range(4)]
     case = Case(
         {"max_steps": 1, "per_device_train_batch_size": 16}, {"train_dataset": lambda small: Dataset.from_list(data)}
@@ -553,7 +548,9 @@ def test_one_text_with_other_columns_is_two_prompts(small: dict[str, Path], tmp_
 
 
 @pytest.mark.parametrize("column", [{}, {"prompt_id": "same"}])
-def test_two_groups_of_one_id_are_refused(small: dict[str, Path], tmp_path: Path, column: dict[str, str]) -> None:
+def test_two_groups_with_the_same_id_are_rejected(
+    small: dict[str, Path], tmp_path: Path, column: dict[str, str]
+) -> None:
     data = [{"prompt": "1 + 4 =", "answer": "5", **column}] * 4
     case = Case({"max_steps": 1}, {"train_dataset": lambda small: Dataset.from_list(data)})
     with pytest.raises(UsageError, match="two rows of a round have the prompt id"):
@@ -581,7 +578,7 @@ class Broken:
     [broken, broken_later, Broken(), functools.partial(broken)],
     ids=["function", "coroutine", "object", "partial"],
 )
-def test_a_rewards_exception_is_the_cause_and_the_reward_is_named(
+def test_reward_exception_is_the_cause_and_the_reward_is_named(
     small: dict[str, Path], tmp_path: Path, function: Any
 ) -> None:
     case = Case({"max_steps": 1}, reward(evenness, function))
@@ -591,7 +588,7 @@ def test_a_rewards_exception_is_the_cause_and_the_reward_is_named(
     assert "evenness" not in str(raised.value)
 
 
-def test_no_peer_reads_an_infinite_reward(small: dict[str, Path], tmp_path: Path) -> None:
+def test_infinite_reward_is_not_published(small: dict[str, Path], tmp_path: Path) -> None:
     case = Case({"max_steps": 1}, reward(infinite))
     trainer = train(MutualGRPOTrainer, case, small, tmp_path / "a", sharing=sharing(tmp_path / "x", True))
     shard = Exchange(tmp_path / "x", "eve", "script").read("ada", 0)
@@ -603,7 +600,7 @@ def test_no_peer_reads_an_infinite_reward(small: dict[str, Path], tmp_path: Path
 
 @pytest.mark.extended
 def test_xgrpo_shares_the_rewards_of_rollouts_with_an_environment(small: dict[str, Path], tmp_path: Path) -> None:
-    """It needs no text: a peer's rewards of the same prompts change what is learnt from several turns with tools."""
+    """XGRPO needs no text: a peer's rewards on the same prompts change what is learnt from multi-turn rollouts."""
     case = CASES["environment"]
     alone = train(
         MutualGRPOTrainer, case, small, tmp_path / "a", sharing=sharing(tmp_path / "one", text=False, regime="xgrpo")

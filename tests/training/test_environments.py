@@ -127,26 +127,26 @@ PROMPTS = [f"Count from {number}." for number in range(16)]
 
 
 def tool_caller(directory: Path, seed: int) -> None:
-    """Train a small model until it calls the tool with a step from 1 to 9, and then says that it is done."""
+    """Train a small model to call the tool with a step from 1 to 9 and then answer "Done."."""
     templates = Path(trl.__file__).parent / "chat_templates"
-    talks = [conversation(prompt, step) for prompt in PROMPTS for step in range(1, 10)]
+    conversations = [conversation(prompt, step) for prompt in PROMPTS for step in range(1, 10)]
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    backend = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=made,
+        tokenizer_object=backend,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         chat_template=(templates / "qwen3.jinja").read_text("utf-8"),
     )
-    in_training = (templates / "qwen3_training.jinja").read_text("utf-8")  # what TRL takes in its place
+    training_template = (templates / "qwen3_training.jinja").read_text("utf-8")  # used by TRL in its place
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
     texts = [
-        tokenizer.apply_chat_template(talk, tools=[INCREMENT], chat_template=in_training, tokenize=False)
-        for talk in talks
+        tokenizer.apply_chat_template(messages, tools=[INCREMENT], chat_template=training_template, tokenize=False)
+        for messages in conversations
     ]
-    # what does not change is one token each: short rows, which a small model learns in seconds
+    # constant pieces are one token each: short rows, which a small model learns in seconds
     fixed = {piece for text in texts for piece in re.split(r"<\|\w+\|>|\d|assistant\n", text)}
     tokenizer.add_tokens([*sorted(piece for piece in fixed if len(piece) > 3), "assistant\n"])
     set_seed(seed)
@@ -164,10 +164,10 @@ def tool_caller(directory: Path, seed: int) -> None:
         )
     )
     batch = tokenizer(texts, padding=True, return_tensors="pt")
-    rest = torch.stack(
+    sampled = torch.stack(
         [(row == tokenizer.convert_tokens_to_ids("<|im_start|>")).cumsum(0) >= 2 for row in batch["input_ids"]]
     )
-    labels = batch["input_ids"].masked_fill(~(rest & batch["attention_mask"].bool()), -100)
+    labels = batch["input_ids"].masked_fill(~(sampled & batch["attention_mask"].bool()), -100)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     for _ in range(400):
         rows = torch.randint(len(texts), (12,))
@@ -199,10 +199,10 @@ def callers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recipe(callers: Path, directory: Path, regime: str = "xgrpo", **task: Any) -> Path:
-    """Write a recipe over the pool, under GRPO over its first policy, with an environment unless `task` has tools."""
+    """Write a recipe for the pool (for GRPO: its first policy), with an environment unless `task` has tools."""
     data = str(callers / "rows.jsonl")
     section = {"name": "dataset", "data": data, "validation_data": data, **task}
-    if "tools" not in section:  # the environment of most tests
+    if "tools" not in section:  # the default environment
         section.setdefault("environment", f"{callers / 'board.py'}:Counter")
     path = directory / "recipe.yaml"
     trainer = {"max_completion_length": 64, "learning_rate": 0.002, "num_generations": 8, "beta": 0.0}
@@ -225,9 +225,8 @@ def metrics(run: Path, policy: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "policies" / policy / "metrics.jsonl").read_text().splitlines()]
 
 
-def greedily(model_path: Path) -> float:
-    """Return the mean reward of greedy rollouts, made without TRL: the step of the one call, counted up from the row's
-    start."""
+def greedy_reward(model_path: Path) -> float:
+    """Return the mean reward of greedy rollouts without TRL: the row's start plus the step of the one call."""
     tokenizer = AutoTokenizer.from_pretrained(model_path)
     model = AutoModelForCausalLM.from_pretrained(model_path)
     rewards = []
@@ -249,21 +248,23 @@ def greedily(model_path: Path) -> float:
 @pytest.mark.extended
 def test_policies_train_in_an_environment_and_share_its_rewards(callers: Path, tmp_path: Path, cli: Cli) -> None:
     path = recipe(callers, tmp_path)
-    done = cli("train", path, "--run-dir", tmp_path / "run", "--no-report")
-    assert done.returncode == 0, done.stderr
+    result = cli("train", path, "--run-dir", tmp_path / "run", "--no-report")
+    assert result.returncode == 0, result.stderr
     for policy in ("cara", "carl"):
         steps = metrics(tmp_path / "run", policy)
         rewards = [line["reward"] for line in steps if "reward" in line]
         calls = [line["tools/call_frequency"] for line in steps if "tools/call_frequency" in line]
         assert len(rewards) == 6
-        # the policies call the tool, by the text that TRL reads: how often after a step depends on the kind of CPU
+        # the policies call the tool in TRL's format; how often after a step depends on the kind of CPU
         assert min(rewards) > 0.15
         assert sum(calls) / len(calls) > 0.5
-    result = json.loads((tmp_path / "run" / "summary.json").read_text())
-    validations = {name: each["validation"] for name, each in result["policies"].items()}
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    validations = {name: entry["validation"] for name, entry in summary["policies"].items()}
     for name, validation in validations.items():
         assert (validation["n"], validation["no_box"]) == (16, None)
-        assert result["policies"][name]["initial_validation"]["accuracy"] == pytest.approx(greedily(callers / name))
+        assert summary["policies"][name]["initial_validation"]["accuracy"] == pytest.approx(
+            greedy_reward(callers / name)
+        )
     assert metrics(tmp_path / "run", "cara")[0]["rewards/Counter/mean"] > 0.15
     again = cli("eval", "--run", tmp_path / "run")
     assert again.returncode == 2
@@ -272,11 +273,13 @@ def test_policies_train_in_an_environment_and_share_its_rewards(callers: Path, t
 
 
 @pytest.mark.extended
-def test_validation_in_an_environment_leaves_training_as_it_is(callers: Path, tmp_path: Path, cli: Cli) -> None:
+def test_validation_in_an_environment_does_not_affect_training(callers: Path, tmp_path: Path, cli: Cli) -> None:
     path = recipe(callers, tmp_path, "grpo", environment=f"{callers / 'board.py'}:Remembers")
-    for name, every in (("often", "1"), ("seldom", "0")):
-        done = cli("train", path, "--run-dir", tmp_path / name, "--no-report", "--set", f"run.validate_every={every}")
-        assert done.returncode == 0, done.stderr
+    for name, validate_every in (("often", "1"), ("seldom", "0")):
+        result = cli(
+            "train", path, "--run-dir", tmp_path / name, "--no-report", "--set", f"run.validate_every={validate_every}"
+        )
+        assert result.returncode == 0, result.stderr
     logged = {}
     for name in ("often", "seldom"):
         lines = [line for line in metrics(tmp_path / name, "cara") if "loss" in line]
@@ -288,16 +291,16 @@ def test_validation_in_an_environment_leaves_training_as_it_is(callers: Path, tm
 
 
 @pytest.mark.extended
-def test_a_killed_policy_goes_on_from_within_a_round_of_several_turns(callers: Path, tmp_path: Path) -> None:
+def test_killed_policy_resumes_within_a_multi_turn_round(callers: Path, tmp_path: Path) -> None:
     path = str(recipe(callers, tmp_path))
-    half_used = ("--no-report", "--set", "round.optimizer_steps=2", "--set", "run.save_every=1")
-    places = [tmp_path / name for name in ("unbroken", "killed")]
-    for place in places:
-        place.mkdir()
-    unbroken = Run(places[0], *half_used, of=[path])
+    options = ("--no-report", "--set", "round.optimizer_steps=2", "--set", "run.save_every=1")
+    roots = [tmp_path / name for name in ("unbroken", "killed")]
+    for root in roots:
+        root.mkdir()
+    unbroken = Run(roots[0], *options, of=[path])
     assert unbroken.process.wait(PATIENCE) == 0, unbroken.errors.read_text()
     environment = stop_at("in-the-loss:carl:4", mark=tmp_path / "mark")
-    run = Run(places[1], *half_used, of=[path], **environment)
+    run = Run(roots[1], *options, of=[path], **environment)
     try:
         stopped(tmp_path / "mark", run).kill()
         assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
@@ -310,139 +313,139 @@ def test_a_killed_policy_goes_on_from_within_a_round_of_several_turns(callers: P
 
 @pytest.mark.extended
 def test_tools_are_called_and_a_reward_function_reads_the_turns(callers: Path, tmp_path: Path, cli: Cli) -> None:
-    increment = callers / "board.py"
+    board = callers / "board.py"
     tool = tmp_path / "tool.py"
     tool.write_text(
         'def increment(step: int) -> str:\n    """Count up.\n\n    Args:\n        step: How far.\n\n    Returns:\n'
         '        The count.\n    """\n    return str(step)\n'
     )
-    path = recipe(callers, tmp_path, "grpo", tools=[f"{tool}:increment"], reward=f"{increment}:talks")
-    done = cli("train", path, "--steps", "2", "--run-dir", tmp_path / "run", "--no-report")
-    assert done.returncode == 0, done.stderr
-    result = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert {each["initial_validation"]["accuracy"] for each in result["policies"].values()} == {1.0}
+    path = recipe(callers, tmp_path, "grpo", tools=[f"{tool}:increment"], reward=f"{board}:talks")
+    result = cli("train", path, "--steps", "2", "--run-dir", tmp_path / "run", "--no-report")
+    assert result.returncode == 0, result.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert {entry["initial_validation"]["accuracy"] for entry in summary["policies"].values()} == {1.0}
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize(
-    ("environment", "words"),
+    ("environment", "message"),
     [
         ("Breaks", "environment Breaks: KeyError: 'no such board' (board.py, line"),
         ("Silent", "has no method get_reward, and the recipe no task.reward"),
     ],
 )
-def test_an_environment_that_fails_is_named(
-    callers: Path, tmp_path: Path, cli: Cli, environment: str, words: str
-) -> None:
+def test_failing_environment_is_named(callers: Path, tmp_path: Path, cli: Cli, environment: str, message: str) -> None:
     path = recipe(callers, tmp_path, "grpo", environment=f"{callers / 'board.py'}:{environment}")
-    done = cli("train", path, "--run-dir", tmp_path / "run", "--no-report")
-    assert done.returncode in (1, 2)
-    assert words in done.stderr
+    result = cli("train", path, "--run-dir", tmp_path / "run", "--no-report")
+    assert result.returncode in (1, 2)
+    assert message in result.stderr
 
 
 @pytest.mark.extended
-def test_a_chat_template_without_tools_is_named(callers: Path, tmp_path: Path, cli: Cli) -> None:
+def test_missing_chat_template_is_named(callers: Path, tmp_path: Path, cli: Cli) -> None:
     path = recipe(callers, tmp_path, "grpo")
     (tmp_path / "pool.yaml").write_text(yaml.safe_dump({"policies": [{"name": "ada", "model": "tiny:ada"}]}))
     path.write_text(path.read_text().replace(str(callers / "only-cara.yaml"), str(tmp_path / "pool.yaml")))
-    done = cli("train", path, "--run-dir", tmp_path / "run", "--no-report")
-    assert done.returncode == 4
-    assert "has no chat template, which task.tools and task.environment require" in done.stderr
+    result = cli("train", path, "--run-dir", tmp_path / "run", "--no-report")
+    assert result.returncode == 4
+    assert "has no chat template, which task.tools and task.environment require" in result.stderr
 
 
 @pytest.mark.extended
-def test_what_the_model_is_told_of_its_tools_counts_for_the_length_of_a_prompt(
-    callers: Path, tmp_path: Path, cli: Cli
-) -> None:
+def test_tool_descriptions_count_towards_the_prompt_length(callers: Path, tmp_path: Path, cli: Cli) -> None:
     model = yaml.safe_load((callers / "pool.yaml").read_text())["policies"][0]["model"]
-    talk = [conversation(prompt, 1)[:1] for prompt in PROMPTS]
+    conversations = [conversation(prompt, 1)[:1] for prompt in PROMPTS]
     template = AutoTokenizer.from_pretrained(model).apply_chat_template
-    alone = [len(ids) for ids in template(talk, add_generation_prompt=True)["input_ids"]]
-    told = [len(ids) for ids in template(talk, add_generation_prompt=True, tools=[INCREMENT])["input_ids"]]
-    assert max(alone) < min(told)
-    for limit, code in ((min(told) - 1, 2), (max(told), 0)):
+    without_tools = [len(ids) for ids in template(conversations, add_generation_prompt=True)["input_ids"]]
+    with_tools = [
+        len(ids) for ids in template(conversations, add_generation_prompt=True, tools=[INCREMENT])["input_ids"]
+    ]
+    assert max(without_tools) < min(with_tools)
+    for limit, code in ((min(with_tools) - 1, 2), (max(with_tools), 0)):
         arguments = ("--set", f"task.max_prompt_tokens={limit}", "--set", "run.steps=1", "--no-report")
-        done = cli("train", recipe(callers, tmp_path, "grpo"), *arguments, "--run-dir", tmp_path / str(limit))
-        assert done.returncode == code, done.stderr
-        assert (f"no training prompt is within task.max_prompt_tokens ({limit})" in done.stderr) == (code == 2)
+        result = cli("train", recipe(callers, tmp_path, "grpo"), *arguments, "--run-dir", tmp_path / str(limit))
+        assert result.returncode == code, result.stderr
+        assert (f"no training prompt is within task.max_prompt_tokens ({limit})" in result.stderr) == (code == 2)
 
 
 @pytest.mark.parametrize("regime", ["sgt", "prp"])
-def test_a_regime_that_shares_texts_refuses_turns(callers: Path, tmp_path: Path, cli_here: Cli, regime: str) -> None:
-    done = cli_here("train", recipe(callers, tmp_path, regime), "--dry-run")
-    assert done.returncode == 2
-    assert "task.environment" in done.stderr
-    assert f"regime '{regime}' shares texts" in done.stderr
-    assert "which tokens of several turns were sampled" in done.stderr
+def test_regime_that_shares_texts_rejects_multi_turn_tasks(
+    callers: Path, tmp_path: Path, cli_here: Cli, regime: str
+) -> None:
+    result = cli_here("train", recipe(callers, tmp_path, regime), "--dry-run")
+    assert result.returncode == 2
+    assert "task.environment" in result.stderr
+    assert f"regime '{regime}' shares texts" in result.stderr
+    assert "which tokens of several turns were sampled" in result.stderr
     full = cli_here("train", recipe(callers, tmp_path, "xgrpo"), "--set", "run.publish=full", "--dry-run")
     assert full.returncode == 2
     assert "run.publish: full" in full.stderr
 
 
-def test_a_plan_says_that_the_reward_was_not_tried(callers: Path, tmp_path: Path, cli_here: Cli) -> None:
-    done = cli_here("train", recipe(callers, tmp_path), "--dry-run")
-    assert done.returncode == 0, done.stderr
-    assert "multi-turn rollouts" in done.stdout
-    assert "reward: []" in done.stdout
+def test_dry_run_reports_that_the_reward_was_not_tried(callers: Path, tmp_path: Path, cli_here: Cli) -> None:
+    result = cli_here("train", recipe(callers, tmp_path), "--dry-run")
+    assert result.returncode == 0, result.stderr
+    assert "multi-turn rollouts" in result.stdout
+    assert "reward: []" in result.stdout
 
 
-def test_code_lies_beside_the_recipe(callers: Path, tmp_path: Path, cli_here: Cli) -> None:
-    beside = tmp_path / "beside"
-    beside.mkdir()
-    (beside / "board.py").write_text(CODE)
-    recipe(callers, beside, environment="board.py:Counter", tools="board.py:double")
-    done = cli_here("train", beside / "recipe.yaml", "--dry-run")
-    assert done.returncode == 0, done.stderr
-    assert f"environment: {beside / 'board.py'}:Counter" in done.stdout
-    assert f"- {beside / 'board.py'}:double" in done.stdout
-    recipe(callers, beside, environment="absent.py:Counter")
-    assert "absent.py" in cli_here("train", beside / "recipe.yaml", "--run-dir", tmp_path / "run").stderr
+def test_code_paths_are_relative_to_the_recipe(callers: Path, tmp_path: Path, cli_here: Cli) -> None:
+    recipe_dir = tmp_path / "beside"
+    recipe_dir.mkdir()
+    (recipe_dir / "board.py").write_text(CODE)
+    recipe(callers, recipe_dir, environment="board.py:Counter", tools="board.py:double")
+    result = cli_here("train", recipe_dir / "recipe.yaml", "--dry-run")
+    assert result.returncode == 0, result.stderr
+    assert f"environment: {recipe_dir / 'board.py'}:Counter" in result.stdout
+    assert f"- {recipe_dir / 'board.py'}:double" in result.stdout
+    recipe(callers, recipe_dir, environment="absent.py:Counter")
+    assert "absent.py" in cli_here("train", recipe_dir / "recipe.yaml", "--run-dir", tmp_path / "run").stderr
 
 
-def test_the_diagnostics_refuse_turns(callers: Path, tmp_path: Path, cli_here: Cli) -> None:
+def test_diagnostics_reject_multi_turn_tasks(callers: Path, tmp_path: Path, cli_here: Cli) -> None:
     pool = yaml.safe_load((callers / "pool.yaml").read_text())
     pool["task"] = {"name": "dataset", "data": str(callers / "rows.jsonl"), "tools": [f"{callers / 'board.py'}:double"]}
     (tmp_path / "pool.yaml").write_text(yaml.safe_dump(pool))
-    done = cli_here("complementarity", "--pool", tmp_path / "pool.yaml")
-    assert done.returncode == 2
-    assert "samples one turn per prompt" in done.stderr
+    result = cli_here("complementarity", "--pool", tmp_path / "pool.yaml")
+    assert result.returncode == 2
+    assert "samples one turn per prompt" in result.stderr
 
 
-def test_without_an_environment_a_reward_is_needed(callers: Path, tmp_path: Path, cli_here: Cli) -> None:
-    done = cli_here("train", "--set", "task.reward=[]", "--dry-run")
-    assert done.returncode == 2
-    assert "task: reward: found none" in done.stderr or "task.reward: found none" in done.stderr
+def test_reward_is_required_without_an_environment(callers: Path, tmp_path: Path, cli_here: Cli) -> None:
+    result = cli_here("train", "--set", "task.reward=[]", "--dry-run")
+    assert result.returncode == 2
+    assert "task: reward: found none" in result.stderr or "task.reward: found none" in result.stderr
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
         ("Timeless", "has no method reset"),
         ("unusable", "found int, expected a class"),
         ("absent", "has no class 'absent'"),
     ],
 )
-def test_what_is_no_environment_is_refused(tmp_path: Path, name: str, words: str) -> None:
+def test_invalid_environment_is_rejected(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "board.py").write_text(CODE)
-    with pytest.raises(UsageError, match=re.escape(words)):
+    with pytest.raises(UsageError, match=re.escape(message)):
         load_environment(f"{tmp_path / 'board.py'}:{name}", owns_reward=True)
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
         ("untyped", "has no type for number"),
         ("undocumented", "has no docstring"),
         ("unusable", "found int, expected a function"),
     ],
 )
-def test_a_tool_that_a_model_could_not_be_told_of_is_refused(tmp_path: Path, name: str, words: str) -> None:
+def test_tool_that_cannot_be_described_to_a_model_is_rejected(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "board.py").write_text(CODE)
-    with pytest.raises(UsageError, match=re.escape(words)):
+    with pytest.raises(UsageError, match=re.escape(message)):
         load_tools([f"{tmp_path / 'board.py'}:{name}"])
 
 
-def test_what_a_tool_answered_is_no_answer_of_the_models() -> None:
+def test_tool_output_does_not_count_as_the_models_answer() -> None:
     turns = [
         {"role": "assistant", "tool_calls": [{"type": "function"}]},
         {"role": "tool", "name": "solve", "content": "\\boxed{7}"},

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(("regime", "settings"), [("sgt", {}), ("prp", {}), ("prp", {"denominator": "snapshot"})])
-def test_only_the_adapter_moves_and_the_reference_is_the_model_without_it(
+def test_only_the_adapter_trains_and_the_reference_is_the_base_model(
     tiny: dict[str, Path], tmp_path: Path, regime: str, settings: dict[str, Any]
 ) -> None:
     bob = load_tokenizer(str(tiny["bob"]))
@@ -40,23 +40,23 @@ def test_only_the_adapter_moves_and_the_reference_is_the_model_without_it(
         beta=0.1,
     )
     assert learner.ref_model is None
-    assert learner.kept[0]["kl"] == pytest.approx(0.0, abs=1e-6)  # an adapter starts as nothing
+    assert learner.kept[0]["kl"] == pytest.approx(0.0, abs=1e-6)  # a new adapter changes nothing
     assert learner.kept[-1]["kl"] > 1e-6
     start = load_file(tiny["ada"] / "model.safetensors")
     for name, tensor in learner.model.get_base_model().state_dict().items():
-        plain = name.replace(".base_layer", "")
-        if plain in start:
-            assert torch.equal(tensor, start[plain]), name
+        base_name = name.replace(".base_layer", "")
+        if base_name in start:
+            assert torch.equal(tensor, start[base_name]), name
 
 
 @pytest.mark.extended
 @needs_zero
-def test_policies_of_several_processes_train_adapters_through_the_command_line(
+def test_policies_on_several_processes_train_adapters_from_the_command_line(
     cli: Any, tmp_path: Path, tiny: dict[str, Path], zero_ready: None
 ) -> None:
-    """Under ZeRO-3; adapters under DDP are trained, and resumed, in tests/faults/test_resume.py."""
+    """Under ZeRO-3; adapters under DDP are trained and resumed in tests/faults/test_resume.py."""
     processes = 2
-    done = cli(
+    result = cli(
         "train",
         "--regime",
         "sgt",
@@ -81,11 +81,11 @@ def test_policies_of_several_processes_train_adapters_through_the_command_line(
         f"trainer.per_device_train_batch_size={128 // processes}",
         timeout=PATIENCE,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    expected = json.loads(done.stdout)["policies"]
-    assert {policy: result["steps"] for policy, result in expected.items()} == {"ada": 3, "bob": 3}
-    assert f"{2 * processes} processes share" in done.stderr
-    assert all(result["rescued_pairs"] > 0 for result in expected.values())
+    assert result.returncode == 0, result.stderr[-3000:]
+    expected = json.loads(result.stdout)["policies"]
+    assert {policy: policy_summary["steps"] for policy, policy_summary in expected.items()} == {"ada": 3, "bob": 3}
+    assert f"{2 * processes} processes share" in result.stderr
+    assert all(policy_summary["rescued_pairs"] > 0 for policy_summary in expected.values())
     for policy in ("ada", "bob"):
         files = tmp_path / "run" / "policies" / policy
         marker = read_checksummed(tmp_path / "run" / "exchange" / policy / "000000.json")
@@ -93,17 +93,17 @@ def test_policies_of_several_processes_train_adapters_through_the_command_line(
         assert [part["rows"] for part in marker["parts"]] == [128 // processes] * processes
         lines = (files / "rescues.jsonl").read_text().splitlines()
         assert len(lines) == expected[policy]["rescued_pairs"]
-        for line in map(json.loads, lines):  # the answers of all ranks
+        for line in map(json.loads, lines):  # completions of all ranks
             assert [answer["reward"] for answer in line["own"]] == [0.0] * 4
             assert line["prompt"].endswith(":")
         log = (files / "logs" / "attempt-0.log").read_text()
         assert "DeepSpeed" in log
         assert (files / "adapter" / "adapter_model.safetensors").is_file()
         merged, start = (load_file(d / "model.safetensors") for d in (files / "model", tiny[policy]))
-        moved = {name for name in start if not torch.equal(start[name], merged[name])}
-        assert moved
-        assert all("proj" in name for name in moved)
+        changed = {name for name in start if not torch.equal(start[name], merged[name])}
+        assert changed
+        assert all("proj" in name for name in changed)
     evaluated = cli("eval", "--run", tmp_path / "run", "--json")
     assert evaluated.returncode == 0, evaluated.stderr[-2000:]
-    for policy, result in json.loads(evaluated.stdout)["models"].items():
-        assert result["accuracy"] == pytest.approx(expected[policy]["validation"]["accuracy"], abs=0.05)
+    for policy, policy_summary in json.loads(evaluated.stdout)["models"].items():
+        assert policy_summary["accuracy"] == pytest.approx(expected[policy]["validation"]["accuracy"], abs=0.05)

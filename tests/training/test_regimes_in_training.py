@@ -38,7 +38,7 @@ Peers = Callable[..., Path]
 
 @pytest.fixture
 def peers(tiny: dict[str, Path], tmp_path: Path) -> Peers:
-    """Return publishes recorded peers and returns the exchange directory."""
+    """Return a function that publishes recorded peers and returns the exchange directory."""
 
     def publish(name: str, *names: str, prompts: int = 8, rounds: int = STEPS, repeat: int = 1) -> Path:
         root = tmp_path / name
@@ -51,11 +51,11 @@ def peers(tiny: dict[str, Path], tmp_path: Path) -> Peers:
 
 
 def tokenizers(tiny: dict[str, Path]) -> dict[str, Any]:
-    own = load_tokenizer(str(tiny["ada"]))
-    return {"bob": load_tokenizer(str(tiny["bob"])), "eve": own, "dan": own, "cat": own}
+    ada = load_tokenizer(str(tiny["ada"]))
+    return {"bob": load_tokenizer(str(tiny["bob"])), "eve": ada, "dan": ada, "cat": ada}
 
 
-#: every registered regime as it is, and what else its settings make of it
+#: every registered regime with its defaults, and variants with other settings
 REGIMES: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name, spec in sorted(regimes().items()) if spec.plan is not None),
     ("xgrpo", {"pool": "shuffled", "baseline": "leave_one_out", "scale": "none"}),
@@ -70,7 +70,7 @@ REGIMES: list[tuple[str, dict[str, Any]]] = [
 IN_SHORT = {"sgt", "grpo-noise", "hacpo", "swarm"}
 
 
-def test_xgrpo_with_mix_0_and_no_length_correction_is_grpo_trainer_bit_for_bit(
+def test_xgrpo_with_mix_0_and_no_length_correction_equals_grpo_trainer_bit_for_bit(
     tiny: dict[str, Path], tmp_path: Path, peers: Peers
 ) -> None:
     plain = train(GRPOTrainer, tiny["ada"], tmp_path / "a")
@@ -78,7 +78,7 @@ def test_xgrpo_with_mix_0_and_no_length_correction_is_grpo_trainer_bit_for_bit(
     same_training(plain, train(MutualGRPOTrainer, tiny["ada"], tmp_path / "b", shared))
 
 
-def test_prp_without_peers_is_grpo_trainer_bit_for_bit(tiny: dict[str, Path], tmp_path: Path) -> None:
+def test_prp_without_peers_equals_grpo_trainer_bit_for_bit(tiny: dict[str, Path], tmp_path: Path) -> None:
     plain = train(GRPOTrainer, tiny["ada"], tmp_path / "a")
     shared = sharing(tmp_path / "x", "prp", peers=())
     same_training(plain, train(MutualGRPOTrainer, tiny["ada"], tmp_path / "b", shared))
@@ -86,31 +86,31 @@ def test_prp_without_peers_is_grpo_trainer_bit_for_bit(tiny: dict[str, Path], tm
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "bnpo", "luspo", "cispo", "sapo", "vespo"])
-def test_prp_with_a_peer_that_is_the_learner_is_grpo_with_twice_the_rollouts(
+def test_prp_with_the_learner_as_its_peer_equals_grpo_with_twice_the_rollouts(
     tiny: dict[str, Path], tmp_path: Path, loss_type: str
 ) -> None:
     """The peer's rollouts are those that the learner would have sampled as numbers 4 to 7, with the learner's own
-    trace. So the pool's first step is TRL's own step on groups of 8, for each of TRL's losses."""
+    trace. So the pool's first step is TRL's step on groups of 8, for each of TRL's losses."""
     keys = {"loss_type": loss_type, "max_steps": 1, "beta": 0.0, "learning_rate": 1e-3}
-    both = train(ReplayedGRPO, tiny["ada"], tmp_path / "a", num_generations=8, per_device_train_batch_size=64, **keys)
-    halves = Exchange(tmp_path / "x", "bob", "script")
+    grpo = train(ReplayedGRPO, tiny["ada"], tmp_path / "a", num_generations=8, per_device_train_batch_size=64, **keys)
+    bob = Exchange(tmp_path / "x", "bob", "script")
     probe = sharing(tmp_path / "probe", "prp", peers=())
     train(ReplayedMutual, tiny["ada"], tmp_path / "p", probe, num_generations=8, per_device_train_batch_size=64, **keys)
-    result = Exchange(tmp_path / "probe", "eve", "script").read("ada", 0)
-    assert result is not None
+    shard = Exchange(tmp_path / "probe", "eve", "script").read("ada", 0)
+    assert shard is not None
     from mutualrl.records import Rollout
     from mutualrl.see.schema import FIELD_OF
 
     columns = ("prompt_id", "rollout", "reward", "ended", "y_text", "token_ids", "logprobs")
-    rows = [dict(zip(columns, values, strict=True)) for values in zip(*map(result.column, columns), strict=True)]
-    halves.publish(0, [Rollout(**{FIELD_OF[k]: v for k, v in row.items()}) for row in rows if row["rollout"] >= 4], 0)
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*map(shard.column, columns), strict=True)]
+    bob.publish(0, [Rollout(**{FIELD_OF[k]: v for k, v in row.items()}) for row in rows if row["rollout"] >= 4], 0)
     unbounded = {} if loss_type in ("cispo", "sapo", "vespo") else {"delta": 1e6}  # these bound their own ratios
     shared = sharing(tmp_path / "x", "prp", tokenizers={"bob": load_tokenizer(str(tiny["ada"]))}, **unbounded)
     pooled = train(ReplayedMutual, tiny["ada"], tmp_path / "b", shared, **keys)
-    assert both.kept[0]["grad_norm"] > 0
+    assert grpo.kept[0]["grad_norm"] > 0
     assert pooled.kept[0]["prp/ratio_p99"] == pytest.approx(1.0, abs=1e-4)
     for key in ("loss", "grad_norm"):
-        assert pooled.kept[0][key] == pytest.approx(both.kept[0][key], rel=2e-4, abs=1e-6), key
+        assert pooled.kept[0][key] == pytest.approx(grpo.kept[0][key], rel=2e-4, abs=1e-6), key
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_prp_with_a_peer_that_is_the_learner_is_grpo_with_twice_the_rollouts(
     ],
     ids=str,
 )
-def test_the_accumulation_split_and_the_order_and_speed_of_peers_change_nothing(
+def test_accumulation_and_the_order_and_speed_of_peers_change_nothing(
     tiny: dict[str, Path], tmp_path: Path, peers: Peers, regime: str, settings: dict[str, Any]
 ) -> None:
     root = peers("x", "bob", "eve", "dan")
@@ -129,13 +129,13 @@ def test_the_accumulation_split_and_the_order_and_speed_of_peers_change_nothing(
     for part in parts_of(regime):
         keys |= trainer_keys(part)
 
-    def run(name: str, order: tuple[str, ...], published: Path, **more: Any) -> Any:
-        exchange = tmp_path / f"exchange-{name}"  # of its own: a split's traces differ in the last bits
+    def run(name: str, order: tuple[str, ...], published: Path, **overrides: Any) -> Any:
+        exchange = tmp_path / f"exchange-{name}"  # separate: a split's traces differ in the last bits
         exchange.mkdir()
         for peer in order:
             (exchange / peer).symlink_to(published / peer)
-        reader = sharing(exchange, regime, peers=order, tokenizers=tokenizers(tiny), **settings)
-        return train(ReplayedMutual, tiny["ada"], tmp_path / name, reader, **{**keys, **more})
+        shared = sharing(exchange, regime, peers=order, tokenizers=tokenizers(tiny), **settings)
+        return train(ReplayedMutual, tiny["ada"], tmp_path / name, shared, **{**keys, **overrides})
 
     first = run("a", ("bob", "eve", "dan"), root)
     same_training(first, run("b", ("dan", "bob", "eve"), root))
@@ -171,13 +171,13 @@ def test_the_accumulation_split_and_the_order_and_speed_of_peers_change_nothing(
         assert torch.allclose(one, other, atol=2e-4)
 
 
-def test_no_forward_with_gradients_holds_more_rows_than_the_batch_size(
+def test_forward_passes_with_gradients_have_at_most_batch_size_rows(
     tiny: dict[str, Path], tmp_path: Path, peers: Peers
 ) -> None:
     """Four peers, five times the rows; a micro-batch of 8."""
     rows: list[int] = []
 
-    class Watched(ReplayedMutual):
+    class CountingTrainer(ReplayedMutual):
         def _get_per_token_logps_and_entropies(self, model: Any, ids: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.is_grad_enabled():
                 rows.append(len(ids))
@@ -185,7 +185,14 @@ def test_no_forward_with_gradients_holds_more_rows_than_the_batch_size(
 
     names = ("bob", "eve", "dan", "cat")
     shared = sharing(peers("x", *names), "prp", peers=names, tokenizers=tokenizers(tiny))
-    train(Watched, tiny["ada"], tmp_path / "a", shared, gradient_accumulation_steps=4, per_device_train_batch_size=8)
+    train(
+        CountingTrainer,
+        tiny["ada"],
+        tmp_path / "a",
+        shared,
+        gradient_accumulation_steps=4,
+        per_device_train_batch_size=8,
+    )
     assert max(rows) == 8
     assert len(rows) == STEPS * 4 * 5  # own rows and four chunks of the peers', in each of four micro-batches
 
@@ -207,11 +214,11 @@ def test_no_forward_with_gradients_holds_more_rows_than_the_batch_size(
     [("prp", {}), ("prp", {"denominator": "snapshot", "clip": "band"}), ("xgrpo", {}), ("sgt", {})],
     ids=str,
 )
-def test_regimes_train_under_trls_settings(
+def test_regimes_train_with_trl_settings(
     tiny: dict[str, Path], tmp_path: Path, peers: Peers, keys: dict[str, Any], regime: str, settings: dict[str, Any]
 ) -> None:
     if {"importance_sampling_level", "top_entropy_quantile"} & set(keys):
-        settings = {key: value for key, value in settings.items() if key != "clip"}  # the band has none of these
+        settings = {key: value for key, value in settings.items() if key != "clip"}  # the band supports neither
     rounds = 2 if "max_steps" in keys else STEPS
     root = peers("x", rounds=rounds, repeat=2 if "max_steps" in keys else 1)
     shared = sharing(root, regime, tokenizers=tokenizers(tiny), **settings)
@@ -224,9 +231,7 @@ def test_regimes_train_under_trls_settings(
         assert learner.kept[0]["prp/rows"] == 32
 
 
-def test_the_snapshots_ratio_is_1_before_the_policy_moves_and_not_after(
-    tiny: dict[str, Path], tmp_path: Path, peers: Peers
-) -> None:
+def test_snapshot_ratio_is_1_only_until_the_policy_changes(tiny: dict[str, Path], tmp_path: Path, peers: Peers) -> None:
     shared = sharing(peers("x", rounds=1, repeat=2), "prp", denominator="snapshot")
     learner = train(ReplayedMutual, tiny["ada"], tmp_path / "a", shared, num_iterations=2, max_steps=2)
     assert learner.kept[0]["prp/ratio_p99"] == pytest.approx(1.0, abs=1e-5)
@@ -235,8 +240,8 @@ def test_the_snapshots_ratio_is_1_before_the_policy_moves_and_not_after(
     assert learner.kept[1]["ppo_kl"] != 0.0
 
 
-def test_the_published_trace_is_that_of_the_sampling_policy(tiny: dict[str, Path], tmp_path: Path) -> None:
-    """At the sampling temperature, from a forward pass that leaves training as it was."""
+def test_published_trace_is_that_of_the_sampling_policy(tiny: dict[str, Path], tmp_path: Path) -> None:
+    """At the sampling temperature, from a forward pass that does not affect training."""
     from transformers import AutoModelForCausalLM
 
     keys = {"temperature": 1.3, "max_steps": 1}
@@ -259,7 +264,7 @@ def test_the_published_trace_is_that_of_the_sampling_policy(tiny: dict[str, Path
 
 
 @pytest.mark.parametrize("keys", [{}, {"num_iterations": 2}], ids=str)
-def test_truncated_rollouts_have_a_trace_where_trl_masks_them(
+def test_truncated_rollouts_masked_by_trl_have_a_trace(
     tiny: dict[str, Path], tmp_path: Path, keys: dict[str, Any]
 ) -> None:
     traces = []
@@ -283,24 +288,24 @@ def test_truncated_rollouts_have_a_trace_where_trl_masks_them(
         assert masked == pytest.approx(plain, abs=1e-5)
 
 
-def test_settings_that_would_bias_a_ratio_or_share_unsampled_text_are_refused(
-    tiny: dict[str, Path], tmp_path: Path
-) -> None:
-    def refused(match: str, peft_config: Any = None, regime: str = "prp", extra: Any = None, **keys: Any) -> None:
+def test_settings_that_would_bias_ratios_are_rejected(tiny: dict[str, Path], tmp_path: Path) -> None:
+    def check_rejected(
+        match: str, peft_config: Any = None, regime: str = "prp", extra: Any = None, **keys: Any
+    ) -> None:
         number = len(list(tmp_path.iterdir()))
         with pytest.raises(UsageError, match=match):
             shared = sharing(tmp_path / f"{number}", regime, peers=(), **(extra or {}))
             train(MutualGRPOTrainer, tiny["ada"], tmp_path / f"{number}-a", shared, peft_config=peft_config, **keys)
 
-    refused("top_p: found 0.5", generation_kwargs={"top_p": 0.5})
-    refused("top_k: found 5", top_k=5)
-    refused("dropout 0.2", peft_config=LoraConfig(r=2, lora_dropout=0.2, target_modules="all-linear"))
-    refused("importance_sampling_level", extra={"clip": "band"}, importance_sampling_level="sequence")
-    refused("expected a larger delta", extra={"delta": 1.1})
-    refused("multi_objective_aggregation", regime="xgrpo", multi_objective_aggregation="normalize_then_sum")
+    check_rejected("top_p: found 0.5", generation_kwargs={"top_p": 0.5})
+    check_rejected("top_k: found 5", top_k=5)
+    check_rejected("dropout 0.2", peft_config=LoraConfig(r=2, lora_dropout=0.2, target_modules="all-linear"))
+    check_rejected("importance_sampling_level", extra={"clip": "band"}, importance_sampling_level="sequence")
+    check_rejected("expected a larger delta", extra={"delta": 1.1})
+    check_rejected("multi_objective_aggregation", regime="xgrpo", multi_objective_aggregation="normalize_then_sum")
 
 
-def test_two_prompts_with_one_id_are_refused(tiny: dict[str, Path], tmp_path: Path) -> None:
+def test_two_prompts_with_the_same_id_are_rejected(tiny: dict[str, Path], tmp_path: Path) -> None:
     from datasets import Dataset
 
     import training_harness
@@ -319,7 +324,7 @@ def test_two_prompts_with_one_id_are_refused(tiny: dict[str, Path], tmp_path: Pa
         trainer.train()
 
 
-def test_what_any_policy_of_the_pool_reads_is_published(tmp_path: Path) -> None:
+def test_texts_that_any_policy_of_the_pool_reads_are_published(tmp_path: Path) -> None:
     from mutualrl.regimes.sgt import SGTSettings
     from mutualrl.training.sharing import publish_schema
 
@@ -331,7 +336,7 @@ def test_what_any_policy_of_the_pool_reads_is_published(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("regime", ["xgrpo", "sgt", "grpo-noise", "grpo"])
-def test_a_regime_publishes_no_more_than_is_read(
+def test_regime_publishes_only_what_peers_read(
     tiny: dict[str, Path], tmp_path: Path, peers: Peers, regime: str
 ) -> None:
     root = peers("x")
@@ -372,17 +377,15 @@ def test_peak_memory_does_not_grow_with_the_number_of_peers(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("regime", ["prp", "sgt"])
-def test_a_peers_empty_answer_is_an_end_and_an_unfinished_one_is_left_out(
-    tiny: dict[str, Path], tmp_path: Path, regime: str
-) -> None:
+def test_empty_peer_completion_is_used_only_if_it_ended(tiny: dict[str, Path], tmp_path: Path, regime: str) -> None:
     from mutualrl.records import Rollout
 
     bob = load_tokenizer(str(tiny["bob"]))
     exchange = Exchange(tmp_path / "x", "bob", "script")
     for number, prompts in enumerate(sampled_rounds(8, STEPS)):
         records = []
-        for at, prompt in enumerate(dict.fromkeys(prompts)):
-            ended = at % 2 == 0  # the others are cut off before their first character
+        for index, prompt in enumerate(dict.fromkeys(prompts)):
+            ended = index % 2 == 0  # the others are truncated before their first character
             ids, trace = ((bob.eos_token_id,), (-0.5,)) if ended else ((), ())
             records.append(Rollout(prompt, 0, 1.0, ended, text="", token_ids=ids, logprobs=trace))
         exchange.publish(number, records, number)

@@ -1,5 +1,5 @@
-"""Rules of sharing beyond the paper's, inside TRL's loop: whole steps against independent formulas, guided rollouts,
-what a regime may ask, and resuming."""
+"""Sharing rules beyond the paper's, inside TRL's loop: whole steps against independent formulas, guided rollouts,
+requirements of regimes, and resuming."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.slow
 
 
 class Gradients(TrainerCallback):
-    """Keeps the gradients of the first optimizer step."""
+    """Callback that keeps the gradients of the first optimizer step."""
 
     def __init__(self) -> None:
         self.kept: list[torch.Tensor] = []
@@ -49,7 +49,7 @@ class Gradients(TrainerCallback):
 
 
 class Watched(ReplayedMutual):
-    """Recorded completions; keeps the first step's gradients."""
+    """Trainer on recorded completions that keeps the first step's gradients."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -85,7 +85,7 @@ def own_rows(tokenizer: Any, prompts: list[str]) -> list[tuple[str, list[int], f
 
 
 def publish_near(root: Path, tiny: dict[str, Path], prompts: list[str]) -> None:
-    """Publish a round of bob whose traces are ada's mean log-prob of its texts, and some more: ratios of .95 and .74."""
+    """Publish a round of bob with traces of ada's mean log-prob of its texts plus an offset: ratios of .95 and .74."""
     model, ada = AutoModelForCausalLM.from_pretrained(tiny["ada"]), load_tokenizer(str(tiny["ada"]))
     bob = load_tokenizer(str(tiny["bob"]))
     records = []
@@ -94,17 +94,17 @@ def publish_near(root: Path, tiny: dict[str, Path], prompts: list[str]) -> None:
             text = rollout_text(BY_ID[prompt_id], number, "bob")
             ids = retokenize(text, bob, ended=True).ids
             with torch.no_grad():
-                own = float(mean_logps(model, ada, prompt_id, list(retokenize(text, ada, ended=True).ids)))
-            trace = (own + (0.05 if number % 2 else 0.3),) * len(ids)
+                mean_logp = float(mean_logps(model, ada, prompt_id, list(retokenize(text, ada, ended=True).ids)))
+            trace = (mean_logp + (0.05 if number % 2 else 0.3),) * len(ids)
             reward = float(boxed_reward([text], answer=[BY_ID[prompt_id].answer])[0])
             records.append(Rollout(prompt_id, number, reward, True, text=text, token_ids=ids, logprobs=trace))
     Exchange(root, "bob", "script").publish(0, records, 0)
 
 
 @pytest.mark.parametrize("regime", ["hacpo", "swarm"])
-def test_a_whole_steps_gradient_is_that_of_the_formulas(tiny: dict[str, Path], tmp_path: Path, regime: str) -> None:
-    """Of all parameters, to 1e-6; the reference takes the published rows, the formulas, and autograd's mean log-prob of
-    each row. The policy has not moved yet: own ratios are 1."""
+def test_gradient_of_a_whole_step_matches_the_formulas(tiny: dict[str, Path], tmp_path: Path, regime: str) -> None:
+    """For all parameters, to 1e-6; the reference uses the published rows, the formulas and autograd's mean log-prob of
+    each row. The policy has not changed yet: own ratios are 1."""
     prompts = list(dict.fromkeys(sampled_rounds(8, 1)[0]))
     ada, bob = (load_tokenizer(str(tiny[name])) for name in ("ada", "bob"))
     publish_near(tmp_path / "x", tiny, prompts)
@@ -117,56 +117,56 @@ def test_a_whole_steps_gradient_is_that_of_the_formulas(tiny: dict[str, Path], t
     assert shard is not None
     peer = list(zip(*map(shard.column, ("prompt_id", "y_text", "reward", "logprobs")), strict=True))
     peer_ids = [list(retokenize(text, ada, ended=True).ids) for _, text, _, _ in peer]
-    own = own_rows(ada, prompts)
+    own_rollouts = own_rows(ada, prompts)
     rows: list[tuple[str, list[int], float]] = []
     if regime == "hacpo":
-        able = {
-            "ada": rivals.capability([sum(r > 0 for *_, r in own) / len(own)], 5),
+        capabilities = {
+            "ada": rivals.capability([sum(r > 0 for *_, r in own_rollouts) / len(own_rollouts)], 5),
             "bob": rivals.capability([sum(r > 0 for _, _, r, _ in peer) / len(peer)], 5),
         }
-        weight = 1 / rivals.discrepancy(able["ada"], able["bob"])
+        weight = 1 / rivals.discrepancy(capabilities["ada"], capabilities["bob"])
         model = AutoModelForCausalLM.from_pretrained(tiny["ada"])
-        moved = 0
+        unclipped = 0
         for prompt_id in prompts:
-            mine = [row for row in own if row[0] == prompt_id]
-            places = [place for place, row in enumerate(peer) if row[0] == prompt_id]
-            groups = {"ada": [r for *_, r in mine], "bob": [peer[place][2] for place in places]}
-            graded = rivals.hacpo_advantages(groups, "ada", able, False)
-            for (_, ids, _), advantage in zip(mine, graded["ada"], strict=True):
+            own_group = [row for row in own_rollouts if row[0] == prompt_id]
+            peer_rows = [index for index, row in enumerate(peer) if row[0] == prompt_id]
+            groups = {"ada": [r for *_, r in own_group], "bob": [peer[index][2] for index in peer_rows]}
+            advantages = rivals.hacpo_advantages(groups, "ada", capabilities, False)
+            for (_, ids, _), advantage in zip(own_group, advantages["ada"], strict=True):
                 rows.append((prompt_id, ids, -advantage))  # GSPO at ratio 1
-            for place, advantage in zip(places, graded["bob"], strict=True):
+            for index, advantage in zip(peer_rows, advantages["bob"], strict=True):
                 with torch.no_grad():
-                    logp = float(mean_logps(model, ada, prompt_id, peer_ids[place]))
-                slope = rivals.hacpo_row_loss([logp], list(peer[place][3]), advantage, weight, 0)[1]
-                moved += slope != 0
-                rows.append((prompt_id, peer_ids[place], slope))
-        assert 0 < moved < len(peer)  # the others are cut
+                    logp = float(mean_logps(model, ada, prompt_id, peer_ids[index]))
+                slope = rivals.hacpo_row_loss([logp], list(peer[index][3]), advantage, weight, 0)[1]
+                unclipped += slope != 0
+                rows.append((prompt_id, peer_ids[index], slope))
+        assert 0 < unclipped < len(peer)  # the others are clipped
         count = len(rows)
     else:
-        by_id = {p: [r for q, _, r in own if q == p] for p in prompts}
+        by_id = {p: [r for q, _, r in own_rollouts if q == p] for p in prompts}
         peers_by_id = {p: [row[2] for row in peer if row[0] == p] for p in prompts}
-        mine, theirs = rivals.swarm_advantages(by_id, [peers_by_id[p] for p in prompts], "group")
-        for p, graded_peer in zip(prompts, theirs, strict=True):
-            own_ids = [ids for q, ids, _ in own if q == p]
-            rows += [(p, ids, -a) for ids, a in zip(own_ids, mine[p], strict=False)]
-            ids_of_peer = [peer_ids[place] for place, row in enumerate(peer) if row[0] == p]
-            rows += [(p, ids, -a) for ids, a in zip(ids_of_peer, graded_peer, strict=False)]
-        count = len(rows)  # the groups that were kept
-        assert 0 < count < len(own) + len(peer)
+        own_advantages, peer_advantages = rivals.swarm_advantages(by_id, [peers_by_id[p] for p in prompts], "group")
+        for p, peer_group_advantages in zip(prompts, peer_advantages, strict=True):
+            own_ids = [ids for q, ids, _ in own_rollouts if q == p]
+            rows += [(p, ids, -a) for ids, a in zip(own_ids, own_advantages[p], strict=False)]
+            ids_of_peer = [peer_ids[index] for index, row in enumerate(peer) if row[0] == p]
+            rows += [(p, ids, -a) for ids, a in zip(ids_of_peer, peer_group_advantages, strict=False)]
+        count = len(rows)  # rows of the kept groups
+        assert 0 < count < len(own_rollouts) + len(peer)
     expected = expected_gradient(tiny["ada"], rows, count)
     assert max(float(g.abs().max()) for g in expected) > 1e-3
     for one, other in zip(learner.gradients.kept, expected, strict=True):
         assert torch.allclose(one, other, atol=1e-6), float((one - other).abs().max())
 
 
-def test_a_peer_whose_rewards_the_learner_denies_is_left_out(tiny: dict[str, Path], tmp_path: Path) -> None:
-    """bob claims successes that the learner's own verifier does not see."""
+def test_peer_groups_that_the_verifier_denies_are_left_out(tiny: dict[str, Path], tmp_path: Path) -> None:
+    """bob claims successes that the learner's own verifier does not confirm."""
     exchange = Exchange(tmp_path / "x", "bob", "script")
     prompts = list(dict.fromkeys(sampled_rounds(8, 1)[0]))
     records = []
-    for at, prompt_id in enumerate(prompts):
-        good = gold(BY_ID[prompt_id])
-        claims = [(good, 1.0), (" \\boxed{-1}", 1.0 if at < 3 else 0.0), (" \\boxed{-2}", 0.0)]
+    for index, prompt_id in enumerate(prompts):
+        solution = gold(BY_ID[prompt_id])
+        claims = [(solution, 1.0), (" \\boxed{-1}", 1.0 if index < 3 else 0.0), (" \\boxed{-2}", 0.0)]
         records += [Rollout(prompt_id, i, reward, True, text=text) for i, (text, reward) in enumerate(claims)]
     exchange.publish(0, records, 0)
     shared = sharing(tmp_path / "x", "swarm", external=99)
@@ -176,7 +176,7 @@ def test_a_peer_whose_rewards_the_learner_denies_is_left_out(tiny: dict[str, Pat
     assert learner.kept[0]["plan/texts_scored"] == 24
 
 
-def test_swarm_takes_groups_on_other_prompts_of_the_learners_data(tiny: dict[str, Path], tmp_path: Path) -> None:
+def test_swarm_uses_groups_on_other_prompts_of_the_learners_data(tiny: dict[str, Path], tmp_path: Path) -> None:
     seen = set(sampled_rounds(8, 1)[0])
     others = [prompt.id for prompt in PROMPTS if prompt.id not in seen][:8]
     publish_rollouts(tmp_path / "x", load_tokenizer(str(tiny["bob"])), [others])
@@ -186,7 +186,7 @@ def test_swarm_takes_groups_on_other_prompts_of_the_learners_data(tiny: dict[str
     assert learner.kept[0]["grad_norm"] > 0
 
 
-def test_swarm_without_rows_to_look_up_is_refused(tiny: dict[str, Path], tmp_path: Path) -> None:
+def test_swarm_on_an_iterable_dataset_is_rejected(tiny: dict[str, Path], tmp_path: Path) -> None:
     from datasets import Dataset
 
     import training_harness
@@ -217,7 +217,7 @@ def failing(completions: list[str], **_: Any) -> list[float]:
 
 
 def guided_run(tiny: dict[str, Path], tmp_path: Path, name: str, rounds: int, **keys: Any) -> Any:
-    """Train ada, who fails at everything, beside gold solutions of bob, over two epochs of 4 rounds."""
+    """Train ada, which fails every prompt, with gold solutions of bob, over two epochs of 4 rounds."""
     settings = keys.pop("settings", {})
     exchange = Exchange(tmp_path / f"{name}-x", "bob", "script")
     for number, prompts in enumerate(sampled_rounds(8, rounds)):
@@ -232,21 +232,21 @@ def guided_run(tiny: dict[str, Path], tmp_path: Path, name: str, rounds: int, **
     )
 
 
-def test_with_share_0_it_is_grpo_trainer_bit_for_bit(tiny: dict[str, Path], tmp_path: Path) -> None:
+def test_guided_with_share_0_equals_grpo_trainer_bit_for_bit(tiny: dict[str, Path], tmp_path: Path) -> None:
     plain = train(GRPOTrainer, tiny["ada"], tmp_path / "plain", reward=failing, max_steps=6, **GUIDED)
     same_training(plain, guided_run(tiny, tmp_path, "a", 6, settings={"share": 0.0}))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 1.3])
-def test_the_prefix_is_masked_and_the_continuation_is_the_learners_own_sample(
+def test_prefix_is_masked_and_guided_rollouts_have_no_trace(
     tiny: dict[str, Path], tmp_path: Path, temperature: float
 ) -> None:
-    """In the second epoch half of the rollouts begin with a piece of bob's text; the log-probs that are published of
-    them are the policy's given prompt and prefix; nothing of the prefix is in the loss."""
+    """In the second epoch, half of the rollouts begin with a prefix of bob's text; it is not in the loss, and they are
+    published without log-probs. Those of the other rollouts are the policy's."""
     batches: list[dict[str, Any]] = []
     prefixes: list[Any] = []
 
-    class Kept(MutualGRPOTrainer):
+    class RecordingTrainer(MutualGRPOTrainer):
         def on_generated(self, batch: dict[str, Any]) -> None:
             super().on_generated(batch)
             batches.append({key: value.clone() for key, value in batch.items() if isinstance(value, torch.Tensor)})
@@ -259,13 +259,20 @@ def test_the_prefix_is_masked_and_the_continuation_is_the_learners_own_sample(
         exchange.publish(number, records, number)
     shared = sharing(tmp_path / "x", "guided", publish="full", share=0.5)
     learner = train(
-        Kept, tiny["ada"], tmp_path / "a", shared, reward=failing, max_steps=5, temperature=temperature, **GUIDED
+        RecordingTrainer,
+        tiny["ada"],
+        tmp_path / "a",
+        shared,
+        reward=failing,
+        max_steps=5,
+        temperature=temperature,
+        **GUIDED,
     )
     assert prefixes[:4] == [None] * 4
     assert learner.kept[4]["guided/rollouts"] == 16
-    batch, given = batches[4], prefixes[4]
-    assert [bool(prefix) for prefix in given[:4]] == [False, False, True, True]
-    for row, prefix in enumerate(given):
+    batch, batch_prefixes = batches[4], prefixes[4]
+    assert [bool(prefix) for prefix in batch_prefixes[:4]] == [False, False, True, True]
+    for row, prefix in enumerate(batch_prefixes):
         n = len(prefix)
         assert batch["completion_ids"][row, :n].tolist() == list(prefix)
         assert batch["tool_mask"][row, :n].tolist() == [0] * n
@@ -274,12 +281,12 @@ def test_the_prefix_is_masked_and_the_continuation_is_the_learners_own_sample(
 
     shard = Exchange(tmp_path / "x", "eve", "script").read("ada", 4)
     assert shard is not None
-    # the failures' rewards are equal, so that no step has moved the weights: they are still those of the start
+    # all rewards are equal, so no step has changed the initial weights
     model = AutoModelForCausalLM.from_pretrained(tiny["ada"])
     tokenizer = load_tokenizer(str(tiny["ada"]))
     columns = ("prompt_id", "token_ids", "logprobs")
     for row, (prompt_id, ids, trace) in enumerate(zip(*map(shard.column, columns), strict=True)):
-        assert (trace is None) == bool(given[row])  # no policy sampled all of a guided rollout
+        assert (trace is None) == bool(batch_prefixes[row])  # no policy sampled a guided rollout completely
         if trace is None:
             continue
         prompt = tokenizer(BY_ID[prompt_id].text)["input_ids"]
@@ -289,14 +296,14 @@ def test_the_prefix_is_masked_and_the_continuation_is_the_learners_own_sample(
         assert trace == pytest.approx(logps.tolist(), abs=1e-4)
 
 
-def test_the_gradient_of_guided_rollouts_has_nothing_of_the_prefix(tiny: dict[str, Path], tmp_path: Path) -> None:
-    """Against autograd: the mean log-prob of the continuation alone, given prompt and prefix, times the advantage."""
-    kept: list[Any] = []
+def test_gradient_of_guided_rollouts_excludes_the_prefix(tiny: dict[str, Path], tmp_path: Path) -> None:
+    """Compare with autograd: the mean log-prob of the continuation, given prompt and prefix, times the advantage."""
+    batches: list[Any] = []
 
-    class Step(MutualGRPOTrainer):
+    class RecordingTrainer(MutualGRPOTrainer):
         def on_generated(self, batch: dict[str, Any]) -> None:
             super().on_generated(batch)
-            kept.append({key: value.clone() for key, value in batch.items() if isinstance(value, torch.Tensor)})
+            batches.append({key: value.clone() for key, value in batch.items() if isinstance(value, torch.Tensor)})
 
     prompts = list(dict.fromkeys(sampled_rounds(8, 1)[0]))
     exchange = Exchange(tmp_path / "x", "bob", "script")
@@ -306,17 +313,17 @@ def test_the_gradient_of_guided_rollouts_has_nothing_of_the_prefix(tiny: dict[st
     shared.state = {"hints": {p: [0, hint] for p in prompts}}
     gradients = Gradients()
 
-    def graded(completions: list[str], **_: Any) -> list[float]:
+    def length_reward(completions: list[str], **_: Any) -> list[float]:
         return [float(len(text) % 3) for text in completions]
 
-    class WithGradients(Step):
+    class WithGradients(RecordingTrainer):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self.add_callback(gradients)
 
     keys = {**GUIDED, "max_steps": 1, "beta": 0.0, "max_grad_norm": 1e9}
-    train(WithGradients, tiny["ada"], tmp_path / "a", shared, reward=graded, **keys)
-    (batch,) = kept
+    train(WithGradients, tiny["ada"], tmp_path / "a", shared, reward=length_reward, **keys)
+    (batch,) = batches
     model = AutoModelForCausalLM.from_pretrained(tiny["ada"])
     count = len(batch["advantages"])
     counted = batch["tool_mask"] * batch["completion_mask"]
@@ -333,14 +340,14 @@ def test_the_gradient_of_guided_rollouts_has_nothing_of_the_prefix(tiny: dict[st
         assert torch.allclose(one, parameter.grad, atol=1e-6)
 
 
-def test_a_script_with_guided_rollouts_goes_on_bit_for_bit(tiny: dict[str, Path], tmp_path: Path) -> None:
+def test_script_with_guided_rollouts_resumes_bit_for_bit(tiny: dict[str, Path], tmp_path: Path) -> None:
     keys = {"save_strategy": "steps", "save_steps": 5}
-    whole = guided_run(tiny, tmp_path, "a", 7, **keys)
-    assert whole.kept[6]["guided/rollouts"] > 0
+    unbroken = guided_run(tiny, tmp_path, "a", 7, **keys)
+    assert unbroken.kept[6]["guided/rollouts"] > 0
     shared = sharing(tmp_path / "a-x", "guided")
     shared.resume = True
     checkpoint = tmp_path / "a" / "checkpoint-5"
-    again = train(
+    resumed = train(
         MutualGRPOTrainer,
         tiny["ada"],
         tmp_path / "b",
@@ -351,14 +358,14 @@ def test_a_script_with_guided_rollouts_goes_on_bit_for_bit(tiny: dict[str, Path]
         **GUIDED,
         **keys,
     )
-    for one, other in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+    for one, other in zip(unbroken.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other)
     for key in ("guided/prefix_tokens", "completions/mean_length", "loss", "prompts/dead"):
-        assert [row[key] for row in again.kept] == [row[key] for row in whole.kept][5:], key
+        assert [row[key] for row in resumed.kept] == [row[key] for row in unbroken.kept][5:], key
 
 
-def test_dead_prompts_that_are_revived_are_counted(tiny: dict[str, Path], tmp_path: Path) -> None:
-    """No reward in the first epoch, one on every prompt in the second."""
+def test_dead_and_revived_prompts_are_counted(tiny: dict[str, Path], tmp_path: Path) -> None:
+    """Rewards are 0 in the first epoch and 1 in the second."""
     calls: list[int] = []
 
     def late(completions: list[str], **_: Any) -> list[float]:

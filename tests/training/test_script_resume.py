@@ -1,4 +1,4 @@
-"""One's own script: transformers' checkpoints and `resume_from_checkpoint`, inside a generation batch."""
+"""A user's own script: transformers' checkpoints and `resume_from_checkpoint`, inside a generation batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mutualrl.training import MutualGRPOTrainer, Sharing
 from training_harness import publish_rollouts, sampled_rounds, train, trainer_keys
 
 pytestmark = pytest.mark.slow
-#: a round is used for four optimizer steps; the checkpoint falls after the third
+#: a round is used for four optimizer steps; the checkpoint is written after the third
 KEYS: dict[str, Any] = {
     "max_steps": 6,
     "save_strategy": "steps",
@@ -28,8 +28,8 @@ KEYS: dict[str, Any] = {
 
 
 def weights(trainer: MutualGRPOTrainer) -> dict[str, torch.Tensor]:
-    result: dict[str, torch.Tensor] = trainer.model.state_dict()
-    return result
+    state: dict[str, torch.Tensor] = trainer.model.state_dict()
+    return state
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def weights(trainer: MutualGRPOTrainer) -> dict[str, torch.Tensor]:
         pytest.param("xgrpo+sgt", {"sgt": {"memory": 3}}, marks=pytest.mark.extended),
     ],
 )
-def test_a_script_goes_on_from_transformers_own_checkpoint(
+def test_script_resumes_from_a_transformers_checkpoint(
     tiny: dict[str, Path], tmp_path: Path, regime: str | None, settings: dict[str, Any]
 ) -> None:
     tokenizers = {name: load_tokenizer(str(path)) for name, path in tiny.items()}
@@ -60,15 +60,16 @@ def test_a_script_goes_on_from_transformers_own_checkpoint(
     keys = dict(KEYS)
     for part in () if regime is None else parts_of(regime):
         keys |= trainer_keys(part)
-    whole = train(MutualGRPOTrainer, tiny["ada"], tmp_path / "out", shared(False), **keys)
+    unbroken = train(MutualGRPOTrainer, tiny["ada"], tmp_path / "out", shared(False), **keys)
     checkpoint = tmp_path / "out" / "checkpoint-3"
     assert (checkpoint / "mutualrl_state_0.pt").exists()
     resumed = train(MutualGRPOTrainer, tiny["ada"], tmp_path / "again", shared(True), resume=checkpoint, **keys)
-    assert all(torch.equal(a, b) for a, b in zip(weights(whole).values(), weights(resumed).values(), strict=True))
-    assert [row["loss"] for row in resumed.kept if "loss" in row] == [r["loss"] for r in whole.kept if "loss" in r][3:]
+    assert all(torch.equal(a, b) for a, b in zip(weights(unbroken).values(), weights(resumed).values(), strict=True))
+    losses = [row["loss"] for row in unbroken.kept if "loss" in row]
+    assert [row["loss"] for row in resumed.kept if "loss" in row] == losses[3:]
 
 
-def test_a_script_that_goes_on_fences_off_the_one_before(tmp_path: Path) -> None:
+def test_resumed_script_fences_the_previous_one(tmp_path: Path) -> None:
     first = Sharing.over(tmp_path, "ada", ["bob"], "sgt")
     first.link.exchange.publish(0, [Rollout("p", 0, 1.0, True)], 0)
     with pytest.raises(UsageError, match="has rounds of an earlier run"):
@@ -79,4 +80,4 @@ def test_a_script_that_goes_on_fences_off_the_one_before(tmp_path: Path) -> None
     with pytest.raises(FencedError):
         first.link.exchange.publish(1, [Rollout("p", 0, 1.0, True)], 0)
     second.claim_attempt(SimpleNamespace(is_main_process=True))
-    assert second.link.exchange.attempt == 1  # once
+    assert second.link.exchange.attempt == 1  # claimed only once

@@ -1,4 +1,4 @@
-"""Peers that are behind: read when they come, at most `staleness` rounds later, and the same ones when replayed."""
+"""Peers that are behind: read when they arrive, at most `staleness` rounds late; a replay reads the same rounds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def ready(tiny: dict[str, Path], tmp_path: Path) -> Path:
 
 
 def stale(root: Path, tiny: dict[str, Path], staleness: int, regime: str = "sgt", **settings: Any) -> Sharing:
-    """Return a learner that waits for no peer less than `staleness` rounds behind."""
+    """Return the sharing of a learner that waits only for peers more than `staleness` rounds behind."""
     shared = sharing(root, regime, tokenizers={"bob": load_tokenizer(str(tiny["bob"]))}, **settings)
     shared.link.staleness = staleness
     shared.link.reads = ReadLog(shared.link.exchange.store, "ada")
@@ -49,7 +49,7 @@ def stale(root: Path, tiny: dict[str, Path], staleness: int, regime: str = "sgt"
 
 
 def arriving(ready: Path, target: Path, arrivals: Sequence[Sequence[int]]) -> Callable[..., list[float]]:
-    """Return a reward function in whose n-th call the peer's rounds `arrivals[n]` come into `target`."""
+    """Return a reward function whose n-th call copies the peer's rounds `arrivals[n]` to `target`."""
     (target / "bob").mkdir(parents=True)
     calls = iter(arrivals)
 
@@ -63,7 +63,7 @@ def arriving(ready: Path, target: Path, arrivals: Sequence[Sequence[int]]) -> Ca
 
 
 @pytest.mark.parametrize("regime", LATE)
-def test_where_every_peer_keeps_up_staleness_changes_nothing(
+def test_staleness_changes_nothing_if_every_peer_keeps_up(
     tiny: dict[str, Path], tmp_path: Path, ready: Path, regime: str
 ) -> None:
     runs = []
@@ -77,7 +77,7 @@ def test_where_every_peer_keeps_up_staleness_changes_nothing(
     assert [row["see/lag"] for row in runs[1].kept] == [0.0] * STEPS
 
 
-def test_a_late_success_is_learnt_once_and_names_its_own_round(
+def test_late_success_is_learnt_once_and_logged_with_its_round(
     tiny: dict[str, Path], tmp_path: Path, ready: Path
 ) -> None:
     on_time = stale(ready, tiny, 0)
@@ -89,7 +89,7 @@ def test_a_late_success_is_learnt_once_and_names_its_own_round(
     learner = train(ReplayedMutual, tiny["ada"], tmp_path / "b", late, reward=reward)
     assert [row["see/lag"] for row in learner.kept] == [1.0, 1.0, 0.0]
     assert [row["see/late_rows"] > 0 for row in learner.kept] == [False, True, True]
-    assert late.uses == on_time.uses  # each success as often as if it had come in time
+    assert late.uses == on_time.uses  # each success is used as often as if it were on time
     import json
 
     lines = [json.loads(line) for line in (tmp_path / "rescues.jsonl").read_text().splitlines()]
@@ -97,7 +97,7 @@ def test_a_late_success_is_learnt_once_and_names_its_own_round(
     assert all(line["prompt"] and line["own"] for line in lines)
 
 
-def test_late_rows_have_the_loss_that_they_would_have_had(tiny: dict[str, Path], tmp_path: Path, ready: Path) -> None:
+def test_late_rows_have_the_same_loss_as_on_time(tiny: dict[str, Path], tmp_path: Path, ready: Path) -> None:
     """At a learning rate of 0 the NLL of a round's pairs is the same one round later."""
     keys = {"learning_rate": 0.0}
     on_time = train(ReplayedMutual, tiny["ada"], tmp_path / "a", stale(ready, tiny, 0), **keys)
@@ -110,8 +110,8 @@ def test_late_rows_have_the_loss_that_they_would_have_had(tiny: dict[str, Path],
 
 
 @pytest.mark.parametrize("regime", LATE)
-def test_a_replayed_run_reads_what_was_read(tiny: dict[str, Path], tmp_path: Path, ready: Path, regime: str) -> None:
-    """With every round of the peer there from the start, the log alone says which were read when."""
+def test_replayed_run_reads_the_same_rounds(tiny: dict[str, Path], tmp_path: Path, ready: Path, regime: str) -> None:
+    """Every round of the peer exists from the start; only the log determines which are read when."""
     root = tmp_path / "x"
     keys = trainer_keys(regime)
     reward = arriving(ready, root, [(), (0, 1), ()])
@@ -123,23 +123,23 @@ def test_a_replayed_run_reads_what_was_read(tiny: dict[str, Path], tmp_path: Pat
     assert [row["see/lag"] for row in again.kept] == [1.0, 0.0, 1.0]
 
 
-def test_a_checkpoint_keeps_the_own_rounds_that_peers_are_behind_in(
+def test_checkpoint_keeps_own_rounds_that_peers_have_not_reached(
     tiny: dict[str, Path], tmp_path: Path, ready: Path
 ) -> None:
     root = tmp_path / "x"
     reward = arriving(ready, root, [(), (), (0, 1, 2)])
     keys: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
-    whole = train(ReplayedMutual, tiny["ada"], tmp_path / "a", stale(root, tiny, 2), reward=reward, **keys)
-    assert whole.kept[2]["see/late_rows"] > 0
+    unbroken = train(ReplayedMutual, tiny["ada"], tmp_path / "a", stale(root, tiny, 2), reward=reward, **keys)
+    assert unbroken.kept[2]["see/late_rows"] > 0
     checkpoint = tmp_path / "a" / "checkpoint-2"
     resumed = train(ReplayedMutual, tiny["ada"], tmp_path / "b", stale(root, tiny, 2), resume=checkpoint, **keys)
-    assert resumed.kept[-1]["see/late_rows"] == whole.kept[2]["see/late_rows"]
-    weights = whole.model.state_dict()
+    assert resumed.kept[-1]["see/late_rows"] == unbroken.kept[2]["see/late_rows"]
+    weights = unbroken.model.state_dict()
     assert all(torch.equal(weights[key], value) for key, value in resumed.model.state_dict().items())
 
 
-def test_a_peer_further_behind_is_waited_for(tiny: dict[str, Path], tmp_path: Path, ready: Path) -> None:
-    """The peer's first round comes by a thread, once the learner has said that it waits for it."""
+def test_learner_waits_for_a_peer_further_behind(tiny: dict[str, Path], tmp_path: Path, ready: Path) -> None:
+    """A thread delivers the peer's rounds once the learner reports that it is waiting for the first."""
     import threading
 
     root = tmp_path / "x"
@@ -149,14 +149,14 @@ def test_a_peer_further_behind_is_waited_for(tiny: dict[str, Path], tmp_path: Pa
     heartbeat.start()
     waiting = threading.Event()
     shared.link.heartbeat = Heartbeat(root, "ada")
-    say = shared.link.heartbeat.set
+    set_phase = shared.link.heartbeat.set
 
-    def heard(phase: str, step: int | None = None) -> None:
-        say(phase, step)
+    def set_and_notify(phase: str, step: int | None = None) -> None:
+        set_phase(phase, step)
         if "round 0" in phase:
             waiting.set()
 
-    shared.link.heartbeat.set = heard  # type: ignore[method-assign]
+    shared.link.heartbeat.set = set_and_notify  # type: ignore[method-assign]
 
     def arrive() -> None:
         assert waiting.wait(60)
@@ -175,7 +175,7 @@ def test_a_peer_further_behind_is_waited_for(tiny: dict[str, Path], tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("regime", "words"),
+    ("regime", "message"),
     [
         ("xgrpo", "needs the peers' rollouts within the round"),
         ("hacpo", "needs the peers' rollouts within the round"),
@@ -183,14 +183,14 @@ def test_a_peer_further_behind_is_waited_for(tiny: dict[str, Path], tmp_path: Pa
         ("xgrpo+sgt", "needs the peers' rollouts within the round"),
     ],
 )
-def test_a_regime_that_cannot_use_late_rounds_is_refused(
-    tiny: dict[str, Path], tmp_path: Path, regime: str, words: str
+def test_regime_that_cannot_use_late_rounds_is_rejected(
+    tiny: dict[str, Path], tmp_path: Path, regime: str, message: str
 ) -> None:
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=message):
         train(ReplayedMutual, tiny["ada"], tmp_path / "a", stale(tmp_path / "x", tiny, 1, regime))
 
 
-def test_other_prompts_in_a_late_round_are_refused(tiny: dict[str, Path], tmp_path: Path) -> None:
+def test_late_round_with_other_prompts_is_rejected(tiny: dict[str, Path], tmp_path: Path) -> None:
     from mutualrl.errors import PlanMismatchError
 
     root = tmp_path / "x"
@@ -202,8 +202,8 @@ def test_other_prompts_in_a_late_round_are_refused(tiny: dict[str, Path], tmp_pa
     assert Exchange(root, "eve", "script").rounds("ada") == [0, 1]
 
 
-def test_a_prompt_that_was_taught_spends_its_uses_once(tiny: dict[str, Path], tmp_path: Path) -> None:
-    """Of two peers with the same successes one comes in time and one a round late: the late one teaches nothing."""
+def test_taught_prompt_counts_as_used_once(tiny: dict[str, Path], tmp_path: Path) -> None:
+    """Of two peers with the same successes, one is on time and one a round late: the late one teaches nothing."""
     tokenizer = load_tokenizer(str(tiny["bob"]))
     ready, root = tmp_path / "ready", tmp_path / "x"
     for peer in ("bob", "eve"):
@@ -228,17 +228,17 @@ def test_a_prompt_that_was_taught_spends_its_uses_once(tiny: dict[str, Path], tm
     late = learner("x", 1)
     train(ReplayedMutual, tiny["ada"], tmp_path / "b", late, reward=reward)
     assert late.uses
-    assert late.state["uses"] == dict(late.uses)  # what the cap counts is what was learnt
+    assert late.state["uses"] == dict(late.uses)  # the cap counts exactly the uses learnt
 
 
-def test_the_learners_own_successes_are_no_late_lessons(tiny: dict[str, Path], tmp_path: Path) -> None:
+def test_own_teacher_with_staleness_is_rejected(tiny: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"teacher=own.*needs the peers' rollouts within the round"):
         shared = stale(tmp_path / "x", tiny, 1, "sgt", teacher="own", memory=2)
         train(ReplayedMutual, tiny["ada"], tmp_path / "a", shared)
 
 
-def test_a_peer_that_fails_again_in_a_replayed_round_is_left_out(tiny: dict[str, Path], tmp_path: Path) -> None:
-    """`on_peer_loss: continue`: the log says that the peer was read, and the peer is gone."""
+def test_peer_that_fails_again_in_a_replayed_round_is_left_out(tiny: dict[str, Path], tmp_path: Path) -> None:
+    """`on_peer_loss: continue`: the log records that the peer was read, but the peer is missing."""
     from mutualrl.see import MissingPeers, WaitTimeouts
 
     root = tmp_path / "x"

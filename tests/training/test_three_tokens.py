@@ -1,4 +1,4 @@
-"""Each regime's loss and gradient inside TRL's loss, on a vocabulary of three tokens, against numbers worked by hand.
+"""Each regime's loss and gradient inside TRL's loss, on a vocabulary of three tokens, against hand-computed numbers.
 
 The policy is a softmax over three logits z = (ln 1, ln 2, ln 5) at every position: probabilities 1/8, 2/8, 5/8.
 """
@@ -32,7 +32,7 @@ P = (1 / 8, 2 / 8, 5 / 8)
 
 
 class Policy:
-    """As much of a GRPOTrainer as its loss reads; TRL's own `_compute_loss` on the softmax over `z`."""
+    """The parts of a GRPOTrainer that its loss reads; TRL's own `_compute_loss` on the softmax over `z`."""
 
     def __init__(self, z: torch.Tensor, rows: int, loss_type: str = "grpo") -> None:
         self.z, self.loss_type = z, loss_type
@@ -72,7 +72,7 @@ class Policy:
 
 
 def own(ids: list[list[int]], advantages: list[float], old: list[list[float]] | None = None) -> dict[str, Any]:
-    """Return own rows as TRL's inputs."""
+    """Return the learner's own rows as TRL's inputs."""
     tokens = torch.tensor(ids)
     inputs: dict[str, Any] = {
         "prompt_ids": torch.zeros((len(ids), 1), dtype=torch.long),
@@ -110,7 +110,7 @@ def pooled(
     loss_type: str = "grpo",
     bound: Bound = DUAL_CLIP,
 ) -> tuple[float, list[float]]:
-    """Return value and gradient of the pool's loss."""
+    """Return the value and the gradient of the pool's loss."""
     logits = torch.tensor(z, dtype=torch.float64, requires_grad=True)
     trainer = Policy(logits, len(inputs["advantages"]), loss_type)
     peers = ExtraRows(trainer)
@@ -136,15 +136,15 @@ def test_prp_by_hand() -> None:
 
 
 def test_prp_clips_both_ways_by_hand() -> None:
-    # Ratios 5/4 and 10: with A > 0 the first is cut to 1.2 and gives no gradient; with A < 0 the second is bounded by
-    # delta = 4 and gives none. The own row's token 0, A = 1.
+    # Ratios 5/4 and 10: with A > 0 the first is clipped to 1.2 and gives no gradient; with A < 0 the second is bounded
+    # by delta = 4 and gives none. The own row's token 0, A = 1.
     rows = [row((2,), 1.0, [math.log(1 / 2)]), row((2,), -1.0, [math.log(1 / 16)])]
     value, gradient = pooled(rows, own([[0]], [1.0]))
     assert value == pytest.approx((-1 - 1.2 + 4) / 3)
     assert gradient == pytest.approx([-score(0)[j] / 3 for j in range(3)])
 
 
-def test_prp_masks_what_is_not_covered_by_hand() -> None:
+def test_prp_masks_uncovered_tokens_by_hand() -> None:
     # The peer's row: token 1 covered at ratio 1, token 2 not; A = 2. A mean over the row's one covered token.
     rows = [row((1, 2), 2.0, [math.log(1 / 4), 0.0], [True, False])]
     value, gradient = pooled(rows, own([[2]], [0.0]))
@@ -167,21 +167,21 @@ def test_prp_snapshot_and_band_by_hand() -> None:
     value, gradient = pooled([row((1,), -2.0, None)], own([[2]], [1.0]))
     assert value == pytest.approx((-1 + 2) / 2)
     assert gradient == pytest.approx([(-score(2)[j] + 2 * score(1)[j]) / 2 for j in range(3)])
-    # band: ratio 2 is cut to 1.2, detached; -1.2 * A * log pi
+    # band: ratio 2 is clipped to 1.2, detached; -1.2 * A * log pi
     value, gradient = pooled([row((1,), 3.0, [math.log(1 / 8)])], own([[2]], [0.0]), bound=Band())
     assert value == pytest.approx(1.2 * 3 * math.log(4) / 2)
     assert gradient == pytest.approx([-1.2 * 3 * score(1)[j] / 2 for j in range(3)])
 
 
 def test_hacpo_rows_by_hand() -> None:
-    # Token 1 (probability 1/4) twice from a source of geometric mean 1/3, so s = 3/4: below 0.8 it is cut, and gives no
-    # gradient. From one of 2/7: s = 7/8, objective s * s * A, whose gradient by the mean log-prob is s * s * A.
+    # Token 1 (probability 1/4) twice from a source of geometric mean 1/3, so s = 3/4: clipped at 0.8, with no gradient.
+    # From one of 2/7: s = 7/8, objective s * s * A, whose gradient by the mean log-prob is s * s * A.
     traces = [[math.log(1 / 3)] * 2, [math.log(2 / 7)] * 2]
     rows = [row((1, 1), 3.0, traces[0]), row((1, 1), -2.0, traces[1])]
     value, gradient = pooled(rows, own([[2]], [0.0]), bound=Stepwise())
     assert value == pytest.approx((-0.8 * 0.8 * 3 + 7 / 8 * 7 / 8 * 2) / 3)
     assert gradient == pytest.approx([7 / 8 * 7 / 8 * 2 * score(1)[j] / 3 for j in range(3)])
-    # Above 1 it is cut too, alpha 0 leaves s alone, and a log-ratio has a bound.
+    # Above 1 it is also clipped, alpha 0 leaves s unchanged, and the log-ratio is bounded.
     value, gradient = pooled([row((2,), 1.0, [math.log(1 / 8)])], own([[2]], [0.0]), bound=Stepwise())
     assert value == pytest.approx(-1 / 2)
     assert gradient == pytest.approx([0.0] * 3)
@@ -194,21 +194,21 @@ def test_hacpo_rows_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("step", "lowest"), [(0, 0.8), (2, 0.85), (100, 1.0)])
-def test_hacpos_cut_tightens_with_the_mini_batches_of_a_round(step: int, lowest: float) -> None:
+def test_hacpo_clipping_tightens_with_the_mini_batches_of_a_round(step: int, lowest: float) -> None:
     logps = torch.tensor([[math.log(0.5)]], requires_grad=True)
     loss = stepwise_loss(logps, torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1, 1).bool(), Stepwise(alpha=0.0), step)
     assert loss.item() == pytest.approx(-lowest)
 
 
-def test_an_nll_row_may_be_a_sum_by_hand() -> None:
+def test_nll_row_with_sum_reduction_by_hand() -> None:
     # Tokens 1 and 0: -ln 1/4 - ln 1/8 = 5 ln 2, times the weight; its gradient the sum of both scores.
-    learnt = replace(row((1, 0), 0.0, None), loss="nll", weight=0.1, mean="rows", reduce="sum")
+    nll_row = replace(row((1, 0), 0.0, None), loss="nll", weight=0.1, mean="rows", reduce="sum")
     logits = torch.tensor(Z, dtype=torch.float64, requires_grad=True)
     trainer = Policy(logits, 1)
     inputs = own([[2]], [0.0])
     rows = ExtraRows(trainer)
-    rows.load([learnt], {"p": (0,)}, inputs)
-    loss = rows.loss(None, inputs, lambda given: trainer._compute_loss(None, given))
+    rows.load([nll_row], {"p": (0,)}, inputs)
+    loss = rows.loss(None, inputs, lambda batch: trainer._compute_loss(None, batch))
     loss.backward()
     assert loss.item() == pytest.approx(0.1 * 5 * math.log(2))
     assert logits.grad is not None
@@ -230,13 +230,14 @@ def test_prp_gradient_is_the_finite_difference_of_its_loss(loss_type: str) -> No
 
 @pytest.mark.parametrize("regime", ["xgrpo", "grpo-noise"])
 def test_value_sharing_by_hand_and_by_finite_differences(regime: str) -> None:
-    # Own rewards 1, 0 on tokens 2, 1; the peer's 1, 1: pool mean 3/4, deviation 1/2, so A = 1/4 and -3/4 over .5001.
-    seen = view([("p", 1.0), ("p", 0.0)], {"bob": Peer([("p", 1.0), ("p", 1.0)])})
+    # Own rewards 1, 0 on tokens 2, 1; the peer's 1, 1: pool mean 3/4, standard deviation 1/2, so A = 1/4 and -3/4,
+    # each over .5001.
+    learner_view = view([("p", 1.0), ("p", 0.0)], {"bob": Peer([("p", 1.0), ("p", 1.0)])})
     if regime == "xgrpo":
         settings = XGRPOSettings(mix=1.0, length_correction=0.0)
-        advantages, expected = plan_xgrpo(seen, settings).advantages, [0.25 / 0.5001, -0.75 / 0.5001]
+        advantages, expected = plan_xgrpo(learner_view, settings).advantages, [0.25 / 0.5001, -0.75 / 0.5001]
     else:
-        advantages = plan_noise(seen, NoiseSettings(noise=0.1)).advantages
+        advantages = plan_noise(learner_view, NoiseSettings(noise=0.1)).advantages
         assert advantages is not None
         shift = 0.5 - advantages[0] * (math.sqrt(0.5) + 1e-4)
         expected = [(0.5 - shift) / (math.sqrt(0.5) + 1e-4), (-0.5 - shift) / (math.sqrt(0.5) + 1e-4)]
@@ -246,12 +247,12 @@ def test_value_sharing_by_hand_and_by_finite_differences(regime: str) -> None:
     def loss(z: tuple[float, ...]) -> torch.Tensor:
         logits = torch.tensor(z, dtype=torch.float64, requires_grad=True)
         policy = Policy(logits, 2)
-        result = policy._compute_loss(None, own([[2], [1]], list(advantages), [[math.log(P[2])], [math.log(P[1])]]))
+        value = policy._compute_loss(None, own([[2], [1]], list(advantages), [[math.log(P[2])], [math.log(P[1])]]))
         if torch.is_grad_enabled():
-            result.backward()
+            value.backward()
             assert logits.grad is not None
             return logits.grad
-        return result
+        return value
 
     gradient = loss(Z).tolist()
     by_hand = [-(expected[0] * score(2)[j] + expected[1] * score(1)[j]) / 2 for j in range(3)]

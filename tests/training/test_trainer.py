@@ -33,7 +33,7 @@ CONFIGURATIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("keys", CONFIGURATIONS, ids=str)
-def test_without_an_exchange_it_is_grpo_trainer_bit_for_bit(
+def test_trainer_without_an_exchange_equals_grpo_trainer_bit_for_bit(
     tiny: dict[str, Path], tmp_path: Path, keys: dict[str, Any]
 ) -> None:
     plain = train(GRPOTrainer, tiny["ada"], tmp_path / "a", **keys)
@@ -42,7 +42,7 @@ def test_without_an_exchange_it_is_grpo_trainer_bit_for_bit(
 
 
 @pytest.mark.parametrize("publish", ["regime", "full"])
-def test_regime_grpo_with_an_exchange_is_grpo_trainer_bit_for_bit(
+def test_regime_grpo_with_an_exchange_equals_grpo_trainer_bit_for_bit(
     tiny: dict[str, Path], tmp_path: Path, publish: str
 ) -> None:
     plain = train(GRPOTrainer, tiny["ada"], tmp_path / "a")
@@ -52,7 +52,7 @@ def test_regime_grpo_with_an_exchange_is_grpo_trainer_bit_for_bit(
     assert written == ([] if publish == "regime" else [f"{i:06d}.parquet" for i in range(STEPS)])
 
 
-def test_everything_is_published_when_asked_for(tiny: dict[str, Path], tmp_path: Path) -> None:
+def test_publish_full_writes_every_column(tiny: dict[str, Path], tmp_path: Path) -> None:
     rounds_of(tmp_path / "x", tiny["ada"], tmp_path / "a")
     shard = Exchange(tmp_path / "x", "eve", "script").read("ada", 0)
     assert shard is not None
@@ -89,7 +89,7 @@ def trace_by_hand(model_path: Path, shard: Any) -> list[list[float]]:
     return rows
 
 
-def test_sgt_whose_gate_never_opens_is_grpo_trainer_bit_for_bit(tiny: dict[str, Path], tmp_path: Path) -> None:
+def test_sgt_with_a_closed_gate_equals_grpo_trainer_bit_for_bit(tiny: dict[str, Path], tmp_path: Path) -> None:
     rounds = rounds_of(tmp_path / "probe", tiny["ada"], tmp_path / "p")
     publish_peer(tmp_path / "x", rounds, solved=[])
     plain = train(GRPOTrainer, tiny["ada"], tmp_path / "a")
@@ -125,7 +125,7 @@ def nll_by_hand(model_path: Path, pairs: list[tuple[str, str]]) -> float:
     ],
     ids=str,
 )
-def test_the_first_sgt_step_adds_weight_times_the_mean_nll(
+def test_first_sgt_step_adds_weight_times_the_mean_nll(
     tiny: dict[str, Path], tmp_path: Path, keys: dict[str, Any]
 ) -> None:
     rounds = rounds_of(tmp_path / "probe", tiny["ada"], tmp_path / "p", **keys)
@@ -171,10 +171,10 @@ def test_micro_batches_change_the_first_step_only_by_rounding(tiny: dict[str, Pa
             assert other.kept[0][key] == pytest.approx(runs[0].kept[0][key], rel=1e-4), key
 
 
-def test_pairs_lower_the_nll_of_what_they_teach(tiny: dict[str, Path], tmp_path: Path) -> None:
-    """The same texts before and after, beside a control whose pairs weigh nothing: no threshold of one machine."""
+def test_pairs_lower_the_nll_of_their_texts(tiny: dict[str, Path], tmp_path: Path) -> None:
+    """Compare with a control whose pairs have weight 0: no threshold that depends on the machine."""
     rounds = rounds_of(tmp_path / "probe", tiny["ada"], tmp_path / "p", max_steps=8)
-    taught = [(prompt_id, gold(BY_ID[prompt_id])) for prompt_id in dict.fromkeys(itertools.chain(*rounds))]
+    pairs = [(prompt_id, gold(BY_ID[prompt_id])) for prompt_id in dict.fromkeys(itertools.chain(*rounds))]
     after = {}
     for weight in (0.0, 1.0):
         exchange = tmp_path / f"exchange-{weight:g}"
@@ -183,12 +183,12 @@ def test_pairs_lower_the_nll_of_what_they_teach(tiny: dict[str, Path], tmp_path:
         learner = train(MutualGRPOTrainer, tiny["ada"], tmp_path / f"weight-{weight:g}", shared, max_steps=8)
         learner.model.save_pretrained(tmp_path / f"model-{weight:g}")
         load_tokenizer(str(tiny["ada"])).save_pretrained(tmp_path / f"model-{weight:g}")
-        after[weight] = nll_by_hand(tmp_path / f"model-{weight:g}", taught)
-    before = nll_by_hand(tiny["ada"], taught)
+        after[weight] = nll_by_hand(tmp_path / f"model-{weight:g}", pairs)
+    before = nll_by_hand(tiny["ada"], pairs)
     assert before - after[1.0] > 2 * abs(before - after[0.0])
 
 
-def test_a_cap_on_uses_holds_over_the_run(tiny: dict[str, Path], tmp_path: Path) -> None:
+def test_use_cap_holds_over_the_run(tiny: dict[str, Path], tmp_path: Path) -> None:
     keys = {"max_steps": 8}  # 32 prompts, 8 per round: two epochs
     rounds = rounds_of(tmp_path / "probe", tiny["ada"], tmp_path / "p", **keys)
     publish_peer(tmp_path / "x", rounds)
@@ -197,13 +197,13 @@ def test_a_cap_on_uses_holds_over_the_run(tiny: dict[str, Path], tmp_path: Path)
     assert set(shared.uses.values()) == {1}
 
 
-def test_peers_that_saw_other_prompts_are_refused(tiny: dict[str, Path], tmp_path: Path) -> None:
+def test_peers_with_other_prompts_are_rejected(tiny: dict[str, Path], tmp_path: Path) -> None:
     publish_peer(tmp_path / "x", [list(BY_ID)[:8]] * STEPS)
     with pytest.raises(PlanMismatchError, match="'ada' and 'bob' did not see the same prompts"):
         train(MutualGRPOTrainer, tiny["ada"], tmp_path / "a", sharing(tmp_path / "x", "sgt"))
 
 
-def test_rounds_that_straddle_optimizer_steps_are_refused(tiny: dict[str, Path], tmp_path: Path) -> None:
+def test_rounds_that_straddle_optimizer_steps_are_rejected(tiny: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="must be a multiple"):
         train(
             MutualGRPOTrainer,

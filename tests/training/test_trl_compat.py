@@ -1,4 +1,4 @@
-"""Every private member of TRL, transformers and accelerate stands in one module, and is still there."""
+"""Private members of TRL, transformers and accelerate are used in one module only, and still exist."""
 
 from __future__ import annotations
 
@@ -27,29 +27,31 @@ OWNERS = {
 
 
 def foreign_privates(path: Path) -> set[str]:
-    """Return private attributes that are taken of something else than `self`, `cls` or a name of the module's own."""
+    """Return the private attributes used that belong neither to `self`, `cls` or `os` nor to the module itself."""
     tree = ast.parse(path.read_text())
-    own = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
-    own |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    results = set()
+    defined = {
+        node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+    defined |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    foreign = set()
     for node in ast.walk(tree):
         private = isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr)
         if not private:
             continue
         assert isinstance(node, ast.Attribute)
         of_self = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls", "os")
-        if not of_self and node.attr not in own:
-            results.add(node.attr)
-    return results
+        if not of_self and node.attr not in defined:
+            foreign.add(node.attr)
+    return foreign
 
 
-def test_only_the_compat_module_touches_private_members() -> None:
-    touched = {path.relative_to(SOURCE).as_posix(): foreign_privates(path) for path in SOURCE.rglob("*.py")}
-    assert {path: names for path, names in touched.items() if names and path != "training/trl_compat.py"} == {}
-    assert foreign_privates(COMPAT), "the walk sees nothing"
+def test_only_the_compat_module_uses_private_members() -> None:
+    used = {path.relative_to(SOURCE).as_posix(): foreign_privates(path) for path in SOURCE.rglob("*.py")}
+    assert {path: names for path, names in used.items() if names and path != "training/trl_compat.py"} == {}
+    assert foreign_privates(COMPAT), "the walk finds nothing"
 
 
-def test_every_private_member_that_is_touched_is_declared() -> None:
+def test_every_private_member_in_use_is_declared() -> None:
     declared = {assumption.member.split(".")[1] for assumption in ASSUMPTIONS}
     overridden = {
         node.name
@@ -61,7 +63,7 @@ def test_every_private_member_that_is_touched_is_declared() -> None:
 
 
 @pytest.mark.parametrize("assumption", ASSUMPTIONS, ids=lambda assumption: assumption.member)
-def test_a_member_that_is_assumed_is_there_and_has_its_test(assumption: object) -> None:
+def test_assumed_member_exists_and_has_a_test(assumption: object) -> None:
     member, meaning, test = assumption  # type: ignore[misc]
     owner, name = member.split(".")
     source = "".join(inspect.getsource(base) for base in OWNERS[owner].__mro__ if base is not object)

@@ -1,4 +1,4 @@
-"""vLLM in the trainer, on CPU. Server mode moves weights over NCCL and is not run here: only its settings are."""
+"""vLLM in the trainer, on CPU. Server mode moves weights over NCCL, so only its settings are tested here."""
 
 from __future__ import annotations
 
@@ -22,37 +22,35 @@ needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not i
 
 @needs_vllm
 @pytest.mark.slow
-def test_the_engine_has_the_trainers_weights_and_its_traces_are_published(
-    tiny: dict[str, Path], tmp_path: Path
-) -> None:
+def test_engine_has_the_trainers_weights_and_its_traces_are_published(tiny: dict[str, Path], tmp_path: Path) -> None:
     script = Path(__file__).with_name("vllm_script.py")
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, str(script), str(tiny["ada"]), str(tmp_path)],
         env={**os.environ, **ENVIRONMENT},
         capture_output=True,
         text=True,
         timeout=PATIENCE,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    result: dict[str, Any] = json.loads((tmp_path / "found.json").read_text())
-    # vLLM computes in bfloat16 here, so that a near tie may go the other way
-    assert result["agreement_before"] > 0.8
-    assert result["agreement_after_training"] > 0.8
-    assert result["difference_before"] < 0.03
-    assert result["difference_stale"] > 0.1
-    assert result["difference_in_step"] < 0.03
-    assert result["rng_untouched"]
-    assert result["same_seed"]
-    assert result["other_seed"]
-    assert all(result["traces"])
-    for row in result["kept"]:
+    assert result.returncode == 0, result.stderr[-3000:]
+    measurements: dict[str, Any] = json.loads((tmp_path / "measurements.json").read_text())
+    # vLLM computes in bfloat16 here, so a near tie may be broken differently
+    assert measurements["agreement_before"] > 0.8
+    assert measurements["agreement_after_training"] > 0.8
+    assert measurements["difference_before"] < 0.03
+    assert measurements["difference_stale"] > 0.1
+    assert measurements["difference_in_step"] < 0.03
+    assert measurements["rng_untouched"]
+    assert measurements["same_seed"]
+    assert measurements["other_seed"]
+    assert all(measurements["traces"])
+    for row in measurements["kept"]:
         assert 0.9 < row["sampling/importance_sampling_ratio/mean"] < 1.1
 
 
 @needs_vllm
 @pytest.mark.slow
-def test_two_policies_train_with_vllm_through_the_command_line(cli: Any, tmp_path: Path) -> None:
-    done = cli(
+def test_two_policies_train_with_vllm_from_the_command_line(cli: Any, tmp_path: Path) -> None:
+    result = cli(
         "train",
         "--regime",
         "prp",
@@ -74,7 +72,7 @@ def test_two_policies_train_with_vllm_through_the_command_line(cli: Any, tmp_pat
         timeout=PATIENCE,
         **ENVIRONMENT,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert result.returncode == 0, result.stderr[-3000:]
     for policy in ("ada", "bob"):
         files = tmp_path / "run" / "policies" / policy
         rows = [json.loads(line) for line in (files / "metrics.jsonl").read_text().splitlines()]
@@ -87,17 +85,17 @@ def test_two_policies_train_with_vllm_through_the_command_line(cli: Any, tmp_pat
 @needs_vllm
 @pytest.mark.slow
 def test_guided_rollouts_continue_a_masked_prefix(cli: Any, tmp_path: Path) -> None:
-    """From the second epoch on some rollouts begin with a prefix; the trainer's log-probs of what vLLM sampled after it
-    are vLLM's."""
+    """From the second epoch, some rollouts begin with a prefix; the trainer's log-probs of vLLM's continuations are
+    close to vLLM's."""
     options = ["--set", "trainer.use_vllm=true", "--set", "trainer.vllm_gpu_memory_utilization=0.2"]
     options += ["--set", "trainer.vllm_max_model_length=128", "--set", "run.validate_every=0", "--steps", "12"]
     run = tmp_path / "run"
-    done = cli(
+    result = cli(
         *("train", "--regime", "guided", "--pool", "tiny", "--run-dir", run, "--json", *options),
         timeout=PATIENCE,
         **ENVIRONMENT,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert result.returncode == 0, result.stderr[-3000:]
     for policy in ("ada", "bob"):
         file = run / "policies" / policy / "metrics.jsonl"
         lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -109,7 +107,7 @@ def test_guided_rollouts_continue_a_masked_prefix(cli: Any, tmp_path: Path) -> N
 @needs_vllm
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_run_with_vllm_goes_on_from_its_checkpoint_and_leaves_no_process(cli: Any, tmp_path: Path) -> None:
+def test_run_with_vllm_resumes_and_leaves_no_process(cli: Any, tmp_path: Path) -> None:
     from runs import Run, members, rolled_back, wait_until
 
     options = [
@@ -132,32 +130,32 @@ def test_a_run_with_vllm_goes_on_from_its_checkpoint_and_leaves_no_process(cli: 
     try:
         assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
         copy = rolled_back(run.path, tmp_path / "copy", {"ada": 2, "bob": 2})
-        again = Run.__new__(Run)
-        again.path, again.errors = copy, tmp_path / "again.txt"
-        again.begin("--resume", **ENVIRONMENT)
+        resumed = Run.__new__(Run)
+        resumed.path, resumed.errors = copy, tmp_path / "again.txt"
+        resumed.begin("--resume", **ENVIRONMENT)
         wait_until(lambda: len(members(copy)) == 4)
-        assert again.process.wait(PATIENCE) == 0, again.errors.read_text()
-        assert [line["step"] for line in again.metrics("ada")] == [1, 2, 3, 4]
-        assert again.weights() == run.weights()
+        assert resumed.process.wait(PATIENCE) == 0, resumed.errors.read_text()
+        assert [line["step"] for line in resumed.metrics("ada")] == [1, 2, 3, 4]
+        assert resumed.weights() == run.weights()
         (tmp_path / "2").mkdir()
         killed = Run(tmp_path / "2", *options, "--steps", "400", **ENVIRONMENT)
         wait_until((killed.path / "policies" / "ada" / "metrics.jsonl").exists)
-        below = psutil.Process(killed.process.pid).children(recursive=True)
+        children = psutil.Process(killed.process.pid).children(recursive=True)
         killed.process.kill()
         killed.process.wait()
-        wait_until(lambda: not any(p.is_running() and p.status() != "zombie" for p in below))
+        wait_until(lambda: not any(p.is_running() and p.status() != "zombie" for p in children))
     finally:
         run.end()
 
 
-def test_policies_on_one_gpu_divide_the_memory_share() -> None:
+def test_policies_on_one_gpu_divide_the_memory_fraction() -> None:
     colocated = {"use_vllm": True, "vllm_gpu_memory_utilization": 0.6}
     assert vllm_keys(colocated, policies_per_gpu=3) == {"vllm_gpu_memory_utilization": pytest.approx(0.2)}
     assert vllm_keys({"use_vllm": True}, policies_per_gpu=1) == {"vllm_gpu_memory_utilization": 0.3}
     assert vllm_keys({}, policies_per_gpu=2) == {}
 
 
-def test_server_mode_takes_a_free_port_for_weights_unless_one_is_given() -> None:
+def test_server_mode_picks_a_free_port_for_weights_by_default() -> None:
     server = {"use_vllm": True, "vllm_mode": "server"}
     ports = {vllm_keys(server, policies_per_gpu=1)["vllm_group_port"] for _ in range(5)}
     assert len(ports) > 1
@@ -166,23 +164,23 @@ def test_server_mode_takes_a_free_port_for_weights_unless_one_is_given() -> None
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
-def test_without_vllm_it_is_named_with_what_to_type(cli: Any) -> None:
-    done = cli("train", "--pool", "tiny", "--set", "trainer.use_vllm=true")
-    assert done.returncode == 4
-    assert "vllm, for trainer.use_vllm (pip install 'mutualrl[node]'" in done.stderr
+def test_missing_vllm_is_named_with_the_install_command(cli: Any) -> None:
+    result = cli("train", "--pool", "tiny", "--set", "trainer.use_vllm=true")
+    assert result.returncode == 4
+    assert "vllm, for trainer.use_vllm (pip install 'mutualrl[node]'" in result.stderr
 
 
-def test_engines_on_shared_gpus_take_turns_and_say_what_they_took(
+def test_engines_on_shared_gpus_start_in_turn_and_report_their_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a GPU whose free memory is scripted; the lock is held while the trainer is built, and only then."""
+    """The GPU's free memory is scripted; the lock is held only while the trainer is built."""
     import fcntl
 
     from mutualrl.training import vllm_generation
 
     free = iter([80 * 2**30, 30 * 2**30])
     monkeypatch.setattr(vllm_generation, "_free_memory", lambda: next(free))
-    words: list[str] = []
+    messages: list[str] = []
     lock = tmp_path / "engines.lock"
 
     def is_held() -> bool:
@@ -193,22 +191,22 @@ def test_engines_on_shared_gpus_take_turns_and_say_what_they_took(
                 return True
         return False
 
-    with vllm_generation.engine_turn({"use_vllm": True}, lock, shared=True, say=words.append):
+    with vllm_generation.engine_turn({"use_vllm": True}, lock, shared=True, say=messages.append):
         assert is_held()
     assert not is_held()
-    assert words == ["engine and trainer took 50.0 GiB of the GPU; 30.0 GiB are free"]
+    assert messages == ["engine and trainer took 50.0 GiB of the GPU; 30.0 GiB are free"]
     for settings, shared in (
         ({"use_vllm": True}, False),
         ({}, True),
         ({"use_vllm": True, "vllm_mode": "server"}, True),
     ):
-        with vllm_generation.engine_turn(settings, lock, shared=shared, say=words.append):
+        with vllm_generation.engine_turn(settings, lock, shared=shared, say=messages.append):
             assert not is_held()
-    assert len(words) == 1
+    assert len(messages) == 1
 
 
 def test_sleep_mode_reaches_trl(tmp_path: Path) -> None:
-    """Sleep and wake-up are TRL's, around each generation: validation generates through it too."""
+    """TRL wakes the engine and puts it to sleep around each generation, including validation."""
     from mutualrl.recipes import Request, resolve
 
     recipe = resolve(Request(pool="tiny", assignments=("trainer.use_vllm=true", "trainer.vllm_enable_sleep_mode=true")))

@@ -1,4 +1,4 @@
-"""Small real trainings in this process, on an embedded model, with everything seeded."""
+"""Small real trainings in this process, on an embedded model, fully seeded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BY_TEXT = {p.text.strip(): p for p in PROMPTS}
 
 
 class Logs(TrainerCallback):
-    """Keeps what the trainer logs."""
+    """Callback that keeps the trainer's logs."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -44,7 +44,7 @@ class Logs(TrainerCallback):
 
 
 def config(output: Path, kind: type[GRPOConfig] = GRPOConfig, **keys: Any) -> GRPOConfig:
-    """Return GRPOConfig for a few steps on CPU: 8 prompts x 4 rollouts per round unless said otherwise."""
+    """Return a GRPOConfig for a few steps on CPU: 8 prompts x 4 rollouts per round by default."""
     defaults: dict[str, Any] = {
         "output_dir": str(output),
         "use_cpu": True,
@@ -78,7 +78,7 @@ def train(
     resume: Path | None = None,
     **keys: Any,
 ) -> Any:
-    """Train (from a checkpoint, if one is given); returns the trainer with its logs in `.kept`."""
+    """Train, from checkpoint `resume` if given; return the trainer with its logs in `.kept`."""
     torch.set_num_threads(1)
     tokenizer = load_tokenizer(str(model))
     extra = {"sharing": sharing} if sharing is not None else {}
@@ -114,7 +114,7 @@ def sharing(
     tokenizers: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Sharing:
-    """Return the learner `ada` with its peers, patient for seconds only."""
+    """Return the sharing of learner `ada` with its peers, with time-outs of seconds."""
     exchange = Exchange(root, "ada", "script", timeouts=WaitTimeouts(2.0, 20.0))
     spec = get_regime(regime)
     chosen = spec.settings(**settings)
@@ -123,8 +123,8 @@ def sharing(
 
 
 class Replay:
-    """In front of a trainer class: completions that depend on the prompt and the rollout's number alone, so that runs
-    on another number of ranks, or with another accumulation, see the same rows. Nothing is sampled."""
+    """Trainer mixin whose completions depend only on the prompt and the rollout's number, so that runs on another
+    number of ranks or with another accumulation have the same rows. Nothing is sampled."""
 
     def _generate_single_turn(self, prompt_ids: Any, *_: Any, **__: Any) -> tuple[list[list[int]], None]:
         trainer: Any = self
@@ -143,24 +143,24 @@ class ReplayedGRPO(Replay, GRPOTrainer):
 
 
 class ReplayedMutual(Replay, MutualGRPOTrainer):
-    """Ours on recorded completions."""
+    """MutualGRPOTrainer on recorded completions."""
 
 
-def rollout_text(prompt: Prompt, rollout: int, who: str) -> str:
-    """Return a solution of one of three lengths, right in a quarter of the cases."""
-    draw = hashlib.sha256(f"{who}/{prompt.id}/{rollout}".encode()).digest()[0]
+def rollout_text(prompt: Prompt, rollout: int, policy: str) -> str:
+    """Return a solution of one of three lengths, correct in a quarter of the cases."""
+    draw = hashlib.sha256(f"{policy}/{prompt.id}/{rollout}".encode()).digest()[0]
     answer = prompt.answer if draw % 4 == 0 else str(draw)
     return "".join(f" {digit}+1=" for digit in range(draw % 3)) + f" \\boxed{{{answer}}}"
 
 
 def sampled_rounds(prompts: int, rounds: int, repeat: int = 1) -> list[list[str]]:
-    """Return the prompt ids of each round, as TRL's sampler gives them for seed 7."""
+    """Return the prompt ids of each round, as TRL's sampler draws them with seed 7."""
     sampler = RepeatSampler(PROMPTS, mini_repeat_count=1, batch_size=prompts, repeat_count=repeat, seed=7)
-    results: list[list[str]] = []
-    while len(results) < rounds:
+    batches: list[list[str]] = []
+    while len(batches) < rounds:
         ids = [PROMPTS[i].id for i in sampler]
-        results += [ids[i : i + prompts] for i in range(0, len(ids), prompts * repeat)]
-    return results[:rounds]
+        batches += [ids[i : i + prompts] for i in range(0, len(ids), prompts * repeat)]
+    return batches[:rounds]
 
 
 def publish_rollouts(
@@ -172,7 +172,7 @@ def publish_rollouts(
     rollouts: int = 4,
     fitting: int | None = None,
 ) -> None:
-    """Publish rounds of a peer, with texts, ids and traces: all that any regime reads. All rows of a round but the
+    """Publish rounds of a peer with texts, ids and traces: all that any regime reads. In each round, all rows after the
     first `fitting` are too long for any learner."""
     exchange = Exchange(root, name, "script")
     for number, prompt_ids in enumerate(rounds):
@@ -195,19 +195,19 @@ def publish_peer(root: Path, rounds: Sequence[Sequence[str]], solved: Sequence[s
     for number, prompt_ids in enumerate(rounds):
         records = []
         for prompt_id in dict.fromkeys(prompt_ids):
-            good = solved is None or prompt_id in solved
-            text = gold(BY_ID[prompt_id]) if good else None
-            records.append(Rollout(prompt_id, 0, float(good), True, text=text))
+            is_solved = solved is None or prompt_id in solved
+            text = gold(BY_ID[prompt_id]) if is_solved else None
+            records.append(Rollout(prompt_id, 0, float(is_solved), True, text=text))
         exchange.publish(number, records, number)
 
 
 def gold(prompt: Prompt) -> str:
-    """Return a right solution that needs no working."""
+    """Return a correct solution without intermediate steps."""
     return f" \\boxed{{{prompt.answer}}}"
 
 
 def rounds_of(root: Path, model: Path, output: Path, **keys: Any) -> list[list[str]]:
-    """Return the prompt ids that the learner sees, round by round: found by a run that publishes them."""
+    """Return the learner's prompt ids by round, from a run that publishes them."""
     train(MutualGRPOTrainer, model, output, sharing(root, "grpo", publish="full"), **keys)
     reader = Exchange(root, "eve", "script")
     rounds, number = [], 0
@@ -218,11 +218,11 @@ def rounds_of(root: Path, model: Path, output: Path, **keys: Any) -> list[list[s
 
 
 def same_training(a: Any, b: Any) -> None:
-    """Assert that two trainings were equal bit for bit: logs and weights."""
+    """Assert that the logs and weights of two trainings are equal bit for bit."""
     assert len(a.kept) == len(b.kept) > 0
     for one, other in zip(a.kept, b.kept, strict=True):
         for key in ("loss", "grad_norm", "reward", "kl", "entropy", "completions/mean_length"):
             assert one.get(key) == other.get(key), key
-    own_items, peer_value = a.model.state_dict(), b.model.state_dict()
-    assert own_items.keys() == peer_value.keys()
-    assert all(torch.equal(own_items[k], peer_value[k]) for k in own_items)
+    weights_a, weights_b = a.model.state_dict(), b.model.state_dict()
+    assert weights_a.keys() == weights_b.keys()
+    assert all(torch.equal(weights_a[k], weights_b[k]) for k in weights_a)

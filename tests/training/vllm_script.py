@@ -1,4 +1,4 @@
-"""Run by test_vllm.py in a process of its own: one policy whose trainer samples with vLLM. Prints what was seen."""
+"""Run by test_vllm.py in its own process: one policy whose trainer samples with vLLM. Writes measurements.json."""
 
 from __future__ import annotations
 
@@ -45,46 +45,47 @@ def sampled(seed: int) -> list[list[int]]:
 
 
 def difference() -> float:
-    """Return mean |log-prob that vLLM gave its samples - log-prob that the trainer's weights give them|, nats."""
+    """Return the mean |log-prob of vLLM's samples under vLLM - under the trainer's weights|, nats."""
     set_seed(3)
     _, completions, logprobs, _ = trainer.vllm_generation.generate(prompts=ids, images=None, num_generations=1)
-    own = completion_logprobs(trainer.accelerator.unwrap_model(trainer.model).eval(), ids, completions)
-    engines = [[token[0] for token in row] for row in logprobs]
-    return float(np.mean(np.abs(np.concatenate(own) - np.concatenate(engines))))
+    trainer_logprobs = completion_logprobs(trainer.accelerator.unwrap_model(trainer.model).eval(), ids, completions)
+    vllm_logprobs = [[token[0] for token in row] for row in logprobs]
+    return float(np.mean(np.abs(np.concatenate(trainer_logprobs) - np.concatenate(vllm_logprobs))))
 
 
 def agreement() -> float:
-    """Return the fraction of the prompts whose greedy text from vLLM is that of transformers on the trainer's
-    weights."""
-    own_items = [completion.text for completion in greedy(trainer, ids)]
+    """Return the fraction of prompts whose greedy text from vLLM is that of transformers with the trainer's weights."""
+    vllm_texts = [completion.text for completion in greedy(trainer, ids)]
     engine = TransformersEngine(trainer.accelerator.unwrap_model(trainer.model), tokenizer)
-    peer_values = [group[0].text for group in engine.generate([p.text for p in PROMPTS], Sampling(max_new_tokens=20))]
-    return sum(a == b for a, b in zip(own_items, peer_values, strict=True)) / len(own_items)
+    expected = [group[0].text for group in engine.generate([p.text for p in PROMPTS], Sampling(max_new_tokens=20))]
+    return sum(a == b for a, b in zip(vllm_texts, expected, strict=True)) / len(vllm_texts)
 
 
-found: dict[str, object] = {"agreement_before": agreement()}
+measurements: dict[str, object] = {"agreement_before": agreement()}
 before = torch.get_rng_state()
 first = [c.text for c in greedy(trainer, ids)]
-found["rng_untouched"] = torch.equal(before, torch.get_rng_state())
-found["same_seed"] = sampled(1) == sampled(1)
-found["other_seed"] = sampled(1) != sampled(2)
+measurements["rng_untouched"] = torch.equal(before, torch.get_rng_state())
+measurements["same_seed"] = sampled(1) == sampled(1)
+measurements["other_seed"] = sampled(1) != sampled(2)
 
 set_seed(11)
 trainer.train()
-found["kept"] = logs.rows
-found["agreement_after_training"] = agreement()
+measurements["kept"] = logs.rows
+measurements["agreement_after_training"] = agreement()
 shard = Exchange(root / "x", "eve", "script").read("ada", 0)
 assert shard is not None
-found["traces"] = [len(t) == len(i) for t, i in zip(shard.column("logprobs"), shard.column("token_ids"), strict=True)]
+measurements["traces"] = [
+    len(t) == len(i) for t, i in zip(shard.column("logprobs"), shard.column("token_ids"), strict=True)
+]
 
-found["difference_before"] = difference()
-with torch.no_grad():  # another model altogether: a stale engine would go on answering as before
+measurements["difference_before"] = difference()
+with torch.no_grad():  # very different weights: a stale engine would still answer as before
     generator = torch.Generator().manual_seed(0)
     for parameter in trainer.model.parameters():
         parameter.add_(0.3 * parameter.std() * torch.randn(parameter.shape, generator=generator))
-found["difference_stale"] = difference()
-trainer.state.global_step += 1  # what an optimizer step does
+measurements["difference_stale"] = difference()
+trainer.state.global_step += 1  # as an optimizer step does
 greedy(trainer, ids)
-found["difference_in_step"] = difference()
-(root / "found.json").write_text(json.dumps(found))
+measurements["difference_in_step"] = difference()
+(root / "measurements.json").write_text(json.dumps(measurements))
 shut_down(trainer)
