@@ -247,7 +247,7 @@ def run_schedules(seed: int, numbers: list[int], outcomes: dict[str, Any], save:
 
 
 class Place(NamedTuple):
-    """A directory that is damaged, and the commands that read it."""
+    """Directory that is damaged, and the commands that read it."""
 
     root: Path
     commands: tuple[tuple[str, ...], ...]

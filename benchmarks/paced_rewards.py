@@ -1,4 +1,4 @@
-"""The boxed reward with a delay, for the benchmark of peers of unequal speed; `MUTUALRL_POLICY` names the policy.
+"""Boxed reward with a delay, for the benchmark of peers of unequal speed; `MUTUALRL_POLICY` names the policy.
 
 - `half_speed`: a round takes 0.5 s longer for `ada` and 1.5 s longer for any other policy, which is about half as fast.
 - `uneven`: a round takes up to 4 s longer, by an exponential distribution of mean 0.75 s, drawn for each policy

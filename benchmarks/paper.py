@@ -1,4 +1,4 @@
-"""The paper's main claims: SGT above XGRPO, above PRP, above GRPO; noise below GRPO. Registered, corrected by Holm.
+"""Main claims of the paper: SGT above XGRPO, above PRP, above GRPO; noise below GRPO. Registered, corrected by Holm.
 
     mutualrl sweep benchmarks/sweeps/paper.yaml --out runs/paper    # the runs, a minute per piece on two cores
     python benchmarks/paper.py --runs runs/paper                    # benchmarks/results/paper.{json,md}, its figures

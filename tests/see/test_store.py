@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from collections.abc import Iterable
@@ -11,10 +13,11 @@ import pytest
 
 from conftest import PATIENCE
 from fake_clock import Clock
-from mutualrl.errors import ExchangeDamagedError, ExchangeUnreachableError, FencedError
+from mutualrl.errors import DiskError, ExchangeDamagedError, ExchangeUnreachableError, FencedError, MachineError
 from mutualrl.see import Exchange, ExchangeStore, Heartbeat, LocalStore, open_store
 from mutualrl.see.files import PUBLISH_REQUESTS, READ_REQUESTS
 from mutualrl.see.liveness import HeartbeatMonitor, clear_heartbeats, last_heartbeat
+from mutualrl.see.store import remote_store
 from store_contract import ROWS, check_exchange, check_objects
 
 
@@ -210,9 +213,6 @@ def test_time_during_which_a_reader_could_not_check_is_not_silence(clock: Clock)
 
 
 def test_shared_directory_is_probed_and_transfers_files(tmp_path: Path) -> None:
-    from mutualrl.errors import MachineError
-    from mutualrl.see.store import remote_store
-
     store = remote_store(f"file://{tmp_path}/run")
     store.probe()
     assert store.names("") == []
@@ -223,8 +223,28 @@ def test_shared_directory_is_probed_and_transfers_files(tmp_path: Path) -> None:
     assert store.names("ada") == ["model"]
     with pytest.raises(FileNotFoundError):
         store.get_file("ada", "gone", tmp_path / "nowhere")
+    synced: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", synced.append)
+        store.put_file("ada", "model", tmp_path / "here")
+    assert len(synced) == 2  # the file and its directory
     with pytest.raises(MachineError, match="is the file system mounted"):
         remote_store(f"file://{tmp_path}/not/mounted/run").probe()
+
+
+def test_failed_copy_to_a_shared_directory_leaves_the_old_file_and_no_temporary(tmp_path: Path) -> None:
+    store = remote_store(f"file://{tmp_path}/run")
+    (tmp_path / "here").write_bytes(b"old weights")
+    store.put_file("ada", "model", tmp_path / "here")
+    (tmp_path / "here").write_bytes(b"new weights")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(DiskError, match="ada/model: 11 bytes cannot be written"):
+        patch.setattr(os, "fsync", full)
+        store.put_file("ada", "model", tmp_path / "here")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run" / "ada").iterdir()} == {"model": b"old weights"}
 
 
 @pytest.mark.parametrize("url", ["file://host/run", "file:///a/../b", "file:///", "file:///a?b"])

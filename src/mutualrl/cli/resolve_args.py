@@ -1,4 +1,4 @@
-"""The recipe of a `train` or `join` command: a new one, or that of the run it resumes."""
+"""Recipe of a `train` or `join` command: a new one, or that of the run it resumes."""
 
 from __future__ import annotations
 

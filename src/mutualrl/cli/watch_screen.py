@@ -144,7 +144,7 @@ class WatchScreen(App[None]):
 
     @property
     def _main(self) -> Screen[None]:
-        """The main screen, also below a dialog."""
+        """Return the main screen, also while a dialog covers it."""
         return self.screen_stack[0]
 
     def on_resize(self, event: Resize) -> None:

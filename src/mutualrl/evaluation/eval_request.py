@@ -1,4 +1,4 @@
-"""The request of an evaluation, checked before any model is loaded."""
+"""Request of an evaluation, checked before any model is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lenient score: `math-verify` in worker processes that are killed at a deadline.
+"""Lenient score: `math-verify` in worker processes that are killed at a deadline.
 
 It parses and evaluates model output. A completion such as `\\boxed{9^{9^{9}}}` would never return, and holds the GIL:
 hence worker processes, a deadline per answer, and a third verdict, `unverified`, for undecided answers. The deadline is

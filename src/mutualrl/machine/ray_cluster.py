@@ -1,4 +1,4 @@
-"""A Ray cluster as a machine: connecting to it, checking its nodes for room for a pool, watching its head node."""
+"""Ray cluster as a machine: connecting to it, checking its nodes for room for a pool, watching its head node."""
 
 from __future__ import annotations
 

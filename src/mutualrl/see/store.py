@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import os
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator
@@ -21,7 +20,7 @@ from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from mutualrl.errors import DiskError, ExchangeDamagedError, FileDamagedError, MachineError
-from mutualrl.storage.files import create_atomic, read_regular, sync_directory, write_atomic
+from mutualrl.storage.files import copy_atomic, create_atomic, read_regular, sync_directory, write_atomic
 
 LARGEST_OBJECT = 4 * 2**30  # bytes; a round of thousands of long rollouts is a few megabytes
 
@@ -215,11 +214,8 @@ class SharedDirectory(LocalStore):
             raise MachineError(f"{self.url}: the file system cannot hold an exchange: {problem}")
 
     def put_file(self, policy: str, name: str, path: Path) -> None:
-        """Copy a file to a temporary name and rename it."""
-        target = self._directory(policy) / name
-        temporary = target.with_name(f".{name}.{os.getpid()}.tmp")
-        shutil.copyfile(path, temporary)
-        temporary.replace(target)
+        """Copy a file atomically and durably. Raises DiskError."""
+        copy_atomic(path, self._directory(policy) / name)
 
     def get_file(self, policy: str, name: str, path: Path) -> None:
         """Copy an object to a file. Raises FileNotFoundError if it does not exist."""

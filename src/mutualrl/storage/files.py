@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import json
 import math
 import os
+import shutil
 import stat
 import threading
 from collections.abc import Iterator, Mapping
@@ -16,6 +18,7 @@ from typing import Any, BinaryIO
 
 from mutualrl.errors import DiskError, FileDamagedError, UsageError
 
+_COPY_BYTES = 2**20  # per read of a copied file
 #: parsed JSON object, not validated
 JsonObject = dict[str, Any]
 
@@ -85,10 +88,17 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
     Steps: temporary file in the same directory, write, fsync, rename over the name, fsync of the directory.
     `durable=False` skips both fsyncs (heartbeats may be lost, but not torn). A writer killed in between leaves a `.tmp`
     file, which is not read. Raises DiskError with path and size if the write fails because of the disk."""
-    with _temporary(path, data, durable=durable) as temporary:
+    with _temporary(path, io.BytesIO(data), len(data), durable=durable) as temporary:
         temporary.replace(path)
         if durable:
             sync_directory(path.parent)
+
+
+def copy_atomic(source: Path, path: Path) -> None:
+    """Copy a file of any size to `path` as `write_atomic` writes bytes. Raises DiskError, FileNotFoundError."""
+    with source.open("rb") as file, _temporary(path, file, source.stat().st_size, durable=True) as temporary:
+        temporary.replace(path)
+        sync_directory(path.parent)
 
 
 def create_atomic(path: Path, data: bytes) -> bool:
@@ -97,7 +107,7 @@ def create_atomic(path: Path, data: bytes) -> bool:
     Steps: temporary file in the same directory, write, fsync, hard link to the name (which fails if it is taken), fsync
     of the directory. Raises DiskError as `write_atomic` does.
     """
-    with _temporary(path, data, durable=True) as temporary:
+    with _temporary(path, io.BytesIO(data), len(data), durable=True) as temporary:
         try:
             path.hardlink_to(temporary)
         except FileExistsError:
@@ -109,12 +119,12 @@ def create_atomic(path: Path, data: bytes) -> bool:
 
 
 @contextlib.contextmanager
-def _temporary(path: Path, data: bytes, *, durable: bool) -> Iterator[Path]:
-    """Yield a temporary file with `data` beside `path`; remove it on errors. Raises DiskError."""
+def _temporary(path: Path, content: BinaryIO, size: int, *, durable: bool) -> Iterator[Path]:
+    """Yield a temporary file beside `path` with `size` bytes of `content`; remove it on errors. Raises DiskError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
         with temporary.open("wb") as file:
-            file.write(data)
+            shutil.copyfileobj(content, file, _COPY_BYTES)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
@@ -124,7 +134,7 @@ def _temporary(path: Path, data: bytes, *, durable: bool) -> Iterator[Path]:
             temporary.unlink()
         if not is_disk_failure(error):
             raise
-        raise DiskError(f"{path}: {len(data):,} bytes cannot be written: {error.strerror}") from error
+        raise DiskError(f"{path}: {size:,} bytes cannot be written: {error.strerror}") from error
 
 
 def remove_temporaries(directory: Path) -> None:
@@ -142,7 +152,7 @@ def require_writable(directory: Path) -> None:
     probe = directory / "probe"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with _temporary(probe, bytes(PROBE_BYTES), durable=True) as temporary:
+        with _temporary(probe, io.BytesIO(bytes(PROBE_BYTES)), PROBE_BYTES, durable=True) as temporary:
             temporary.unlink()
     except (DiskError, OSError) as error:
         if isinstance(error, OSError) and not is_disk_failure(error):

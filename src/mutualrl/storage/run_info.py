@@ -24,7 +24,7 @@ class Stored(BaseModel):
 
 
 class StoredBatch(Stored):
-    """A policy's batch plan, in completions: see `recipes.batch_plan.BatchPlan`."""
+    """Batch plan of a policy, in completions: see `recipes.batch_plan.BatchPlan`."""
 
     prompts: int
     rollouts: int

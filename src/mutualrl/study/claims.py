@@ -186,7 +186,7 @@ def evaluate_claims(outcomes: Outcomes, file: ClaimFile) -> list[ClaimResult]:
 
 
 class _UntestableError(Exception):
-    """A claim cannot be tested; the message is the reason."""
+    """Raised where a claim cannot be tested; the message is the reason."""
 
 
 def _results(outcomes: Outcomes, claim: Claim, file: ClaimFile) -> Iterator[ClaimResult]:

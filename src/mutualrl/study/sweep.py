@@ -46,7 +46,7 @@ _POLL_SECONDS = 0.1
 
 @dataclass(slots=True)
 class _Running:
-    """A running piece and its cores."""
+    """Running piece and its cores."""
 
     piece: Piece
     process: subprocess.Popen[bytes]

@@ -157,7 +157,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A sweep file, its pieces in order of execution, seed by seed, and the recipe of each pool and arm. `path`: the
+    """Sweep file, its pieces in order of execution, seed by seed, and the recipe of each pool and arm. `path`: the
     file; relative paths in it start from its directory."""
 
     file: SweepFile

@@ -25,7 +25,7 @@ SPLIT_SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An operation applied to operands from left to right."""
+    """Operation applied to operands from left to right."""
 
     operation: Operation
     operands: tuple[int, ...]

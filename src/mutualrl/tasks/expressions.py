@@ -24,7 +24,7 @@ class ExpressionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A number, or an operation on two expressions. `value` is exact."""
+    """Number, or operation on two expressions. `value` is exact."""
 
     value: Fraction
     operation: str = ""

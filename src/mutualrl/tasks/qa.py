@@ -1,4 +1,4 @@
-"""The six question-answering sets of the paper, with its exact templates.
+"""Six question-answering sets of the paper, with its exact templates.
 
 Source: paper, Appendix "Prompt Templates for Evaluation". `\\\\` there is one newline, `\\\\[0.5ex]` two; options are
 lines `A. text`. A row with more or fewer options than the template mentions keeps its own: the range in the question is

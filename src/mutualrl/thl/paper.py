@@ -1,4 +1,4 @@
-"""The paper's own word map, kept bit for bit for reproduction: Algorithms "THL: PerTokenWordMapBySegments" and
+"""Word map of the paper, kept bit for bit for reproduction: Algorithms "THL: PerTokenWordMapBySegments" and
 "THL: WordAlignLogProbs".
 
 It re-encodes the text, as a whole and word by word, and matches the two by position. On real text they differ (`.\\n`

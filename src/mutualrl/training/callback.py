@@ -46,7 +46,7 @@ class SharingCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transfo
 
 
 class AlreadyTrainedError(Exception):
-    """The loaded checkpoint is of the last step: there is nothing to train, but transformers would continue."""
+    """Raised where the loaded checkpoint is of the last step: transformers would train one more."""
 
 
 class StopCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transformers are followed as Any
