@@ -377,8 +377,12 @@ CASES = [
         "has no chat template, which conversational prompts need",
         marks=pytest.mark.extended,  # detected only in a worker
     ),
-    (["--set", 'trainer.generation_kwargs={"top_p": 0.5}', "--regime", "prp"], 2, "trainer.top_p: found 0.5"),
-    (["--set", 'trainer.generation_kwargs={"typical_p": 0.5}', "--regime", "prp"], 2, "typical_p: found 0.5"),
+    (["--set", 'trainer.generation_kwargs={"top_p": 0.5}', "--regime", "prp"], 2, "generation_kwargs.top_p: found 0.5"),
+    (
+        ["--set", 'trainer.generation_kwargs={"typical_p": 0.5}', "--regime", "prp"],
+        2,
+        "trainer.generation_kwargs.typical_p: found 0.5, which biases the regime's importance ratios; expected no",
+    ),
     (["--set", "lora.r=4", "--set", "lora.dropout=0.1", "--regime", "prp"], 2, "lora.dropout: found 0.1"),
     (["--set", "regime.clip=band", "--set", "trainer.loss_type=cispo", "--regime", "prp"], 2, "regime.clip: band does"),
     (["--set", "regime.clip=band", "--set", "trainer.top_entropy_quantile=0.5", "--regime", "prp"], 2, "expected 1.0"),

@@ -148,10 +148,11 @@ def test_settings_that_change_the_sampling_distribution_are_reported(
     settings: dict[str, object], reported: dict[str, object]
 ) -> None:
     assert non_default_sampling(settings) == reported
-    assert [key for key, _ in ratio_problems(settings, traced=True)] == list(reported)
+    paths = [f"generation_kwargs.{key}" if key == "typical_p" else key for key in reported]
+    assert [key for key, _ in ratio_problems(settings, traced=True)] == paths
     assert ratio_problems(settings, traced=False) == []
     with_vllm = ratio_problems({**settings, "use_vllm": True}, traced=False)
-    assert [key for key, _ in with_vllm] == list(reported)
+    assert [key for key, _ in with_vllm] == paths
     assert all("vllm_importance_sampling_correction: false" in message for _, message in with_vllm)
     off = {**settings, "use_vllm": True, "vllm_importance_sampling_correction": False}
     assert ratio_problems(off, traced=False) == []

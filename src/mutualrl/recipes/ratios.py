@@ -15,7 +15,7 @@ DEFAULT_SAMPLING: dict[str, tuple[Any, ...]] = {
 
 
 #: keys of `generation_kwargs` that do not affect the token distribution.
-MUTABLE_KEYS = frozenset(
+NON_SAMPLING_KEYS = frozenset(
     ("max_new_tokens", "max_tokens", "use_cache", "cache_implementation", "disable_compile", "stop", "stop_strings")
 ) | {"stop_token_ids", "pad_token_id", "bos_token_id", "eos_token_id"}
 
@@ -28,7 +28,7 @@ def non_default_sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in sampling.items()
-        if key not in MUTABLE_KEYS and value not in DEFAULT_SAMPLING.get(key, ())
+        if key not in NON_SAMPLING_KEYS and value not in DEFAULT_SAMPLING.get(key, ())
     }
 
 
@@ -44,9 +44,11 @@ def ratio_problems(settings: Mapping[str, Any], *, traced: bool) -> list[tuple[s
     biased = "the regime's importance ratios" if traced else "TRL's correction between vLLM and the trainer"
     fix = "" if traced else ", or set vllm_importance_sampling_correction: false"
     problems = []
+    generation_keys = settings.get("generation_kwargs") or {}
     for key, value in non_default_sampling(settings).items():
-        expected = DEFAULT_SAMPLING.get(key, ("nothing",))[0]
-        problems.append((key, f"found {value!r}, which biases {biased}; expected {expected!r}{fix}"))
+        expected = repr(DEFAULT_SAMPLING[key][0]) if key in DEFAULT_SAMPLING else "no such key"
+        path = f"generation_kwargs.{key}" if key in generation_keys else key
+        problems.append((path, f"found {value!r}, which biases {biased}; expected {expected}{fix}"))
     return problems
 
 

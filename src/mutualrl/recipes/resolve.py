@@ -276,8 +276,9 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
             )
             lines.append(_line(layers, ("lora", "dropout"), problem))
         for key, problem in problems:
-            path = ("policies", str(index), "trainer", key) if key in policy.trainer else ("trainer", key)
-            lines.append(_line(layers, path, problem))
+            keys = key.split(".")
+            section = ("policies", str(index), "trainer") if keys[0] in policy.trainer else ("trainer",)
+            lines.append(_line(layers, (*section, *keys), problem))
     lines += server_problems({p.name: recipe.trainer_settings(p.name) for p in recipe.policies})
     return list(dict.fromkeys(lines))
 

@@ -46,7 +46,7 @@ class SharingCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transfo
 
 
 class AlreadyTrainedError(Exception):
-    """Raised where the loaded checkpoint is of the last step: transformers would train one more."""
+    """Raised if the loaded checkpoint is of the last step; transformers would continue without a step to train."""
 
 
 class StopCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transformers are followed as Any
