@@ -15,7 +15,7 @@ from mutualrl.study.outcomes import Outcome, Outcomes, PolicyOutcome
 from mutualrl.study.sweep_file import Grid
 
 CLAIMS = {path.name.removesuffix("-claims.yaml"): path for path in sweeps.SWEEPS.glob("*-claims.yaml")}
-RESULTS = [name for name in CLAIMS if sweeps.there(name.replace("-", "_"))]
+RESULTS = [name for name in CLAIMS if sweeps.has_results(name.replace("-", "_"))]
 LATER = "2099-01-01T00:00:00Z"
 
 

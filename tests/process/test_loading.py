@@ -32,7 +32,7 @@ def test_records_of_installed_packages_are_read_once() -> None:
 def test_first_imports_are_frozen_and_garbage_of_models_is_collected() -> None:
     lines = [
         "import gc, weakref",
-        "from mutualrl.process.loading import importing",
+        "from mutualrl.process.loading import fast_imports",
         "with fast_imports():",
         "    import torch",
         "frozen = gc.get_freeze_count()",
