@@ -75,7 +75,7 @@ def added_to(name: str, runs: Path) -> tuple[JsonObject, Compared]:
     declared = len(grid.pools) * len(grid.arms) * registered.file.seeds
     notes = [f"{len(earlier)} of {len(content['pieces'])} pieces were made by an earlier part of the sweep"]
     if (missing := declared - len(content["pieces"])) > 0:
-        notes.insert(0, f"{missing} of {declared} pieces are not there")
+        notes.insert(0, f"{missing} of {declared} pieces are missing")
     comparison = compare(outcomes_of(content), grid.reference, registered, notes)
     return {**content, "comparison": comparison.to_json()}, comparison
 
@@ -99,7 +99,7 @@ def _dated(claims: RegisteredClaims, changed: str) -> RegisteredClaims:
 
 def _of_directory(content: Mapping[str, Any]) -> list[str]:
     """Return the notes on missing pieces, which the raw values do not record."""
-    phrases = ("pieces are not there", "by an earlier part of the sweep")
+    phrases = ("pieces are missing", "by an earlier part of the sweep")
     return [note for note in content["comparison"]["notes"] if any(phrase in note for phrase in phrases)]
 
 

@@ -168,7 +168,7 @@ def truth_table(rows: list[dict[str, Any]]) -> str:
 def drift_table(results: list[dict[str, Any]]) -> str:
     """Return the table of the drift of the paper's map on MATH solutions."""
     lines = [
-        "**MATH solutions: tokens put on a word that they do not touch, source / target (%)**",
+        "**MATH solutions: tokens mapped to a word that they do not overlap, source / target (%)**",
         "",
         "| pair | the paper's map | cut off by it | ours |",
         "|---|---|---|---|",

@@ -90,7 +90,7 @@ def test_grid_run_in_parts_is_merged(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     )
     assert merged_piece["policies"]["ada"]["after"]["all"] == 0.125
     declared = len(pools) * len(arms) * claims.file.seeds
-    assert f"{declared - len(value['pieces'])} of {declared} pieces are not there" in comparison.notes
+    assert f"{declared - len(value['pieces'])} of {declared} pieces are missing" in comparison.notes
     assert any("were made by an earlier part" in note for note in comparison.notes)
     assert value["comparison"]["registered"]["changed"] == before["comparison"]["registered"]["changed"] < LATER
     other = parse_claims(claims.text.replace("seeds: 10", "seeds: 9"), claims.name, claims.changed)

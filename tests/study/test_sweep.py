@@ -175,9 +175,9 @@ def test_failed_piece_is_reported_and_the_others_run(tmp_path: Path, cli: Cli) -
     assert list(json.loads(result.stdout)["failed"]) == ["one.yaml, grpo-noise, seed 0"]
     assert "failed: 1; the same command retries them" in result.stderr
     assert "no judge today" in result.stderr
-    assert "pieces are not there: one.yaml, grpo-noise, seed 0" in result.stderr
+    assert "pieces are missing: one.yaml, grpo-noise, seed 0" in result.stderr
     assert "| grpo | 1 |" in (tmp_path / "out" / "results.md").read_text()
-    assert "- 1 of 2 pieces are not there" in (tmp_path / "out" / "results.md").read_text()
+    assert "- 1 of 2 pieces are missing" in (tmp_path / "out" / "results.md").read_text()
 
 
 @pytest.mark.extended

@@ -81,7 +81,7 @@ def results(
     notes = []
     if missing := [str(piece) for piece, outcome in stored.items() if outcome is None]:
         shown = "; ".join(missing[:5]) + ("; ..." if len(missing) > 5 else "")
-        notes.append(f"{len(missing)} of {len(stored)} pieces are not there: {shown}")
+        notes.append(f"{len(missing)} of {len(stored)} pieces are missing: {shown}")
     if claims is not None and (registered is None or registered.sha256 != claims.sha256):
         began = (read_checksummed(root / SWEEP, root=root) or {}).get("began")
         before = "none" if registered is None else f"sha256 {registered.sha256[:12]}"
