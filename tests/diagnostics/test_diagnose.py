@@ -185,11 +185,11 @@ def test_pretrained_models_that_solve_nothing_are_compared(cli_here: Cli, real_d
 
 
 def test_rollouts_files_of_every_format_give_the_same_result(cli_here: Cli, tmp_path: Path) -> None:
-    all_items = rows()
-    write(tmp_path / "all.jsonl", *all_items)
-    pq.write_table(pa.Table.from_pylist(all_items), tmp_path / "all.parquet")
+    all_rows = rows()
+    write(tmp_path / "all.jsonl", *all_rows)
+    pq.write_table(pa.Table.from_pylist(all_rows), tmp_path / "all.parquet")
     for name in ("a", "b"):
-        policy_rows = [row for row in all_items if row["policy"] == name]
+        policy_rows = [row for row in all_rows if row["policy"] == name]
         write(tmp_path / f"{name}.jsonl", *({"id": r["prompt_id"], "reward": bool(r["reward"])} for r in policy_rows))
         write(
             tmp_path / f"model-{name}.jsonl",
@@ -197,7 +197,7 @@ def test_rollouts_files_of_every_format_give_the_same_result(cli_here: Cli, tmp_
         )
     write(
         tmp_path / "texts.jsonl",
-        *({**{k: v for k, v in r.items() if k != "prompt_id"}, "prompt": r["prompt_id"]} for r in all_items),
+        *({**{k: v for k, v in r.items() if k != "prompt_id"}, "prompt": r["prompt_id"]} for r in all_rows),
     )
     sources: list[tuple[str | Path, ...]] = [
         ("texts.jsonl",),
@@ -330,10 +330,10 @@ def test_error_for_a_run_without_an_exchange_suggests_a_fix(
 
 
 def test_unscored_rollouts_are_read_from_jsonl_and_parquet(cli_here: Cli, tmp_path: Path) -> None:
-    all_items = rows()
-    all_items[3]["reward"] = None
-    write(tmp_path / "r.jsonl", *all_items)
-    pq.write_table(pa.Table.from_pylist(all_items), tmp_path / "r.parquet")
+    all_rows = rows()
+    all_rows[3]["reward"] = None
+    write(tmp_path / "r.jsonl", *all_rows)
+    pq.write_table(pa.Table.from_pylist(all_rows), tmp_path / "r.parquet")
     jsonl, parquet = (diagnose(cli_here, "complementarity", "--rollouts", f"r.{kind}") for kind in ("jsonl", "parquet"))
     assert jsonl["pairs"] == parquet["pairs"]
 

@@ -11,8 +11,8 @@ from mutualrl.regimes.advantages import pool_advantages, standard_deviation
 
 
 def group_advantages(rewards: list[list[float]], scale: str = "group") -> np.ndarray:  # type: ignore[type-arg]
-    all_items = standard_deviation([reward for row in rewards for reward in row])
-    return np.stack([pool_advantages(row, row, scale=scale, batch_standard_deviation=all_items) for row in rewards])
+    batch_std = standard_deviation([reward for row in rewards for reward in row])
+    return np.stack([pool_advantages(row, row, scale=scale, batch_standard_deviation=batch_std) for row in rewards])
 
 
 def test_advantages_match_hand_computed_values() -> None:
