@@ -29,6 +29,19 @@ os.environ.setdefault("MUTUALRL_REPORT", "0")  # a run's page takes seconds; its
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
+#: modules that mostly wait, begun first: their tests would otherwise be the last ones, alone on the machine
+LONGEST = ("faults/test_ray.py", "faults/test_kills.py", "faults/test_bucket_faults.py", "faults/test_fuzz.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the tests: the longest modules first."""
+
+    def rank(item: pytest.Item) -> int:
+        return next((number for number, name in enumerate(LONGEST) if name in item.nodeid), len(LONGEST))
+
+    items.sort(key=rank)
+
+
 @pytest.fixture(scope="session")
 def tiny() -> dict[str, Path]:
     """Return the directories of two embedded models."""
