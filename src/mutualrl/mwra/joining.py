@@ -107,8 +107,8 @@ def require_run(bucket: Bucket, run_id: str, policy: str | None, console: Consol
     store = remote_store(bucket.url, PROBE_SECONDS)
     manifest = read_manifest(store)
     if manifest is None or manifest.run_id != run_id:
-        found = "no run" if manifest is None else f"run {manifest.run_id[:8]}"
-        raise ExchangeDamagedError(f"{store.url}: holds {found}, expected the resumed run {run_id[:8]}")
+        current = "no run" if manifest is None else f"run {manifest.run_id[:8]}"
+        raise ExchangeDamagedError(f"{store.url}: holds {current}, expected the resumed run {run_id[:8]}")
     if policy is not None:
         require_not_running(bucket, policy, console)
 
