@@ -38,6 +38,10 @@ class DataError(UsageError):
     kind = "data"
 
 
+class DataUnavailableError(DataError):
+    """Data set on the hub that cannot be loaded here and now."""
+
+
 class RewardError(MutualRLError, RuntimeError):
     """Reward function that raised, or did not return one number (or None) per completion."""
 

@@ -19,6 +19,8 @@ from types import ModuleType
 from typing import Any
 
 from mutualrl.errors import UsageError
+from mutualrl.process import user_code
+from mutualrl.process.user_code import LEAVING, contained, describe
 
 IMPORT_PATH = re.compile(r"(?P<module>[A-Za-z_][\w.]*|.*\.py):(?P<name>[A-Za-z_]\w*)")
 FORM = "'package.module:NAME' or 'path/to/file.py:NAME'"
@@ -119,14 +121,15 @@ def entry_points(group: str) -> dict[str, metadata.EntryPoint]:
 
 def _import(name: str, path: str, what: str, error: type[UsageError]) -> ModuleType:
     try:
-        if name.endswith(".py"):
-            return _run_file(_file_of(name, path, what, error))
-        _append_working_directory()
-        return importlib.import_module(name)
+        with contained():
+            if name.endswith(".py"):
+                return _run_file(_file_of(name, path, what, error))
+            _append_working_directory()
+            return importlib.import_module(name)
     except UsageError:
         raise
-    except Exception as cause:
-        raise error(f"{what}: {path!r} cannot be imported: {_line_of(cause)}{type(cause).__name__}: {cause}") from cause
+    except (Exception, *LEAVING) as cause:
+        raise error(f"{what}: {path!r} cannot be imported: {_line_of(cause)}{describe(cause)}") from cause
 
 
 def _append_working_directory() -> None:
@@ -135,12 +138,16 @@ def _append_working_directory() -> None:
         sys.path.append(str(Path.cwd()))
 
 
-def _line_of(cause: Exception) -> str:
+def _line_of(cause: BaseException) -> str:
     """Return the file and line where an import failed, if known."""
     if isinstance(cause, SyntaxError):  # its message has file and line
         return ""
     frames = [frame for frame in traceback.extract_tb(cause.__traceback__) if not frame.filename.startswith("<frozen")]
-    user_frames = [frame for frame in frames if frame.filename != __file__ and "importlib" not in frame.filename]
+    user_frames = [
+        frame
+        for frame in frames
+        if frame.filename not in (__file__, user_code.__file__) and "importlib" not in frame.filename
+    ]
     return f"{user_frames[-1].filename}, line {user_frames[-1].lineno}: " if user_frames else ""
 
 

@@ -23,7 +23,8 @@ class Prompt:
     """One problem: the text every policy sees, the canonical answer, and the group it is reported under.
 
     `messages`: (role, content) pairs if the problem is a conversation; `text` then holds their contents. `columns`:
-    the other columns of its data row, for the reward function. `facets`: further keys by which results are broken down
+    the other columns of its data row, for the reward function; also `answer` and
+    `group` if they are not strings there. `facets`: further keys by which results are broken down
     (such as a problem's level). `solution`: a correct completion, if the data have one.
     """
 
@@ -40,6 +41,17 @@ class Prompt:
     def content(self) -> str | list[dict[str, str]]:
         """Return the text, or the conversation in TRL's form."""
         return [{"role": role, "content": text} for role, text in self.messages] or self.text
+
+    @property
+    def reward_columns(self) -> dict[str, Any]:
+        """Return the columns that a reward function receives, each with its type and value in the data."""
+        return {"answer": self.answer, "group": self.group, **self.columns, "prompt_id": self.id}
+
+
+def columns_of(prompts: Iterable[Prompt]) -> dict[str, list[Any]]:
+    """Return the columns that a reward function receives for these prompts, None where a prompt lacks one."""
+    rows = [prompt.reward_columns for prompt in prompts]
+    return {key: [row.get(key) for row in rows] for key in dict.fromkeys(key for row in rows for key in row)}
 
 
 def prompt_id(task: str, split: str, row: str | int, text: str) -> str:

@@ -28,6 +28,7 @@ from mutualrl.cli.watch import stop_run
 from mutualrl.cli.watch_screen import Confirm, WatchScreen, whole_ticks
 from mutualrl.console.display import duration
 from mutualrl.errors import UsageError
+from mutualrl.regimes import get_regime
 from mutualrl.reporting.live_run import LiveRun
 from mutualrl.storage.rundir import RunDirectory, hold
 from runs import SHORT, Run, members, wait_until
@@ -42,7 +43,7 @@ class Watched:
         self.is_live = True
         self.answers = answers
         self.screen = WatchScreen(
-            LiveRun(self.run, answers.get("names", ["ada", "bob"]), "sgt/gate_rate"),
+            LiveRun(self.run, answers.get("names", ["ada", "bob"]), get_regime("sgt").metrics),
             title="r · sgt · tiny · seed 0",
             measure="mean reward, greedy",
             steps=40,

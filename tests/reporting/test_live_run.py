@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from made_runs import made_run
+from mutualrl.regimes import get_regime
 from mutualrl.reporting import live_run
 from mutualrl.reporting.live_run import MOST_LINES, MOST_POINTS, MOST_RESCUES, Curve, LiveRun, NewLines
 from mutualrl.reporting.run_reader import Point
@@ -71,7 +72,7 @@ def append(path: Path, *rows: object) -> None:
 
 def test_policies_are_followed_across_damaged_lines_and_a_restart(tmp_path: Path) -> None:
     run = RunDirectory(made_run(tmp_path / "r", "sgt", finished=False, steps=4))
-    live = LiveRun(run, ["ada", "bob"], "sgt/gate_rate")
+    live = LiveRun(run, ["ada", "bob"], get_regime("sgt").metrics)
     assert math.isnan(live.seconds_left(10))
     ada, files = live.policies["ada"], run.policy("ada")
     content = files.before.read_bytes()

@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from rich.table import Table
 
 from mutualrl.cli.output import emit, screen
 from mutualrl.console.display import clean
-from mutualrl.errors import DataError, ModelError, MutualRLError, RewardError
+from mutualrl.engines.model_files import is_local
+from mutualrl.errors import DataUnavailableError, MachineError, MutualRLError
 from mutualrl.machine.devices import Machine, this_machine
-from mutualrl.machine.requirements import lacking
+from mutualrl.machine.requirements import lacking, require_ports
+from mutualrl.mwra.checks import check_batch, check_directory, check_inputs, check_models
 from mutualrl.mwra.device_map import read_device_map
 from mutualrl.mwra.memory import Estimate, estimate_allocation, format_estimate
 from mutualrl.mwra.placement import Placement, place
-from mutualrl.mwra.session import Launch, counted, stored
+from mutualrl.mwra.session import Launch, stored
+from mutualrl.mwra.supervisor import check_resumption
 from mutualrl.recipes import Recipe, dump
-from mutualrl.recipes.agreement import load_recipe_prompts
+from mutualrl.recipes.agreement import fitting_prompts, load_recipe_prompts, require_enough, too_long_notes
 from mutualrl.recipes.trainer_table import defaults
 from mutualrl.see.files import PUBLISH_REQUESTS, READ_REQUESTS
 from mutualrl.see.mirror import BEATS
 from mutualrl.tasks.reward_trial import TRIAL_PROMPTS, Trial, try_rewards
 from mutualrl.tasks.rewarding import BOXED
+from mutualrl.tiny import resolve_path
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Plan of a run: the recipe with its steps, placements (or the reason for none) and memory by machine, reward
-    trials by policy (or the reason for none), the requirements that this machine does not meet, and the error of a
-    reward function that failed."""
+    trials by policy (or the reason for none), the requirements that this machine does not meet, notes, and the error
+    with which the start would be refused."""
 
     recipe: Recipe
     placements: dict[str, Placement | str]
@@ -38,11 +43,16 @@ class Plan:
     trials: dict[str, list[Trial]]
     untried: str
     missing: Sequence[str]
-    failure: RewardError | None = None
+    notes: Sequence[str] = ()
+    failure: MutualRLError | None = None
 
 
 def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
     """Print the recipe, its placement on the hardware it names, and its placement on this machine."""
+    if launch.resume:
+        show_resumption(recipe, launch, as_json=as_json)
+        return
+    check_directory(None if recipe.run.dir is None else Path(recipe.run.dir), clean=launch.clean)
     plan = plan_of(recipe, launch)
     if as_json and plan.failure is None:
         emit(plan_json(plan))
@@ -53,8 +63,20 @@ def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
         raise plan.failure
 
 
+def show_resumption(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
+    """Print the recipe and the placement of a run that `--resume` would continue."""
+    resumption = check_resumption(recipe, this_machine(), launch)
+    label = "this machine"
+    plan = Plan(resumption.recipe, {label: resumption.placement}, {label: {}}, {}, "", (), resumption.notes)
+    if as_json:
+        emit(plan_json(plan))
+        return
+    screen().print(dump(plan.recipe), markup=False, highlight=False, soft_wrap=True, end="")
+    show_plan(plan)
+
+
 def plan_of(recipe: Recipe, launch: Launch) -> Plan:
-    """Place the policies, estimate their memory and try the reward."""
+    """Place the policies, estimate their memory, check data and models as a start does, and try the reward."""
     machine = this_machine()
     pins = None if launch.device_map is None else read_device_map(launch.device_map)
     machines = {f"this machine: {len(machine.gpus)} GPUs, {machine.cores} CPU cores": machine}
@@ -62,22 +84,54 @@ def plan_of(recipe: Recipe, launch: Launch) -> Plan:
         named = Machine(tuple(str(i) for i in range(recipe.hardware.gpus)), machine.cores)
         machines = {f"the recipe's hardware: {recipe.hardware.gpus} GPUs": named, **machines}
     placements: dict[str, Placement | str] = {}
+    impossible: list[MutualRLError] = []
     for label, candidate in machines.items():
         try:
             placements[label] = place(recipe, candidate, pins)
         except MutualRLError as error:
             placements[label] = str(error)
-    recipe = _with_steps(recipe, placements.values())
-    memory: dict[str, dict[str, Estimate | None]] = {}
-    for label, placement in placements.items():
-        if not isinstance(placement, str):
-            memory[label] = {a.policy: estimate_allocation(recipe, a) for a in placement.allocations}
-    failure = None
+            impossible.append(error)
+    failure = impossible[0] if len(impossible) == len(machines) else None
+    missing = lacking(recipe, machine)
+    notes: Sequence[str] = ()
+    trials: dict[str, list[Trial]] = {}
+    untried = ""
     try:
+        require_ports(recipe)
+    except MachineError as error:
+        missing.append(str(error))
+    try:
+        inputs = check_inputs(recipe)
+        notes = inputs.notes
+        placement = next((p for p in placements.values() if isinstance(p, Placement)), None)
+        if placement is not None:
+            recipe, _ = check_batch(recipe, placement.allocations[0].batch, inputs)
+        check_models(recipe, [p.name for p in recipe.policies])
+        notes = [*notes, *_prompt_notes(recipe)]
         trials, untried = _reward_trials(recipe)
-    except RewardError as error:
-        trials, untried, failure = {}, "", error
-    return Plan(recipe, placements, memory, trials, untried, lacking(recipe, machine), failure)
+    except DataUnavailableError as error:
+        missing.append(f"the data of task {recipe.task.name!r}: {error}")
+        untried = str(error)
+    except MutualRLError as error:
+        failure = failure or error
+    memory: dict[str, dict[str, Estimate | None]] = {}
+    for label, planned_placement in placements.items():
+        if not isinstance(planned_placement, str):
+            memory[label] = {a.policy: estimate_allocation(recipe, a) for a in planned_placement.allocations}
+    return Plan(recipe, placements, memory, trials, untried, missing, notes, failure)
+
+
+def _prompt_notes(recipe: Recipe) -> list[str]:
+    """Return notes on prompts that are too long, if all tokenizers are on this machine. Raises DataError if no prompt
+    remains. With tools, whose descriptions count, the run says it."""
+    paths = [(resolve_path(p.model), p.revision) for p in recipe.policies]
+    if recipe.task.has_turns or not all(is_local(*path) for path in paths):
+        return []
+    from mutualrl.training.models import load_tokenizers
+
+    prompts = fitting_prompts(recipe, load_tokenizers(recipe))
+    require_enough(prompts.training, recipe.round.prompts or 1)
+    return too_long_notes(prompts.counts, recipe.task.max_prompt_tokens)
 
 
 def plan_json(plan: Plan) -> dict[str, object]:
@@ -90,6 +144,7 @@ def plan_json(plan: Plan) -> dict[str, object]:
         "placement": _placements_json(plan.placements),
         "memory": memory,
         "lacking": plan.missing,
+        "notes": list(plan.notes),
         "exchange": requests(plan.recipe),
         "rewards": {policy: [asdict(trial) for trial in trials] for policy, trials in plan.trials.items()},
     }
@@ -117,13 +172,15 @@ def show_plan(plan: Plan) -> None:
         console.print(f"The reward function was not tried: {clean(plan.untried)}", markup=False, soft_wrap=True)
     if (unset := unset_defaults(recipe)) is not None:
         console.print(unset, markup=False, highlight=False, soft_wrap=True)
+    for note in plan.notes:
+        console.print(f"Note: {clean(note)}", markup=False, highlight=False, soft_wrap=True)
     for line in plan.missing:
         console.print(f"This machine lacks: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _reward_trials(recipe: Recipe) -> tuple[dict[str, list[Trial]], str]:
     """Return the trials of the user's reward functions, for one policy per completion format; and the reason for none,
-    if data or tokenizers are not available.
+    if the tokenizers are not available.
 
     Raises RewardError for a function that fails.
     """
@@ -133,11 +190,11 @@ def _reward_trials(recipe: Recipe) -> tuple[dict[str, list[Trial]], str]:
         return {}, "it scores multi-turn rollouts"
     from mutualrl.training.models import load_tokenizers
 
-    try:
-        prompts = load_recipe_prompts(recipe, "train")[:TRIAL_PROMPTS]
-        tokenizers = load_tokenizers(recipe)
-    except (DataError, ModelError) as error:
-        return {}, str(error)
+    prompts = load_recipe_prompts(recipe, "train")[:TRIAL_PROMPTS]
+    paths = [(resolve_path(p.model), p.revision) for p in recipe.policies]
+    if not all(is_local(*path) for path in paths):
+        return {}, "the models are not on this machine"
+    tokenizers = load_tokenizers(recipe)
     trials: dict[str, list[Trial]] = {}
     forms = set()
     for name, tokenizer in tokenizers.items():
@@ -213,17 +270,6 @@ def requests(recipe: Recipe) -> dict[str, int]:
         "puts_per_round": puts,
         "gets_per_round": gets + READ_REQUESTS * peers,
     }
-
-
-def _with_steps(recipe: Recipe, planned: Iterable[Placement | str]) -> Recipe:
-    """Return the recipe with its epochs converted to steps if its data are available, else unchanged."""
-    allocation = next((p.allocations[0] for p in planned if isinstance(p, Placement)), None)
-    if recipe.run.epochs is None or allocation is None:
-        return recipe
-    try:
-        return counted(recipe, allocation.batch, len(load_recipe_prompts(recipe, "train")))
-    except DataError:
-        return recipe
 
 
 def _placements_json(planned: dict[str, Placement | str]) -> dict[str, object]:

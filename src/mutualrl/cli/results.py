@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from mutualrl.reporting.run_reader import Overview
 
 
+FEW = 16  # held-out prompts below which a result is said to decide nothing
+
+
 def show_summary(summary: dict[str, Any], run_dir: Path | str) -> None:
     """Print accuracy before and after training, overall and by group, for every policy."""
     console = screen()
     groups = sorted({g for p in summary["policies"].values() for g in p["validation"]["by_group"]})
     shown = groups if 1 < len(groups) <= 4 else []
-    table = Table(
-        "policy",
-        "all",
-        *map(cell, shown),
-        "rescued pairs",
-        "waited",
-    )
+    sharing = ("rescued pairs", "waited") if summary["shares"] else ()
+    table = Table("policy", "all", *map(cell, shown), *sharing)
     for name, result in summary["policies"].items():
         before, after = result["initial_validation"], result["validation"]
         cells = [f"{before['accuracy']:.2f} -> {after['accuracy']:.2f}"]
         cells += [f"{before['by_group'][g]:.2f} -> {after['by_group'][g]:.2f}" for g in shown]
-        table.add_row(cell(name), *cells, str(result["rescued_pairs"]), f"{result['wait_seconds']:.0f} s")
+        if sharing:
+            cells += [str(result["rescued_pairs"]), f"{result['wait_seconds']:.0f} s"]
+        table.add_row(cell(name), *cells)
     validations = [result["validation"] for result in summary["policies"].values()]
     rewarded = any(validation.get("no_box", 0.0) is None for validation in validations)  # by user reward functions
     measure = "Mean reward of greedy completions" if rewarded else "Greedy accuracy"
@@ -43,6 +43,16 @@ def show_summary(summary: dict[str, Any], run_dir: Path | str) -> None:
     show_table(table)
     for name in summary["lost"]:
         console.print(f"{cell(name)} was lost during the run; the others continued without it", highlight=False)
+    if (count := min((validation["n"] for validation in validations), default=0)) and count < FEW:
+        console.print(
+            f"{count} held-out prompts decide nothing: one prompt is {1 / count:.0%}. Give more with "
+            "task.validation_data, or raise run.validation_limit",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+    for note in summary["notes"]:
+        console.print(f"Note: {clean(note)}", markup=False, highlight=False, soft_wrap=True)
     console.print(
         f"{summary['seconds']:.0f} s in total; the run is in {clean(str(run_dir))}",
         markup=False,

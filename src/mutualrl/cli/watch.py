@@ -78,9 +78,9 @@ def _follow_lines(source: str, current: Run, is_live: Callable[[], bool], second
     from mutualrl.reporting.progress import Progress
     from mutualrl.storage.rundir import RunDirectory
 
-    gate_key = current.rule.metric("gate_rate")
+    metrics = current.rule.metrics
     directory = RunDirectory(current.root)
-    with Progress(directory, list(current.policies), current.planned_steps or 0, screen(), gate_key) as progress:
+    with Progress(directory, list(current.policies), current.planned_steps or 0, screen(), metrics) as progress:
         while is_live():
             progress.update()
             time.sleep(seconds)
@@ -101,7 +101,7 @@ def _follow_on_screen(source: str, current: Run, is_live: Callable[[], bool], se
     local = [name for name in current.policies if directory.policy(name).root.is_dir()]
     joined = current.info.get("exchange") and local  # its directory has only its own policy
     names = local if joined else list(current.policies)
-    live = LiveRun(directory, names, current.rule.metric("gate_rate"))
+    live = LiveRun(directory, names, current.rule.metrics)
 
     def report() -> Path:
         out = Path.cwd() / f"{run_name(source)}-report" if remote else directory.root / "report"

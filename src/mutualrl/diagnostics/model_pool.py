@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -13,7 +14,7 @@ from mutualrl.diagnostics.thl.endpoints import Endpoint
 from mutualrl.diagnostics.thl.traces import LazyModel, OnBatch
 from mutualrl.errors import MutualRLError, UsageError
 from mutualrl.tasks.prompting import Content
-from mutualrl.thl import Retokenized, align_logprobs, decode_completion, retokenize
+from mutualrl.thl import Retokenized, align_logprobs, decode_completion, end_token, retokenize
 
 Template = Mapping[str, Any]
 
@@ -33,6 +34,7 @@ class ModelPool:
         self._templates = templates or {}
         self._track = track or (lambda label, total: lambda done: None)
         self._ids: dict[tuple[int, str], list[int]] = {}
+        self._ends: dict[int, int] = {}
 
     def missing(self) -> list[str]:
         """Return the policies without a known model."""
@@ -98,7 +100,27 @@ class ModelPool:
     def retokenized(self, learner: int, unit: int, text: str, ended: bool) -> Retokenized:
         """Return a peer's text retokenized for the learner; the limit is the context left by the prompt."""
         room = self.context(learner) - len(self.prompt(learner, unit))
-        return retokenize(text, self.model(learner).tokenizer, room, ended=ended)
+        end = self.end_token(learner) if ended else None
+        return retokenize(text, self.model(learner).tokenizer, room, ended=ended, end_token_id=end)
+
+    def end_token(self, policy: int) -> int:
+        """Return the token that ends a policy's own completions, by its recorded ids if there are any."""
+        if policy not in self._ends:
+            model = self.model(policy)
+            self._ends[policy] = end_token(model.tokenizer, model.engine.eos_token_ids, self._end_counts(policy))
+        return self._ends[policy]
+
+    def _end_counts(self, policy: int) -> Counter[int]:
+        """Count the last tokens of a policy's recorded rollouts that ended."""
+        rollouts, counts = self.rollouts, Counter[int]()
+        if not self.sampled or not rollouts.has("ended"):
+            return counts
+        rows = rollouts.rows_M_P_G[policy]
+        chosen = rollouts.table.take(rows[rows >= 0])
+        for ids, ended in zip(chosen["token_ids"].to_pylist(), chosen["ended"].to_pylist(), strict=True):
+            if ids and ended:
+                counts[int(ids[-1])] += 1
+        return counts
 
     def to_learner_ids(self, learner: int, unit: int, text: str, ended: bool) -> tuple[int, ...] | None:
         """Return the learner's ids of a peer's text; None when it is too long or unencodable."""
@@ -129,6 +151,7 @@ class ModelPool:
             self.model(learner).tokenizer,
             target_ids=target_ids,
             source_eos_ids=self.model(peer).engine.eos_token_ids,
+            target_eos_ids=self.model(learner).engine.eos_token_ids,
         )
         return np.where(alignment.covered, alignment.logprobs, 0.0), alignment.covered
 

@@ -13,7 +13,7 @@ from mutualrl.console.display import clean
 from mutualrl.distillation.settings import DistillSettings, open_directory
 from mutualrl.distillation.sources import SourceRun, require_same_prompts, sources
 from mutualrl.distillation.successes import DistillationExample, SuccessSet, collect_successes, distillation_examples
-from mutualrl.engines.model_files import check_model_files
+from mutualrl.engines.model_files import check_model
 from mutualrl.errors import DataError, UsageError
 from mutualrl.evaluation.eval_request import EvalFlags, EvalRequest, ModelRequest
 from mutualrl.evaluation.evaluate import evaluate_models
@@ -65,6 +65,7 @@ def distill(
         training = _train(
             source,
             _examples(settings, success_sets, texts, prompts[name].values(), name),
+            success_sets[name].end_tokens,
             prompts[name].values(),
             settings,
             directory,
@@ -160,6 +161,7 @@ def _summary(successes: SuccessSet) -> dict[str, object]:
 def _train(
     source: SourceRun,
     selected: Sequence[DistillationExample],
+    end_tokens: Mapping[int, int],
     prompts: Iterable[Prompt],
     settings: DistillSettings,
     out: Path,
@@ -167,16 +169,20 @@ def _train(
 ) -> dict[str, object]:
     with fast_imports():
         from mutualrl.distillation.sft import examples, fine_tune, finished
+        from mutualrl.engines.generation_defaults import eos_token_ids
         from mutualrl.engines.transformers_engine import load_tokenizer
+        from mutualrl.thl import end_token
     from mutualrl.tiny import resolve_path
 
     policy = source.recipe.policy(source.policy)
     trained = settings.start == "trained"
     start = str(trained_model(source.run, policy.name)) if trained else resolve_path(policy.model)
-    check_model_files(Path(start))
     revision = None if trained else policy.revision
+    check_model(start, revision, trust_remote_code=policy.trust_remote_code)
     tokenizer = load_tokenizer(start, revision=revision, trust_remote_code=policy.trust_remote_code)
-    dataset = examples(selected, prompts, tokenizer, source.template, settings.limit)
+    ends = eos_token_ids(start, tokenizer, revision=revision, trust_remote_code=policy.trust_remote_code)
+    end = end_token(tokenizer, ends, end_tokens)
+    dataset = examples(selected, prompts, tokenizer, source.template, settings.limit, end)
     directory = out / "policies" / policy.name
     training = finished(directory)
     if training is None:

@@ -22,6 +22,7 @@ from trl import SFTConfig, SFTTrainer
 from mutualrl.console.lines import notify
 from mutualrl.distillation.settings import DistillSettings
 from mutualrl.distillation.successes import DistillationExample
+from mutualrl.engines.generation_defaults import neutralize
 from mutualrl.errors import CheckpointDamagedError, DataError, DiskError, FileDamagedError, ModelError, RecipeError
 from mutualrl.records import Prompt
 from mutualrl.regimes.losses import row_nll
@@ -54,9 +55,11 @@ def examples(
     tokenizer: PreTrainedTokenizerBase,
     template: Mapping[str, Any],
     limit: int | None,
+    end_token_id: int | None = None,
 ) -> Examples:
     """Return each example after the learner's own prompt tokens, packed as in SGT (paper, Section "Implementation
-    details for Success-Gated Transfer"); the loss is on the text only. Raises DataError if no example remains."""
+    details for Success-Gated Transfer"); the loss is on the text and its end token (`thl.end_token`) only. Raises
+    DataError if no example remains."""
     selected = list(distillation_examples)
     if limit is not None and len(selected) > limit:
         selected = [selected[i * len(selected) // limit] for i in range(limit)]
@@ -67,7 +70,7 @@ def examples(
     rows: dict[str, list[list[int]]] = {"input_ids": [], "completion_mask": []}
     unencodable = 0
     for example in selected:
-        retokenized = retokenize(example.text, tokenizer, ended=True)
+        retokenized = retokenize(example.text, tokenizer, ended=True, end_token_id=end_token_id)
         if not retokenized.exact or not retokenized.ids:
             unencodable += 1
             continue
@@ -153,6 +156,7 @@ def fine_tune(
             processing_class=tokenizer,
             peft_config=lora_config(settings.lora),
         )
+        trainer.declared_generation = neutralize(trainer.model)
         trainer.remove_callback(PrinterCallback)
         checkpoints = Checkpoints(out)
         checkpoints.clear_partial()

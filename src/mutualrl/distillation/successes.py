@@ -5,8 +5,9 @@ Source: paper, Section "Online Gating versus Sequential Peer Distillation", phas
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mutualrl.errors import DataError
@@ -25,12 +26,13 @@ class VerifiedText(NamedTuple):
 class SuccessSet:
     """Successes of one policy over a run: counts of all `rollouts`, of the `rewarded` ones, and of those `cut` without
     an end-of-sequence token (left out: they would teach a learner to stop at the token limit), and the `distinct` rest,
-    sorted."""
+    sorted. `end_tokens`: how often each token ended a rollout."""
 
     rollouts: int
     rewarded: int
     cut: int
     distinct: tuple[VerifiedText, ...]
+    end_tokens: Mapping[int, int] = field(default_factory=dict)
 
 
 def collect_successes(exchange: Location, run_id: str, policy: str, above: float, expected: int) -> SuccessSet:
@@ -52,6 +54,7 @@ def collect_successes(exchange: Location, run_id: str, policy: str, above: float
         )
     rollouts = rewarded = cut = 0
     texts: set[VerifiedText] = set()
+    end_tokens: Counter[int] = Counter()
     for round_index in rounds:
         shard = reader.read(policy, round_index)
         if shard is None:
@@ -60,13 +63,16 @@ def collect_successes(exchange: Location, run_id: str, policy: str, above: float
         rows = [row for row, reward in enumerate(shard.column("reward")) if reward > above]
         rewarded += len(rows)
         ids, ended = shard.column("prompt_id"), shard.column("ended")
+        for token_ids, done in zip(shard.column("token_ids"), ended, strict=True):
+            if token_ids and done:
+                end_tokens[int(token_ids[-1])] += 1
         complete = [row for row in rows if ended[row]]
         cut += len(rows) - len(complete)
         for row, text in zip(complete, shard.texts(complete), strict=True):
             if text is None:
                 raise DataError(f"{location}: round {round_index} has no texts; train with --exchange full")
             texts.add(VerifiedText(ids[row], text))
-    return SuccessSet(rollouts, rewarded, cut, tuple(sorted(texts)))
+    return SuccessSet(rollouts, rewarded, cut, tuple(sorted(texts)), end_tokens)
 
 
 class DistillationExample(NamedTuple):

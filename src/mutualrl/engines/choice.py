@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mutualrl.engines.base import Engine, ScoringEngine
-from mutualrl.engines.model_files import check_model_files
+from mutualrl.engines.model_files import check_model
 from mutualrl.engines.vllm_engine import VLLMEngine, installed, vllm_problem
 from mutualrl.errors import MachineError, UsageError
 
@@ -44,7 +43,7 @@ def load_engine(
 ) -> Engine:
     """Load a model into the named engine, for sequences of at most `longest` tokens. Raises ModelError, and
     FileDamagedError for a trained model that differs from what its run wrote."""
-    check_model_files(Path(path))
+    check_model(path, revision, trust_remote_code=trust_remote_code)
     if name == "vllm":
         return VLLMEngine.load(path, longest=longest, revision=revision, trust_remote_code=trust_remote_code)
     from mutualrl.engines.transformers_engine import TransformersEngine
@@ -54,7 +53,7 @@ def load_engine(
 
 def load_scoring_engine(path: str, *, revision: str | None, trust_remote_code: bool) -> ScoringEngine:
     """Load a model into the engine that returns log-probs. Raises the same errors as `load_engine`."""
-    check_model_files(Path(path))
+    check_model(path, revision, trust_remote_code=trust_remote_code)
     from mutualrl.engines.transformers_engine import TransformersEngine
 
     return TransformersEngine.load(path, revision=revision, trust_remote_code=trust_remote_code)

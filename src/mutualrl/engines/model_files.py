@@ -5,12 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import stat
+import tempfile
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from mutualrl.errors import FileDamagedError, ModelError
 from mutualrl.storage.artifacts import MARKER, sha256_of, verify_directory
 from mutualrl.storage.files import read_json
+from mutualrl.tiny import is_embedded
 
 HASHERS = 4  # files read in parallel
 #: do not affect the model's outputs: model cards and tool files
@@ -68,17 +72,123 @@ def cached_commit(model: str, revision: str | None = None) -> str | None:
     return Path(path).parent.name if isinstance(path, str) else None
 
 
-def check_model_files(directory: Path) -> None:
-    """Raise if a model must not be loaded: ModelError for files that are not regular, invalid token ids or weights that
-    are not finite, FileDamagedError if a trained model differs from what its run wrote. A hub model, which is not a
-    local directory, passes."""
-    if not directory.is_dir():
+def is_local(model: str, revision: str | None = None) -> bool:
+    """Return whether a model is a directory of this machine or in the hub's cache."""
+    return Path(model).is_dir() or cached_commit(model, revision) is not None
+
+
+ADAPTER = "adapter_config.json"
+_WEIGHTS = ("*.safetensors", "*.bin")
+
+
+def check_model(
+    model: str, revision: str | None = None, *, trust_remote_code: bool = False, read_weights: bool = True
+) -> None:
+    """Raise if a model must not be trained or evaluated: before training, evaluation, diagnostics, and by `init` and
+    `--dry-run`.
+
+    ModelError: a file that is not regular, an invalid token id, a weight that is not finite (`read_weights`), an
+    adapter beside the weights, a weight that is missing or of another shape (as transformers' loader reports it), or a
+    configuration that could not be saved. FileDamagedError: a trained model that differs from what its run wrote.
+
+    The embedded models, which the package's tests load, and hub models that are not cached are not checked.
+    """
+    directory = Path(model)
+    if directory.is_dir():
+        model_files(directory)
+        if (directory / MARKER).exists():
+            verify_directory(directory)
+        require_token_ids(directory)
+        require_no_adapter(directory)
+        if read_weights:
+            require_finite(directory)
+    elif cached_commit(model, revision) is None:
         return
-    model_files(directory)
-    if (directory / MARKER).exists():
-        verify_directory(directory)
-    require_token_ids(directory)
-    require_finite(directory)
+    if not is_embedded(model):
+        require_loadable(model, revision, trust_remote_code=trust_remote_code)
+
+
+def require_no_adapter(directory: Path) -> None:
+    """Raise ModelError if a directory has an adapter: transformers would add it to weights that may contain it."""
+    if not (directory / ADAPTER).is_file():
+        return
+    if not any(path for pattern in _WEIGHTS for path in directory.glob(pattern) if "adapter" not in path.name):
+        raise ModelError(adapter_message(directory))
+    raise ModelError(
+        f"{directory} has {ADAPTER} beside a model's weights: transformers would add the adapter to weights that may "
+        f"already contain it. If they do (merge_and_unload), remove {ADAPTER} and adapter_model.*; if not, move both "
+        "files to a directory of their own and merge them"
+    )
+
+
+def adapter_message(directory: Path) -> str:
+    """Return the message for a directory that is only an adapter, with the command that merges it into its base."""
+    merge = (
+        "from peft import AutoPeftModelForCausalLM as M; from transformers import AutoTokenizer as T; "
+        f"a = {str(directory)!r}; m = M.from_pretrained(a); "
+        "T.from_pretrained(m.peft_config['default'].base_model_name_or_path).save_pretrained('merged'); "
+        "m.merge_and_unload().save_pretrained('merged')"
+    )
+    return (
+        f"{directory} is a LoRA adapter ({ADAPTER}), not a model; merge it into its base, and use the result: "
+        f'python -c "{merge}"'
+    )
+
+
+def require_loadable(model: str, revision: str | None = None, *, trust_remote_code: bool = False) -> None:
+    """Raise ModelError unless every weight of the architecture is in the model's files, in its shape, and its
+    configuration can be saved. Builds the model on the meta device: no weight is read."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)  # its report is in our message
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        loaded, report = AutoModelForCausalLM.from_pretrained(
+            model,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            device_map="meta",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    except Exception as error:
+        raise ModelError(f"model {model!r} cannot be loaded: {error}") from error
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+    require_all_weights(model, report)
+    with tempfile.TemporaryDirectory(prefix="mutualrl-") as directory:
+        try:
+            loaded.config.save_pretrained(directory)
+        except Exception as error:
+            raise ModelError(f"model {model!r}: its config.json cannot be saved again ({error}); repair it") from error
+
+
+def require_all_weights(model: str, report: Mapping[str, Any]) -> None:
+    """Raise ModelError for a loader's report with missing weights, weights of other shapes, or weights of an
+    adapter."""
+    unexpected = sorted(report["unexpected_keys"])
+    adapted = [name for name in unexpected if "lora_" in name or ".base_layer." in name]
+    if adapted:
+        raise ModelError(
+            f"model {model!r} has weights of an adapter, such as {adapted[0]!r}, which transformers ignores: save the "
+            "merged model (peft's merge_and_unload)"
+        )
+    if missing := sorted(report["missing_keys"]):
+        renamed = f"; it has {len(unexpected)} others, such as {unexpected[0]!r} (renamed?)" if unexpected else ""
+        raise ModelError(
+            f"model {model!r} lacks {len(missing)} of its weights, such as {missing[0]!r}{renamed}: transformers would "
+            "draw them at random"
+        )
+    if mismatched := sorted(str(entry[0]) for entry in report["mismatched_keys"]):
+        raise ModelError(
+            f"model {model!r}: {len(mismatched)} of its weights, such as {mismatched[0]!r}, have another shape than "
+            "its config.json requires"
+        )
 
 
 def require_token_ids(directory: Path) -> None:

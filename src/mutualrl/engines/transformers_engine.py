@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.utils import logging
 
 from mutualrl.engines.base import Sampling
-from mutualrl.engines.model_files import model_files
+from mutualrl.engines.generation_defaults import union_of
+from mutualrl.engines.model_files import model_files, require_all_weights
 from mutualrl.engines.scoring import Floats, check_vocabulary, completion_logprobs, context_length, text_logprobs
 from mutualrl.errors import ModelError
 from mutualrl.records import Completion
@@ -40,9 +41,7 @@ class TransformersEngine:
         self.tokenizer = tokenizer
         self.batch_size = batch_size
         self.template = template
-        declared = model.generation_config.eos_token_id
-        extra = [declared] if isinstance(declared, int) else list(declared or [])
-        self.eos_token_ids = sorted({token for token in (tokenizer.eos_token_id, *extra) if token is not None})
+        self.eos_token_ids = union_of(tokenizer.eos_token_id, model.generation_config.eos_token_id)
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         candidates = (tokenizer.pad_token_id, *self.eos_token_ids, 0)  # padding is masked: any id would do
@@ -65,9 +64,7 @@ class TransformersEngine:
             )
         except Exception as error:
             raise ModelError(f"model {path!r} cannot be loaded: {error}") from error
-        if loading["missing_keys"]:
-            missing = sorted(loading["missing_keys"])
-            raise ModelError(f"model {path!r} lacks {len(missing)} of its weights, such as {missing[0]!r}")
+        require_all_weights(path, loading)
         return cls(model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer, batch_size)
 
     def generate(

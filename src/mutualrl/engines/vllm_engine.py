@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
@@ -77,10 +77,10 @@ class VLLMEngine:
 
     name = "vllm"
 
-    def __init__(self, llm: Any, context: int, eos_token_ids: Iterable[int | None]) -> None:
+    def __init__(self, llm: Any, context: int, eos_token_ids: Sequence[int]) -> None:
         self._llm = llm
         self.context = context
-        self.eos_token_ids = sorted(token for token in eos_token_ids if token is not None)
+        self.eos_token_ids = list(eos_token_ids)
 
     @classmethod
     def load(
@@ -92,8 +92,10 @@ class VLLMEngine:
         """
         _prepare()
         import torch
-        from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+        from transformers import AutoConfig, AutoTokenizer
         from vllm import LLM
+
+        from mutualrl.engines.generation_defaults import eos_token_ids
 
         try:
             config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
@@ -115,12 +117,8 @@ class VLLMEngine:
             )
         except Exception as error:
             raise ModelError(f"vLLM cannot load the model {path!r}: {error}; try --engine transformers") from error
-        try:
-            declared = GenerationConfig.from_pretrained(path, revision=revision).eos_token_id
-        except OSError:  # a model without a generation_config.json
-            declared = getattr(config, "eos_token_id", None)
-        extra = [declared] if isinstance(declared, int) else list(declared or [])
-        return cls(llm, context, {tokenizer.eos_token_id, *extra})
+        ends = eos_token_ids(path, tokenizer, revision=revision, trust_remote_code=trust_remote_code)
+        return cls(llm, context, ends)
 
     def generate_ids(
         self, ids: Sequence[list[int]], sampling: Sampling, on_batch: Callable[[int], None] | None = None

@@ -56,7 +56,8 @@ def run_on_cluster(
         for name in unfinished:
             run.policy(name).failure.unlink(missing_ok=True)  # from an earlier session
             running.append(_start(run, recipe, placement.allocation(name)))
-        with Progress(run, names, recipe.run.steps, console, recipe.spec.metric("gate_rate")) as progress:
+        limit = recipe.task.max_prompt_tokens
+        with Progress(run, names, recipe.run.steps, console, recipe.spec.metrics, limit) as progress:
             deadline = None
             while running:
                 if deadline is None and (request.received or run.stop_file.exists()):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -16,6 +16,7 @@ from mutualrl.errors import MutualRLError, RunInterruptedError, UsageError
 from mutualrl.machine.devices import Machine, this_machine
 from mutualrl.machine.ray_cluster import join_cluster, require_capacity
 from mutualrl.machine.requirements import require
+from mutualrl.mwra.checks import check_batch, check_directory, check_inputs, check_models
 from mutualrl.mwra.device_map import read_device_map
 from mutualrl.mwra.group import GRACE_SECONDS, ProcessTag, end
 from mutualrl.mwra.joining import claim_exchange, fetch_checkpoint, install_checkpoint, require_run
@@ -25,7 +26,6 @@ from mutualrl.mwra.ray_launcher import bundles, run_on_cluster
 from mutualrl.mwra.session import (
     Launch,
     accept_changes,
-    counted,
     next_session,
     open_resumable_run,
     require_same_plan,
@@ -36,13 +36,11 @@ from mutualrl.mwra.session import (
 from mutualrl.mwra.stop import StopSignals, request_stop, stop_signals, stopped
 from mutualrl.process.status import StatusWriter
 from mutualrl.recipes import Recipe, load_run
-from mutualrl.recipes.agreement import fingerprint, load_recipe_prompts, require_enough, solutions
 from mutualrl.reporting.progress import Progress
+from mutualrl.reporting.run_notes import notes_of
 from mutualrl.storage.files import write_checksummed
 from mutualrl.storage.run_info import Fingerprint, policy_result
-from mutualrl.storage.rundir import RunDirectory, check_free, clean_run, hold
-from mutualrl.tasks.rewards import require_rewards
-from mutualrl.tasks.turns import require_turns
+from mutualrl.storage.rundir import RunDirectory, clean_run, hold
 from mutualrl.tiny import resolve_path
 
 POLL_SECONDS = 0.2
@@ -81,10 +79,9 @@ def _open(
     notes for the user."""
     path = None if recipe.run.dir is None else Path(recipe.run.dir)
     if launch.resume:
-        return _reopen(recipe, path, machine, launch, console, held)
-    if path is not None and not launch.clean:
-        check_free(path)
-    recipe, placement, plan = planned(recipe, machine, launch)
+        return _reopen(recipe, machine, launch, console, held)
+    check_directory(path, clean=launch.clean)
+    recipe, placement, plan, data_notes = planned(recipe, machine, launch)
     models = model_digests(only(recipe, launch.policies(recipe)))
     run_id = None if recipe.bucket is None else claim_exchange(recipe, plan, launch, console)
     if launch.clean and path is not None:
@@ -92,21 +89,38 @@ def _open(
     staged = None if run_id is None or path is None else fetch_checkpoint(recipe, launch, run_id, path, models)
     run = start_run(recipe, placement, plan, models, launch, held, run_id)
     fetched = [] if staged is None else [install_checkpoint(staged, run)]
-    return run, placement, [*placement.notes, *fetched]
+    return run, placement, [*placement.notes, *data_notes, *fetched]
 
 
-def _reopen(
-    recipe: Recipe, path: Path | None, machine: Machine, launch: Launch, console: Console, held: ExitStack
-) -> tuple[RunDirectory, Placement, list[str]]:
-    if path is None:
+class Resumption(NamedTuple):
+    """Checked resumption of a run: nothing is changed yet."""
+
+    run: RunDirectory
+    recipe: Recipe
+    placement: Placement
+    models: dict[str, str]
+    notes: list[str]
+
+
+def check_resumption(recipe: Recipe, machine: Machine, launch: Launch) -> Resumption:
+    """Check that a run can be resumed under a recipe. Raises UsageError, FileDamagedError, and the errors of
+    `planned`."""
+    if recipe.run.dir is None:
         raise UsageError("--resume: name the run with --run-dir DIR (the command that began it printed the directory)")
-    run = open_resumable_run(path)
+    run = open_resumable_run(Path(recipe.run.dir))
     stored = load_run(run, run_code=True)
     accept_changes(stored, recipe)  # before the data are loaded: another task may have others
-    recipe, placement, plan = planned(recipe, machine, launch)
+    recipe, placement, plan, _ = planned(recipe, machine, launch)
     models = model_digests(only(recipe, launch.policies(recipe)))
     notes = [*placement.notes, *accept_changes(stored, recipe), *require_same_plan(run.info(), placement, plan, models)]
     verify_finished_policies(run, recipe)
+    return Resumption(run, recipe, placement, models, notes)
+
+
+def _reopen(
+    recipe: Recipe, machine: Machine, launch: Launch, console: Console, held: ExitStack
+) -> tuple[RunDirectory, Placement, list[str]]:
+    run, recipe, placement, models, notes = check_resumption(recipe, machine, launch)
     if recipe.bucket is not None:
         require_run(recipe.bucket, run.info().run_id, launch.policy, console)
     held.enter_context(hold(run.lock, str(run.root)))
@@ -125,23 +139,18 @@ def only(recipe: Recipe, names: Sequence[str]) -> Recipe:
     return recipe.model_copy(update={"policies": policies, "launch": launch})
 
 
-def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, Placement, Fingerprint]:
-    """Return the recipe with its epochs converted to steps, the placement, and the fingerprint that all policies must
-    share. Raises the errors of the checks of machine and data."""
+def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, Placement, Fingerprint, tuple[str, ...]]:
+    """Return the recipe with its epochs converted to steps, the placement, the fingerprint that all policies must
+    share, and notes about the data. Raises the errors of the checks of machine, data and models."""
     require(recipe, machine)
     pins = None if launch.device_map is None else read_device_map(launch.device_map)
     placement = place(only(recipe, launch.policies(recipe)), machine, pins)
     if launch.ray is not None:
         require_capacity(bundles(placement))
-    require_rewards(recipe.task.reward)
-    require_turns(recipe.task.environment, recipe.task.tools)
-    prompts, validation = load_recipe_prompts(recipe, "train"), load_recipe_prompts(recipe, "validation")
-    for policy in recipe.policies:
-        solutions(recipe, policy.name, prompts)
-    batch = placement.allocations[0].batch
-    require_enough(prompts, batch.prompts)
-    recipe = counted(recipe, batch, len(prompts))
-    return recipe, placement, fingerprint(recipe, batch, prompts, validation)
+    inputs = check_inputs(recipe)
+    recipe, plan = check_batch(recipe, placement.allocations[0].batch, inputs)
+    check_models(recipe, launch.policies(recipe))
+    return recipe, placement, plan, inputs.notes
 
 
 def model_digests(recipe: Recipe) -> dict[str, str]:
@@ -165,9 +174,8 @@ def run_policies(
     policy_supervisor = PolicySupervisor(run, recipe, placement.allocations, status_writer, console)
     kill_immediately = False
     try:
-        with Progress(
-            run, launch.policies(recipe), recipe.run.steps, console, recipe.spec.metric("gate_rate")
-        ) as progress:
+        names, limit = launch.policies(recipe), recipe.task.max_prompt_tokens
+        with Progress(run, names, recipe.run.steps, console, recipe.spec.metrics, limit) as progress:
             policy_supervisor.start()
             deadline = None
             while policy_supervisor.active:
@@ -205,6 +213,7 @@ def summarize(run: RunDirectory, recipe: Recipe, names: Sequence[str], seconds: 
             raise MutualRLError(f"policy {name!r} ended without a result; logs: {run.policy(name).logs}")
     return {
         "regime": recipe.spec.name,
+        "shares": recipe.spec.plan is not None and len(recipe.policies) > 1,
         "pool": recipe.pool,
         "task": recipe.task.name,
         "seed": recipe.run.seed,
@@ -212,4 +221,5 @@ def summarize(run: RunDirectory, recipe: Recipe, names: Sequence[str], seconds: 
         "seconds": round(seconds, 3),
         "policies": policies,
         "lost": lost,
+        "notes": notes_of(run, names, recipe.spec.metrics, recipe.task.max_prompt_tokens),
     }

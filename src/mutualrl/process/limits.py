@@ -5,10 +5,15 @@ from __future__ import annotations
 import resource
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
+
+from mutualrl.console.lines import notify
+from mutualrl.errors import MutualRLError
+from mutualrl.process.user_code import exit_now
 
 
 class CpuTimeError(Exception):
@@ -48,22 +53,40 @@ class _Expired(BaseException):
     """Time-out; a BaseException, so that no `except Exception` in the block catches it."""
 
 
+def _exit(error: MutualRLError) -> NoReturn:
+    notify(error)
+    exit_now(error.exit_code)
+
+
+#: ends this process with an error that user code does not let through; a command sets one that prints it as its own
+end_process: list[Callable[[MutualRLError], NoReturn]] = [_exit]
+ATTEMPTS = 5  # exceptions raised in a block that exceeds its time limit, before the process is ended
+REPEAT_SECONDS = 1.0
+
+
 @contextmanager
-def time_limit(seconds: float, error: Exception) -> Iterator[None]:
-    """Raise `error` when the block takes longer than `seconds`, even while it waits for a socket or a lock.
+def time_limit(seconds: float, error: MutualRLError) -> Iterator[None]:
+    """Raise `error` when the block takes longer than `seconds`, even while it waits for a socket or a lock. A block
+    that catches everything is interrupted again every second; after `ATTEMPTS` of these the process ends with the
+    error.
 
     Off the main thread, which receives no signals, there is no limit.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    attempts = 0
 
     def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts > ATTEMPTS:
+            end_process[-1](error)
         raise _Expired
 
     previous = signal.signal(signal.SIGALRM, stop)
     try:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        signal.setitimer(signal.ITIMER_REAL, seconds, REPEAT_SECONDS)
         yield
     except _Expired:
         raise error from None

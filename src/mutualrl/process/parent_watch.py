@@ -11,6 +11,8 @@ import threading
 
 import psutil
 
+from mutualrl.process.user_code import exit_now
+
 POLL_SECONDS = 0.5
 #: environment variable with the pid of a command's parent: when that process ends, the command is stopped
 PARENT = "MUTUALRL_PARENT"
@@ -44,7 +46,7 @@ def watch_parent(expected: int) -> None:
         while os.getppid() == expected:
             pause.wait(POLL_SECONDS)
         end_children()
-        os._exit(ORPHANED)
+        exit_now(ORPHANED)
 
     threading.Thread(target=run, name="parent-watch", daemon=True).start()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from mutualrl.errors import DataError, PlanMismatchError
 from mutualrl.plugins import entry_points, is_import_path, portable_path, source_digest
@@ -16,25 +17,77 @@ from mutualrl.tasks import Split, get_task, load_prompts
 from mutualrl.tasks.base import sample_evenly
 from mutualrl.tasks.boxed import boxed_score
 from mutualrl.tasks.mixture import sample_evenly_by_task
+from mutualrl.tasks.prompting import within_limit
 
 logger = logging.getLogger(__name__)
 MAX_MISSING_FRACTION = 0.1  # fraction of the prompts that may lack a solution under `teacher: gold`
 
 
 def load_recipe_prompts(recipe: Recipe, split: Split) -> list[Prompt]:
-    """Return the prompts of a split of the recipe's task; validation is sampled down to `run.validation_limit` (for a
-    mixture, per member).
+    """Return the prompts of a split of the recipe's task; validation is sampled down to `run.validation_limit`.
 
     Raises DataError for invalid rows, or for a split without prompts.
     """
+    prompts = all_prompts(recipe, split)
+    return validation_sample(recipe, prompts) if split == "validation" else prompts
+
+
+def all_prompts(recipe: Recipe, split: Split) -> list[Prompt]:
+    """Return all prompts of a split. Raises DataError for invalid rows, or if there are none."""
     section = recipe.task
     prompts = load_prompts(get_task(section.name), split, section.source(recipe.run.seed))
     if not prompts:
         raise DataError(f"task {section.name!r} has no {split} prompts; provide more data or set task.validation_data")
-    if split == "validation":
-        sample = sample_evenly_by_task if section.name == "mixture" else sample_evenly
-        return sample(prompts, recipe.run.validation_limit)
     return prompts
+
+
+def validation_sample(recipe: Recipe, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return at most `run.validation_limit` of the validation prompts (for a mixture, per member)."""
+    sample = sample_evenly_by_task if recipe.task.name == "mixture" else sample_evenly
+    return sample(prompts, recipe.run.validation_limit)
+
+
+class FittingPrompts(NamedTuple):
+    """Prompts within `task.max_prompt_tokens` for every policy, the validation sampled from these, and the numbers of
+    prompts before and after by split."""
+
+    training: list[Prompt]
+    validation: list[Prompt]
+    counts: dict[str, dict[str, int]]
+
+
+def fitting_prompts(
+    recipe: Recipe, tokenizers: Mapping[str, Any], tools: Mapping[str, Any] | None = None
+) -> FittingPrompts:
+    """Return the prompts that every policy can read within the limit; `tools`: template arguments that describe them.
+
+    Raises DataError if a split has none.
+    """
+    limit, readers, remaining, counts = recipe.task.max_prompt_tokens, [], {}, {}
+    for name, tokenizer in tokenizers.items():
+        readers.append(
+            (tokenizer, {**(recipe.trainer_settings(name).get("chat_template_kwargs") or {}), **(tools or {})})
+        )
+    for split in ("train", "validation"):
+        prompts = all_prompts(recipe, split)
+        remaining[split] = within_limit(prompts, readers, limit)
+        counts[split] = {"prompts": len(prompts), "too_long": len(prompts) - len(remaining[split])}
+        if not remaining[split]:
+            raise DataError(
+                f"none of the {len(prompts)} {split} prompts is within task.max_prompt_tokens ({limit}) for every "
+                "policy; raise it, or shorten the prompts"
+            )
+    return FittingPrompts(remaining["train"], validation_sample(recipe, remaining["validation"]), counts)
+
+
+def too_long_notes(counts: Mapping[str, Mapping[str, int]], limit: int) -> list[str]:
+    """Return notes about the prompts of each split that were left out as too long."""
+    return [
+        f"{count['too_long']} of {count['prompts']} {split} prompts are left out: longer than task.max_prompt_tokens "
+        f"({limit}) for a policy"
+        for split, count in counts.items()
+        if count["too_long"]
+    ]
 
 
 def solutions(recipe: Recipe, policy: str, prompts: Sequence[Prompt]) -> dict[str, str]:

@@ -233,7 +233,7 @@ SPEC = RegimeSpec(
     pools=True,
     check=check,
     metrics=(
-        Metric("hacpo/rows", "rows", "peer rows that joined the batch"),
+        Metric("hacpo/rows", "rows", "peer rows that joined the batch", role="action"),
         Metric("hacpo/unfit", "rows", "peer rows that the learner cannot encode, or that were not scored"),
         Metric("hacpo/extra_tokens", "tokens", "tokens of the peer rows"),
         Metric("hacpo/capability", "fraction", "mean success rate over the last rounds", "capability"),

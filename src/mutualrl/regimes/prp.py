@@ -345,7 +345,7 @@ SPEC = RegimeSpec(
     late=always_late,
     check=check,
     metrics=(
-        Metric("prp/rows", "rows", "peer rows that joined the batch"),
+        Metric("prp/rows", "rows", "peer rows that joined the batch", role="action"),
         Metric("prp/unfit", "rows", "peer rows that the learner cannot encode, or that were not scored"),
         Metric("prp/untrusted", "rows", "peer rows outside the band, under `trust: band`"),
         Metric("prp/extra_tokens", "tokens", "tokens of the peer rows"),

@@ -27,14 +27,15 @@ class Metric:
     """Number that a regime logs per round or optimizer step.
 
     `panel`: title of its plot in reports; None: logged only. `role`: `gate_rate` (fraction of prompts whose gate
-    opened) or `rescues` (rows learnt), by which progress lines and reports find it in any regime.
+    opened), `rescues` (rows learnt) or `action` (another number that is 0 while the regime changes nothing), by which
+    progress lines and reports find it in any regime.
     """
 
     key: str
     unit: str
     meaning: str
     panel: str | None = None
-    role: Literal["gate_rate", "rescues"] | None = None
+    role: Literal["gate_rate", "rescues", "action"] | None = None
 
 
 #: default reward above which a rollout is a success (paper, "Hyperparameters")
@@ -221,5 +222,5 @@ def advantage_metric_table(name: str) -> tuple[Metric, ...]:
     """Declare the two metrics of `advantage_metrics`."""
     return (
         Metric(f"{name}/sign_flips", "fraction", "own rollouts whose advantage changed sign"),
-        Metric(f"{name}/advantage_change", "advantage", "mean absolute change of the advantages"),
+        Metric(f"{name}/advantage_change", "advantage", "mean absolute change of the advantages", role="action"),
     )

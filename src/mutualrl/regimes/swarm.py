@@ -271,7 +271,7 @@ SPEC = RegimeSpec(
         Metric("swarm/external", "groups", "peers' groups that joined the batch"),
         Metric("swarm/denied", "groups", "peers' groups whose rewards the learner's verifier rejects"),
         Metric("swarm/unfit", "groups", "peers' groups that the learner cannot encode"),
-        Metric("swarm/rows", "rows", "peer rows that joined the batch"),
+        Metric("swarm/rows", "rows", "peer rows that joined the batch", role="action"),
         Metric("swarm/extra_tokens", "tokens", "tokens of the peer rows"),
         Metric("swarm/other_prompts", "prompts", "prompts of the peer rows that the learner did not sample itself"),
     ),

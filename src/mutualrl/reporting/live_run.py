@@ -12,7 +12,9 @@ from pathlib import Path
 
 from mutualrl.console.display import clean
 from mutualrl.errors import FileDamagedError
+from mutualrl.regimes.spec import Metric
 from mutualrl.reporting.pace import WAIT
+from mutualrl.reporting.run_notes import LearningNotes
 from mutualrl.reporting.run_reader import Point, validation_of
 from mutualrl.see import open_store
 from mutualrl.see.liveness import last_heartbeat
@@ -94,10 +96,11 @@ class Curve:
 class LivePolicy:
     """State of one policy while it trains. `waited`, `seconds`: totals over its steps so far."""
 
-    def __init__(self, run: RunDirectory, name: str, gate_key: str | None = None) -> None:
+    def __init__(self, run: RunDirectory, name: str, metrics: Sequence[Metric] = ()) -> None:
         self.name = name
         self._run = run
-        self._gate_key = gate_key
+        self._declared = metrics
+        self._gate_key = next((metric.key for metric in metrics if metric.role == "gate_rate"), None)
         self._metrics = NewLines(run.policy(name).metrics)
         self._rescues = NewLines(run.policy(name).rescues, LOOK_BYTES)
         self._log: NewLines | None = None
@@ -113,6 +116,7 @@ class LivePolicy:
         self.by_group: dict[str, float] = {}
         self.waited = self.seconds = 0.0
         self._recent: deque[float] = deque(maxlen=RECENT)
+        self.learning = LearningNotes(self._declared)
         if self._before is not None:
             self.accuracy.add(0, self._before)
 
@@ -150,6 +154,7 @@ class LivePolicy:
 
     def _add_row(self, row: JsonObject) -> None:
         self.step = row["step"]
+        self.learning.add(row)
         pairs = ((self.reward, "reward"), (self.gate_rate, self._gate_key))
         for curve, key in pairs:
             if key is not None and (value := finite_number(row.get(key))) is not None:
@@ -199,9 +204,9 @@ def _is_step(value: object) -> bool:
 class LiveRun:
     """Live run: its policies."""
 
-    def __init__(self, run: RunDirectory, policies: Sequence[str], gate_key: str | None = None) -> None:
+    def __init__(self, run: RunDirectory, policies: Sequence[str], metrics: Sequence[Metric] = ()) -> None:
         self.run = run
-        self.policies = {name: LivePolicy(run, name, gate_key) for name in policies}
+        self.policies = {name: LivePolicy(run, name, metrics) for name in policies}
 
     def update(self, *, logs: bool = False) -> None:
         """Read new data from the policies' files, with `logs` also from their logs."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from mutualrl.console.display import cell, duration
+from mutualrl.console.display import cell, clean, duration
+from mutualrl.regimes.spec import Metric
 from mutualrl.reporting.live_run import LivePolicy, LiveRun
+from mutualrl.reporting.run_notes import data_notes, live_after
 from mutualrl.storage.rundir import RunDirectory
 
 PLAIN_SECONDS = 15.0  # between lines when the output is not a terminal
@@ -21,10 +24,18 @@ class Progress:
     """Live table on a terminal; otherwise a plain line every few seconds."""
 
     def __init__(
-        self, run: RunDirectory, policies: list[str], steps: int, console: Console, gate_key: str | None = None
+        self,
+        run: RunDirectory,
+        policies: list[str],
+        steps: int,
+        console: Console,
+        metrics: Sequence[Metric] = (),
+        max_prompt_tokens: int | None = None,
     ) -> None:
-        self._live_run = LiveRun(run, policies, gate_key)
+        self._live_run = LiveRun(run, policies, metrics)
         self._steps = steps
+        self._limit = max_prompt_tokens
+        self._printed: set[str] = set()
         self._console = console
         self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
         self._next_line = time.monotonic() + PLAIN_SECONDS
@@ -44,6 +55,7 @@ class Progress:
     def update(self) -> None:
         """Read the files and show them."""
         self._live_run.update()
+        self._print_notes()
         if self._live is not None:
             self._live.update(self._table())
         elif time.monotonic() >= self._next_line:
@@ -52,6 +64,18 @@ class Progress:
             if line != self._last_line or time.monotonic() >= self._repeat_at:
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
                 self._last_line, self._repeat_at = line, time.monotonic() + REPEAT_SECONDS
+
+    def _print_notes(self) -> None:
+        """Print each note on the data and on learning once: the same one of several policies, too."""
+        for policy in self._live_run.policies.values():
+            notes = data_notes(self._live_run.run, policy.name, self._limit)
+            if policy.step >= live_after(self._steps):
+                notes = [*notes, *(f"{policy.name}: {note}" for note in policy.learning.notes()[:1])]
+            for note in notes:
+                key = note.partition(" in all ")[0]  # the number of steps grows
+                if key not in self._printed:
+                    self._printed.add(key)
+                    self._console.print(f"Note: {clean(note)}", markup=False, highlight=False, soft_wrap=True)
 
     def _line(self, policy: LivePolicy) -> str:
         reward = "" if policy.reward.last is None else f", reward {policy.reward.last:.2f}"

@@ -17,6 +17,7 @@ from mutualrl.recipes import yaml_file
 from mutualrl.records import POLICY_NAME
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.regimes.spec import SUCCESS_ABOVE, flat
+from mutualrl.reporting.run_notes import LearningNotes, data_notes
 from mutualrl.storage.artifacts import FileDigest
 from mutualrl.storage.files import (
     JsonObject,
@@ -226,6 +227,12 @@ def read_run(path: Path, *, logs: bool = True) -> Run:
             sums = recorded_sums(files)
             metrics = _lines(files.metrics, sums.get(files.metrics), notes, root)
             rescues = _lines(files.rescues, sums.get(files.rescues), notes, root)
+            learning = LearningNotes(rule.metrics)
+            for row in metrics:
+                learning.add(row)
+            notes += [f"{name}: {note}" for note in learning.notes()]
+            limit = part(recipe, "task").get("max_prompt_tokens")
+            notes += [note for note in data_notes(run, name, limit) if note not in notes]
             if not metrics:
                 notes.append(f"policy {name!r} has no step in its metrics.jsonl yet")
         if summary is not None and result is None:

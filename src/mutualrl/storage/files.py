@@ -196,6 +196,14 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
         os.close(descriptor)
 
 
+def try_stat(path: Path) -> os.stat_result | None:
+    """Return the status of a file, or None if it does not exist. Raises OSError otherwise."""
+    try:
+        return path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
 def read_regular(path: Path, limit: int = SMALL_BYTES) -> bytes:
     """Return the bytes of a regular file of at most `limit` bytes.
 

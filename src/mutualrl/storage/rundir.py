@@ -81,6 +81,11 @@ class PolicyFiles:
         return self.root / "result.json"
 
     @property
+    def prompts(self) -> Path:
+        """Return the path of the numbers of prompts by split, and of those left out as too long."""
+        return self.root / "prompts.json"
+
+    @property
     def failure(self) -> Path:
         """Return the path of the policy's error, if it could write one."""
         return self.root / "failure.json"
@@ -204,6 +209,23 @@ def check_free(path: Path) -> None:
         )
 
 
+def require_creatable(path: Path, *, clean: bool = False) -> None:
+    """Raise RunDirectoryError if a run cannot be created in `path`: it is taken (with `clean`: by anything but a run
+    that can be deleted), or its parents do not allow it."""
+    if not clean:
+        check_free(path)
+    elif path.exists() or path.is_symlink():
+        _require_cleanable(path)
+    existing = next((parent for parent in (path, *path.parents) if parent.exists()), Path(path.anchor or "."))
+    problem = None
+    if not existing.is_dir():
+        problem = f"{existing} is not a directory"
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        problem = f"{existing} is not writable"
+    if problem is not None:
+        raise RunDirectoryError(f"run directory {path} cannot be written: {problem}; name another with --run-dir")
+
+
 def _run_state(path: Path) -> str:
     run = RunDirectory(path)
     if (holder := holder_of(run.lock)) is not None:
@@ -212,7 +234,17 @@ def _run_state(path: Path) -> str:
 
 
 #: everything that a run creates in its directory; run.json is removed last, so that a partly removed run is recognized
-CONTENT = ("exchange", "policies", "supervisor", "warm-up", "report", "recipe.yaml", "summary.json", "run.json")
+CONTENT = (
+    "exchange",
+    "policies",
+    "supervisor",
+    "warm-up",
+    "report",
+    "evaluations",
+    "recipe.yaml",
+    "summary.json",
+    "run.json",
+)
 
 
 def clean_run(path: Path, held: ExitStack) -> None:
@@ -220,6 +252,18 @@ def clean_run(path: Path, held: ExitStack) -> None:
     if the directory is a link, is not a run, has other files, or the run is running."""
     if not path.exists() and not path.is_symlink():
         return
+    _require_cleanable(path)
+    held.enter_context(hold(RunDirectory(path).lock, f"{path}"))
+    for name in CONTENT:
+        entry = path / name
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink(missing_ok=True)
+
+
+def _require_cleanable(path: Path) -> None:
+    """Raise RunDirectoryError unless a directory has a run's files only."""
     run = RunDirectory(path)
     if path.is_symlink() or not path.is_dir():
         raise RunDirectoryError(f"--clean: {path} is not a run directory; nothing was removed")
@@ -234,13 +278,6 @@ def clean_run(path: Path, held: ExitStack) -> None:
         )
     if try_read_json(run.run_json) is not None:  # else cut off by a kill, with nothing to protect
         run.info()
-    held.enter_context(hold(run.lock, f"{path}"))
-    for name in CONTENT:
-        entry = path / name
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import logging
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, BinaryIO, Literal, Protocol, cast, runtime_checkable
 
-from mutualrl.errors import DataError, UsageError
+from mutualrl.errors import DataError, FileDamagedError, UsageError
 from mutualrl.records import Prompt
+from mutualrl.storage.files import open_regular
 
 logger = logging.getLogger(__name__)
 
@@ -123,16 +127,33 @@ def held_out(text: str, one_in: int = 16) -> bool:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[0] % one_in == 0
 
 
+@contextmanager
+def open_data(path: Path) -> Iterator[BinaryIO]:
+    """Yield a data file that the user named, open for reading, decompressed if its name ends in `.gz`. Raises DataError
+    if it is missing, cannot be read, or is not a regular file: reading a FIFO or a device might never end."""
+    try:
+        with open_regular(path) as file:
+            if path.suffix.lower() != ".gz":
+                yield file
+                return
+            with gzip.open(file, "rb") as unpacked:
+                yield cast(BinaryIO, unpacked)
+    except FileNotFoundError:
+        raise DataError(f"data file not found: {path} (check --data)") from None
+    except FileDamagedError:
+        kind = "a directory" if path.is_dir() else "a FIFO, a device or a socket"
+        raise DataError(f"{path} is {kind}, expected a data file") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read ({error})") from error
+
+
 def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield rows of a JSON Lines file as (line number from 1, object); blank lines are skipped.
 
     Raises DataError when the file is missing, is not UTF-8, is empty, or a line is not a JSON object.
     """
-    if not path.is_file():
-        problem = "is a directory" if path.is_dir() else "not found"
-        raise DataError(f"data file {problem}: {path} (expected a JSON Lines file; check --data)")
     count = 0
-    with path.open("rb") as file:
+    with open_data(path) as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue

@@ -7,7 +7,10 @@ ignored, and model output is never evaluated as code.
 
 from __future__ import annotations
 
+import json
 import re
+from numbers import Number
+from typing import Any
 
 # `\{` and `\}` are literal braces in LaTeX, not grouping: `\boxed{\{1, 2\}}` contains a set.
 # `\\` is a line break, whatever brace follows it, unless it is a box after a stray backslash.
@@ -52,6 +55,16 @@ def completion_text(completion: str | list[dict[str, str]]) -> str:
     return "".join(message.get("content") or "" for message in completion if message["role"] == "assistant")
 
 
-def boxed_reward(completions: list[str | list[dict[str, str]]], answer: list[str], **_: object) -> list[float]:
+def answer_text(label: Any) -> str:
+    """Return the text that the box must contain for an answer: a string unchanged, a number as Python writes it, any
+    other value as JSON (`true`, `[1, 2]`). Raises TypeError or ValueError for a value that is not JSON."""
+    if isinstance(label, str):
+        return label
+    if isinstance(label, Number) and not isinstance(label, bool):
+        return str(label)
+    return json.dumps(label, ensure_ascii=False, allow_nan=False)
+
+
+def boxed_reward(completions: list[str | list[dict[str, str]]], answer: list[Any], **_: object) -> list[float]:
     """Return the `boxed_score` of each completion with the data column `answer`: a reward function in TRL's form."""
-    return [boxed_score(completion_text(c), a) for c, a in zip(completions, answer, strict=True)]
+    return [boxed_score(completion_text(c), answer_text(a)) for c, a in zip(completions, answer, strict=True)]

@@ -1,13 +1,17 @@
-"""Any data set with `prompt` and `answer` columns: JSON Lines, CSV, Parquet, or a directory of Hugging Face `datasets`.
+"""Any data set with `prompt` and `answer` columns: JSON Lines, CSV, TSV, Parquet, or a directory of Hugging Face
+`datasets`.
 
-`prompt` is a string or a conversation (a list of messages with `role` and `content`); `answer` is the canonical label,
-or any value that the reward function expects. Other columns are passed to the reward function unchanged (from CSV: as
-strings); accuracy is reported by the string column `group`, and a string column `solution` is a correct completion
-(SGT's `teacher: gold`). Without a validation file, one row in 16 is held out.
+`prompt` is a string or a conversation (a list of messages with `role` and `content`). `answer` is the canonical label:
+a string, a number, a truth value, a list or an object; the reward function receives it as it is, and `boxed` compares
+its text (`answer_text`). Other columns are passed to the reward function unchanged (from CSV and TSV: as strings);
+accuracy is reported by the column `group`, and a string column `solution` is a correct completion (SGT's
+`teacher: gold`). Without a validation file, one row in 16 is held out.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ from typing import Any
 from mutualrl.errors import DataError
 from mutualrl.records import Prompt, prompt_id
 from mutualrl.tasks.base import PAPER_TOKENS, Split, TaskData, TaskSource, held_out, unicode_text
+from mutualrl.tasks.boxed import answer_text
 from mutualrl.tasks.hub_data import hub_rows, is_hub, parse_reference
 from mutualrl.tasks.rows import DatasetRow, read_rows, version_of
 from mutualrl.tasks.template import fields_of, fill
@@ -62,28 +67,33 @@ def _read_prompts(
     rows = hub_rows(parse_reference(path), split) if is_hub(path) else read_rows(path, split)
     for number, values in rows:
         row = _filled(DatasetRow(values, str(path), number), template, answer)
-        if reserved := sorted(RESERVED & set(row)):
+        if reserved := sorted(RESERVED & set(row.values)):
             raise DataError(f"{path}, row {number}: column {reserved[0]!r} is reserved by TRL; rename it")
-        for field in ("prompt", "answer"):
-            if row.get(field) is None:
-                fields = ", ".join(sorted(map(str, row))[:12])[:200] or "none"
-                raise DataError(f"{path}, row {number}: no field '{field}' (found: {fields})")
-        text, messages = _prompt(row["prompt"], path, number)
-        label = row["answer"]
-        if isinstance(label, bool) or not isinstance(label, str | int | float):
-            raise DataError(f"{path}, row {number}, field 'answer': found {type(label).__name__}, expected a string")
-        if not str(label).strip():
+        text, messages = _prompt(row.present("prompt"), path, number)
+        label = row.present("answer")
+        written = unicode_text(_label_text(label, row), "answer", path, number)
+        if not written.strip():
             raise DataError(f"{path}, row {number}, field 'answer': is blank; an empty box would count as correct")
-        solution = row.get("solution")
+        named = {key: row.values.get(key) for key in ("prompt_id", "group")}
+        solution = row.values.get("solution")
+        columns = {str(key): value for key, value in row.values.items() if key not in _OURS}
+        columns |= {
+            key: value
+            for key, value in (("answer", label), ("group", named["group"]))
+            if value is not None and not isinstance(value, str)
+        }
         prompts.append(
             Prompt(
-                id=unicode_text(str(row.get("prompt_id") or ""), "prompt_id", path, number)
-                or prompt_id("dataset", split, number, text),
+                id=prompt_id("dataset", split, number, text)
+                if named["prompt_id"] in (None, "")
+                else unicode_text(str(named["prompt_id"]), "prompt_id", path, number),
                 text=text,
-                answer=unicode_text(str(label), "answer", path, number),
-                group=unicode_text(str(row.get("group") or "all"), "group", path, number),
+                answer=written,
+                group="all"
+                if named["group"] in (None, "")
+                else unicode_text(str(named["group"]), "group", path, number),
                 messages=messages,
-                columns={str(key): value for key, value in row.items() if key not in _OURS},
+                columns=columns,
                 solution=unicode_text(solution, "solution", path, number)
                 if isinstance(solution, str) and solution.strip()
                 else None,
@@ -94,6 +104,45 @@ def _read_prompts(
     if not prompts:
         raise DataError(f"{path}: the data set has no rows")
     return tuple(prompts)
+
+
+def _label_text(label: Any, row: DatasetRow) -> str:
+    try:
+        return answer_text(label)
+    except (TypeError, ValueError):
+        row.refuse("answer", label, "a string, a number, true or false, a list or an object")
+
+
+def column_notes(prompts: Sequence[Prompt]) -> list[str]:
+    """Return notes about columns whose values have several types: the reward function receives each value as it is."""
+    kinds: dict[str, Counter[str]] = {}
+    for prompt in prompts:
+        for key, value in {"answer": prompt.answer, **prompt.columns}.items():
+            kinds.setdefault(key, Counter())[type(value).__name__] += value is not None
+    notes = []
+    for key, counts in kinds.items():
+        if len(present := +counts) > 1:
+            listed = ", ".join(f"{kind} in {count} rows" for kind, count in sorted(present.items()))
+            notes.append(f"data column {key!r} has values of several types ({listed}); the reward function gets each")
+    return notes
+
+
+def boxed_notes(prompts: Sequence[Prompt]) -> list[str]:
+    """Return notes about answers that a box can hardly contain: several lines, or floats that were integers."""
+    notes = []
+    lines = [prompt for prompt in prompts if "\n" in prompt.answer.strip()]
+    if lines:
+        notes.append(
+            f"{len(lines)} of {len(prompts)} answers have several lines, such as {lines[0].answer[:60]!r}: the whole "
+            "text must be in the box; was a solution meant? (task.answer=FIELD, or a task.reward of your own)"
+        )
+    floats = [value for p in prompts if isinstance(value := p.columns.get("answer"), float)]
+    if floats and all(value.is_integer() for value in floats):
+        notes.append(
+            f"all {len(floats)} answers that are floats are whole numbers, such as {floats[0]!r}, and only that text "
+            "in the box is correct; were they integers? (pandas makes floats of a column with missing values)"
+        )
+    return notes
 
 
 def _prompt(value: Any, path: Path, number: int) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -117,14 +166,14 @@ def _prompt(value: Any, path: Path, number: int) -> tuple[str, tuple[tuple[str, 
     return "\n".join(content for _, content in messages), tuple(messages)
 
 
-def _filled(row: DatasetRow, template: str | None, answer: str) -> dict[str, Any]:
+def _filled(row: DatasetRow, template: str | None, answer: str) -> DatasetRow:
     """Return the row with `prompt` and `answer`, built from its fields if a template or an answer field is given."""
     values = dict(row.values)
     if answer != "answer":
         values["answer"] = row.take(answer)
     if template is not None:
         values["prompt"] = fill(template, {name: _field_text(row, name) for name in fields_of(template)})
-    return values
+    return DatasetRow(values, row.where, row.number)
 
 
 def _field_text(row: DatasetRow, name: str) -> str:

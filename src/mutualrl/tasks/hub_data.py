@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mutualrl.errors import DataError
+from mutualrl.errors import DataError, DataUnavailableError
 from mutualrl.storage.hub import OFFLINE, hub_problem
 from mutualrl.tasks.rows import quiet_bars
 
@@ -88,7 +88,7 @@ def hub_rows(source: HubSource, split: str) -> Iterator[tuple[int, dict[str, Any
             for number, row in enumerate(data, 1):
                 yield number, dict(row)
             return
-    raise DataError(
+    raise DataUnavailableError(
         f"the data set {source.id!r} ({source.split(split) or 'test'}) cannot be loaded from the hub: {problem}; add "
         "--data FILE (JSON Lines in the original fields, or a directory of them)"
     ) from cause

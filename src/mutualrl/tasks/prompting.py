@@ -11,6 +11,8 @@ from mutualrl.process.limits import CpuTimeError, bounded
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from mutualrl.records import Prompt
+
 #: limits of a model's chat template for one prompt
 TEMPLATE_SECONDS = 10.0
 TEMPLATE_BYTES = 2 * 2**30
@@ -51,6 +53,23 @@ def prompt_ids(
     else:
         ids = tokenizer(text=prompts)["input_ids"]
     return [list(row) for row in ids]
+
+
+def within_limit(
+    prompts: Sequence[Prompt], readers: Sequence[tuple[PreTrainedTokenizerBase, Mapping[str, Any]]], limit: int
+) -> list[Prompt]:
+    """Return the prompts of at most `limit` tokens under every policy's tokenizer and chat template arguments.
+
+    A prompt too long for any policy is dropped for all, so that every policy sees the identical batch
+    (paper, Section "Implementation details").
+    """
+    fitting = set(range(len(prompts)))
+    for tokenizer, template in readers:
+        contents = [prompt.content for prompt in prompts]
+        for index, ids in enumerate(prompt_ids(contents, tokenizer, template)):
+            if len(ids) > limit:
+                fitting.discard(index)
+    return [prompts[i] for i in sorted(fitting)]
 
 
 def _rehearse(prompts: Sequence[Content], tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> None:

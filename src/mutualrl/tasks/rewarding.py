@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mutualrl.records import Completion, Prompt
+from mutualrl.records import Completion, Prompt, columns_of
 from mutualrl.tasks.boxed import boxed_score
 from mutualrl.tasks.prompting import as_prompt
-from mutualrl.tasks.rewards import load_rewards, weighted, wrap_errors
+from mutualrl.tasks.rewards import load_rewards, weighted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,9 +32,9 @@ def rewards_of(
     """
     if tuple(paths) == BOXED:
         return [boxed_score(completion.text, prompt.answer) for prompt, completion in answered]
-    functions = [wrap_errors(function, path) for function, path in zip(load_rewards(paths), paths, strict=True)]
+    functions = load_rewards(paths)
     arguments = reward_arguments(answered, tokenizer, trainer_state)
-    return weighted(functions, paths, weights or [1.0] * len(functions), arguments, len(answered), timeout)
+    return weighted(functions, paths, weights or [1.0] * len(functions), arguments, timeout)
 
 
 def reward_arguments(
@@ -42,18 +42,12 @@ def reward_arguments(
 ) -> dict[str, object]:
     """Build the keyword arguments that TRL passes to a reward function for these completions."""
     prompts = [as_prompt(prompt.content, tokenizer) for prompt, _ in answered]
-    columns: dict[str, list[object]] = {}
-    for key in dict.fromkeys(key for prompt, _ in answered for key in prompt.columns):
-        columns[key] = [prompt.columns.get(key) for prompt, _ in answered]
     completions: list[str | list[dict[str, str]]] = []
     for source, (_, completion) in zip(prompts, answered, strict=True):
         conversational = not isinstance(source, str)
         completions.append([{"role": "assistant", "content": completion.text}] if conversational else completion.text)
     return {
-        **columns,
-        "answer": [prompt.answer for prompt, _ in answered],
-        "prompt_id": [prompt.id for prompt, _ in answered],
-        "group": [prompt.group for prompt, _ in answered],
+        **columns_of([prompt for prompt, _ in answered]),
         "prompts": prompts,
         "completions": completions,
         "completion_ids": [list(completion.token_ids) for _, completion in answered],

@@ -6,15 +6,18 @@ import asyncio
 import functools
 import inspect
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from math import isnan
 from pathlib import Path
 from typing import Any
 
-from mutualrl.errors import RewardError, UsageError
+from mutualrl.console.lines import notify
+from mutualrl.errors import RewardError, RunInterruptedError, UsageError
 from mutualrl.plugins import check_import_path, is_import_path, load_object
+from mutualrl.process import user_code
 from mutualrl.process.limits import time_limit
+from mutualrl.process.user_code import LEAVING, contained, describe
 from mutualrl.tasks.boxed import boxed_reward
 
 Reward = Callable[..., Any]
@@ -44,30 +47,80 @@ def require_rewards(paths: str | Sequence[str]) -> None:
 
 
 def load_rewards(paths: str | Sequence[str]) -> list[Reward]:
-    """Return the reward functions of one path, or of several."""
-    return [load_reward(path) for path in ([paths] if isinstance(paths, str) else paths)]
+    """Return the reward functions of one path, or of several, adapted (`adapt`), each under a name of its own.
+
+    A function has TRL's name for it; of several with one name (partials of one function, or two files), each has the
+    name in its path, after its file's or module's if those are the same, too. Raises UsageError for a path given twice.
+    """
+    listed = [paths] if isinstance(paths, str) else list(paths)
+    if repeated := sorted({path for path in listed if listed.count(path) > 1}):
+        raise UsageError(f"task.reward: {repeated[0]!r} is listed twice; list it once (trainer.reward_weights)")
+    functions = [load_reward(path) for path in listed]
+    names = [callable_name(function) for function in functions]
+    for longer in (_short_name, _long_name, str):
+        names = [longer(path) if names.count(name) > 1 else name for name, path in zip(names, listed, strict=True)]
+    return [adapt(function, name) for function, name in zip(functions, names, strict=True)]
 
 
-def wrap_errors(function: Reward, name: str, on_call: Callable[[str], None] = lambda name: None) -> Reward:
-    """Wrap `function` to raise RewardErrors with its name, caused by the original exceptions; `on_call` is called
-    before each call. `__wrapped__` is the original function. Not for reward models, which TRL calls differently."""
+def _short_name(path: str) -> str:
+    return path.rpartition(":")[2]
+
+
+def _long_name(path: str) -> str:
+    module, _, name = path.rpartition(":")
+    return f"{Path(module).stem if module.endswith('.py') else module}.{name}" if module else name
+
+
+def distinct_names(names: Sequence[str]) -> list[str]:
+    """Return names for metrics: of several equal ones, each with its number (`constant 1`, `constant 2`)."""
+    counted: Counter[str] = Counter()
+    distinct = []
+    for name in names:
+        counted[name] += 1
+        distinct.append(f"{name} {counted[name]}" if names.count(name) > 1 else name)
+    return distinct
+
+
+def callable_name(function: Reward) -> str:
+    """Return TRL's name of a reward function: that of the function in a partial, of the class of an object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def adapt(function: Reward, name: str, on_call: Callable[[str], None] = lambda name: None) -> Reward:
+    """Return the function as everything here calls it, in training, dry run, evaluation and diagnostics.
+
+    It returns one float or None per completion; NaN and infinite rewards are None (unscorable), with a warning. What it
+    prints goes to stderr. Raises RewardError, with its name and the cause, if it raises, leaves (`sys.exit`,
+    `os._exit`), or returns anything else. `on_call` is called before each call. Not for reward models, which TRL calls
+    differently.
+    """
     if is_async(function):
 
-        @functools.wraps(function)
-        async def later(*args: object, **kwargs: object) -> Any:
+        async def call_later(*args: object, **kwargs: Any) -> list[float | None]:
             on_call(name)
-            with named_errors(f"reward function {name}"):
-                return await function(*args, **kwargs)
+            with _contained(f"reward function {name}"):
+                return _checked(await function(*args, **kwargs), name, len(kwargs["completions"]))
 
-        return later
+        call: Reward = call_later
+    else:
 
-    @functools.wraps(function)
-    def call(*args: object, **kwargs: object) -> Any:
-        on_call(name)
-        with named_errors(f"reward function {name}"):
-            return function(*args, **kwargs)
+        def call_now(*args: object, **kwargs: Any) -> list[float | None]:
+            on_call(name)
+            with _contained(f"reward function {name}"):
+                return _checked(function(*args, **kwargs), name, len(kwargs["completions"]))
 
+        call = call_now
+    call.__name__ = name
+    call.original = original(function)  # type: ignore[attr-defined]
     return call
+
+
+def original(function: Reward) -> Reward:
+    """Return the function that `adapt` adapted; any other function unchanged."""
+    inner: Reward = getattr(function, "original", function)
+    return inner
 
 
 def is_async(function: Reward) -> bool:
@@ -78,14 +131,65 @@ def is_async(function: Reward) -> bool:
 
 
 @contextmanager
+def _contained(what: str) -> Iterator[None]:
+    """Run user code: its prints go to stderr, its exceptions and exits become RewardErrors."""
+    with contained(), named_errors(what):
+        yield
+
+
+@contextmanager
 def named_errors(what: str) -> Iterator[None]:
-    """Convert an exception of the user's code to a RewardError that names the function and the line."""
+    """Convert an exception of the user's code, also SystemExit, to a RewardError that names the function and the
+    line."""
     try:
         yield
-    except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(frame.filename).name}, line {frame.lineno}"
-        raise RewardError(f"{what}: {type(error).__name__}: {error} ({where})") from error
+    except (RunInterruptedError, RewardError):  # a signal's, or already named
+        raise
+    except (Exception, *LEAVING) as error:
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != user_code.__file__]
+        where = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}"
+        raise RewardError(f"{what}: {describe(error)} ({where})") from error
+
+
+def _checked(values: Any, name: str, count: int) -> list[float | None]:
+    """Return the rewards that a function returned as floats, None for one that cannot be used. Raises RewardError."""
+    if hasattr(values, "tolist"):  # a tensor or an array
+        values = values.tolist()
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise RewardError(f"reward function {name}: returned {_shown(values)}, expected a list of {count} numbers")
+    listed = list(values)
+    if len(listed) != count:
+        raise RewardError(f"reward function {name}: {len(listed)} rewards for {count} completions, expected one each")
+    rewards = [_number(value, name, place) for place, value in enumerate(listed)]
+    unusable = [value for value, reward in zip(listed, rewards, strict=True) if reward is None and value is not None]
+    if unusable and name not in _WARNED:
+        _WARNED.add(name)
+        notify(
+            f"reward function {name}: returned {unusable[0]} for {len(unusable)} of {count} completions; expected a "
+            "finite number, or None: such completions count as unscorable"
+        )
+    return rewards
+
+
+_WARNED: set[str] = set()  # functions that returned rewards that are not finite
+LARGEST = 3.4e38  # of a float32, in which TRL computes
+
+
+def _number(value: Any, name: str, place: int) -> float | None:
+    """Return a reward as a float; None for None, NaN and what is infinite in float32."""
+    if hasattr(value, "item"):  # a scalar tensor or NumPy number
+        value = value.item()
+    if value is None:
+        return None
+    if not isinstance(value, int | float):
+        raise RewardError(
+            f"reward function {name}: returned {_shown(value)} for completion {place}, expected a number or None"
+        )
+    return float(value) if abs(value) <= LARGEST else None
+
+
+def _shown(value: object) -> str:
+    return f"{type(value).__name__} {repr(value)[:80]}"
 
 
 def weighted(
@@ -93,35 +197,27 @@ def weighted(
     names: Sequence[str],
     weights: Sequence[float],
     given: dict[str, Any],
-    count: int,
     timeout: float | None = None,
 ) -> list[float]:
-    """Return the weighted sum of reward functions for `count` completions, each called as in TRL; None and NaN count
-    as 0.
+    """Return the weighted sum of adapted reward functions, each called as in TRL; None counts as 0.
 
     `given`: the keyword arguments of every call. `timeout`: limit of a call in seconds. Raises RewardError with the
     function's name.
     """
-    total = [0.0] * count
+    total = [0.0] * len(given["completions"])
     for function, name, weight in zip(functions, names, weights, strict=True):
-        try:
-            values = [0.0 if value is None else float(value) for value in _call(function, name, given, timeout)]
-        except (TypeError, ValueError) as error:
-            raise RewardError(f"reward function {name}: {type(error).__name__}: {error}") from error
-        if len(values) != count:
-            raise RewardError(
-                f"reward function {name}: {len(values)} rewards for {count} completions, expected one each"
-            )
-        total = [t + weight * (0.0 if isnan(v) else v) for t, v in zip(total, values, strict=True)]
+        values = _call(function, name, given, timeout)
+        total = [t + weight * (0.0 if v is None else v) for t, v in zip(total, values, strict=True)]
     return total
 
 
-def _call(function: Reward, name: str, arguments: dict[str, Any], timeout: float | None) -> Any:
+def _call(function: Reward, name: str, arguments: dict[str, Any], timeout: float | None) -> list[float | None]:
     """Call a reward function, and await it if it is asynchronous."""
     late = RewardError(f"reward function {name}: no progress for {timeout or 0:g} s")
     with nullcontext() if timeout is None else time_limit(timeout, late):
         result = function(**arguments)
-        return asyncio.run(_await(result)) if inspect.isawaitable(result) else result
+        values: list[float | None] = asyncio.run(_await(result)) if inspect.isawaitable(result) else result
+        return values
 
 
 async def _await(value: Awaitable[Any]) -> Any:

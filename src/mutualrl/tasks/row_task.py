@@ -14,7 +14,7 @@ from mutualrl.errors import DataError
 from mutualrl.records import Prompt, prompt_id
 from mutualrl.tasks.base import PAPER_TOKENS, Split, TaskData, TaskSource, held_out, unicode_text
 from mutualrl.tasks.hub_data import HubSource, hub_rows, is_hub, parse_reference
-from mutualrl.tasks.rows import DatasetRow, read_rows, version_of
+from mutualrl.tasks.rows import TABLES, DatasetRow, format_of, read_rows, version_of
 
 _SPLIT_WORDS = {
     "train": "train",
@@ -25,7 +25,7 @@ _SPLIT_WORDS = {
     "test": "test",
 }
 _SPLIT = re.compile(r"(?:^|[._-])(" + "|".join(_SPLIT_WORDS) + r")(?=[._-]|$)", re.IGNORECASE)
-SUFFIXES = (".jsonl", ".parquet", ".csv")
+SUFFIXES = (".jsonl", ".parquet", *TABLES)
 DEPTH = 3  # of the directory search
 
 
@@ -161,7 +161,7 @@ def _files(directory: Path) -> Iterator[Path]:
     """Yield the data files in a directory and DEPTH - 1 levels of its subdirectories, in order."""
     for root, directories, files in os.walk(directory):
         directories[:] = sorted(directories) if len(Path(root).relative_to(directory).parts) < DEPTH - 1 else []
-        yield from (Path(root) / name for name in sorted(files) if Path(name).suffix.lower() in SUFFIXES)
+        yield from (Path(root) / name for name in sorted(files) if format_of(Path(name)) in SUFFIXES)
 
 
 @cache
@@ -186,7 +186,8 @@ def _prompts(
             if isinstance(built, str):
                 dropped.append(f"{where}, row {number}: {built}")
                 continue
-            row_id = unicode_text(str(values.get(task.id_field) or number), task.id_field, Path(where), number)
+            given = values.get(task.id_field)
+            row_id = unicode_text(str(number if given in (None, "") else given), task.id_field, Path(where), number)
             prompt = Prompt(
                 prompt_id(task.name, split, row_id, built.text),
                 built.text,

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import csv
+import io
+import math
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from mutualrl.errors import DataError
-from mutualrl.tasks.base import read_jsonl, unicode_text
+from mutualrl.storage.files import try_stat
+from mutualrl.tasks.base import open_data, read_jsonl, unicode_text
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -24,10 +28,26 @@ class DatasetRow:
     number: int
 
     def take(self, field: str) -> Any:
-        """Return the value of a field. Raises DataError if it is missing."""
-        if field not in self.values:
-            raise DataError(f"{self.where}, row {self.number}: no field '{field}' (found: {self._found()})")
-        return self.values[field]
+        """Return the value of a field; `a.b` is field b of the object in field a, unless there is a field `a.b`. Raises
+        DataError if it is missing."""
+        value: Any = self.values
+        for part in [field] if field in self.values else field.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                raise DataError(f"{self.where}, row {self.number}: no field '{field}' (found: {self._found()})")
+            value = value[part]
+        return value
+
+    def present(self, field: str) -> Any:
+        """Return the value of a field. Raises DataError if it is missing, null, or a number that is not finite."""
+        value = self.take(field)
+        if value is None:
+            raise DataError(f"{self.where}, row {self.number}: field '{field}' is null; fill it in, or drop the row")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise DataError(
+                f"{self.where}, row {self.number}: field '{field}' is {value} (a missing value?); expected a finite "
+                "number; fill it in, or drop the row"
+            )
+        return value
 
     def string(self, field: str) -> str:
         """Return a string field unchanged; it may be blank."""
@@ -74,18 +94,25 @@ class DatasetRow:
         return ", ".join(sorted(map(str, self.values))[:12])[:200] or "none"
 
 
-def _csv(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the records of a CSV file, numbered from 1 after the header. Raises DataError for a record with more fields
-    than the header, a stray quote, and bytes that are not UTF-8: each would change labels or swallow rows."""
+def _csv(path: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the records of a CSV or TSV file, numbered from 1 after the header. Raises DataError for a record with more
+    or fewer fields than the header, a stray quote, and bytes that are not UTF-8: each would change labels or swallow
+    rows."""
     csv.field_size_limit(2**31 - 1)
     number = 0
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            for number, row in enumerate(csv.DictReader(file, strict=True), 1):
+        with open_data(path) as binary:
+            file = io.TextIOWrapper(binary, encoding="utf-8-sig", newline="")
+            for number, row in enumerate(csv.DictReader(file, strict=True, delimiter=delimiter), 1):
                 if None in row:
                     raise DataError(
                         f"{path}, row {number}: {len(row[None])} more fields than the header has columns (an "
-                        "unquoted comma?)"
+                        "unquoted delimiter?)"
+                    )
+                if missing := [name for name, value in row.items() if value is None]:
+                    raise DataError(
+                        f"{path}, row {number}: {len(missing)} fewer fields than the header has columns: no value for "
+                        f"{', '.join(map(repr, missing[:5]))}"
                     )
                 yield number, row
     except UnicodeDecodeError as error:
@@ -119,37 +146,71 @@ def version_of(path: Path) -> tuple[tuple[str, int, int, int], ...]:
     return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats)
 
 
+#: suffixes of data files and how they are read
+TABLES = {".csv": ",", ".tsv": "\t"}
+FORMATS = "expected .jsonl, .csv, .tsv (each also .gz), .parquet, or a directory of `datasets`"
+
+
+def format_of(path: Path) -> str:
+    """Return a file's suffix in lower case, without `.gz`: `rows.jsonl.gz` is `.jsonl`."""
+    return Path(path.name.lower().removesuffix(".gz")).suffix
+
+
 def read_rows(path: Path, split: str = "train") -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (row number from 1, row) of a file by its suffix (JSON Lines unless .csv or .parquet), or of a directory
-    that `datasets` reads. `split`: the split of a directory; for `validation` the test, validation or training split,
-    whichever exists first. Raises DataError if it is missing or cannot be read."""
-    suffix = path.suffix.lower()
-    if not path.is_dir() and suffix not in (".csv", ".parquet"):
+    """Yield (row number from 1, row) of a file by its suffix (JSON Lines unless .csv, .tsv or .parquet), or of a
+    directory that `datasets` reads. `split`: the split of a directory; for `validation` the test, validation or
+    training split, whichever exists first. Raises DataError if it is missing or cannot be read."""
+    if try_stat(path) is None:
+        raise DataError(f"data file not found: {path} ({FORMATS})")
+    suffix = format_of(path)
+    if path.is_dir():
+        yield from _of_directory(path, split)
+    elif suffix in TABLES:  # as strings: type inference would turn the label 3 into 3.0, and 007 into 7
+        yield from _csv(path, TABLES[suffix])
+    elif suffix == ".parquet":
+        yield from _parquet(path)
+    else:
         yield from read_jsonl(path)
-        return
-    if not path.exists():
-        raise DataError(f"data file not found: {path} (expected .jsonl, .csv, .parquet, or a directory of `datasets`)")
-    if suffix == ".csv":  # as strings: type inference would turn the label 3 into 3.0, and 007 into 7
-        yield from _csv(path)
-        return
-    import pyarrow as pa
-    from datasets import load_dataset, load_from_disk
-    from datasets.exceptions import DatasetGenerationError
+
+
+def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    from datasets import load_dataset
 
     from mutualrl.storage.parquet import read_table
 
+    with open_data(path), _named_errors(path):
+        if len(read_table(path)) == 0:
+            raise DataError(f"{path}: the file has no rows")
+        data = load_dataset("parquet", data_files=str(path), split="train")
+    yield from _numbered(data)
+
+
+def _of_directory(path: Path, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    from datasets import load_dataset, load_from_disk
+
+    with _named_errors(path):
+        saved = (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
+        data = load_from_disk(str(path)) if saved else load_dataset(str(path))
+    if isinstance(data, dict):
+        data = data[split_in(list(data), split, path)]
+    yield from _numbered(data)
+
+
+@contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    """Convert the errors of `datasets` to DataErrors with the path."""
+    import pyarrow as pa
+    from datasets.exceptions import DatasetGenerationError
+
     quiet_bars()
     try:
-        if suffix == ".parquet" and not path.is_dir() and len(read_table(path)) == 0:
-            raise DataError(f"{path}: the file has no rows")
-        if path.is_dir():
-            saved = (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
-            data = load_from_disk(str(path)) if saved else load_dataset(str(path))
-            if isinstance(data, dict):
-                data = data[split_in(list(data), split, path)]
-        else:
-            data = load_dataset("parquet", data_files=str(path), split="train")
+        yield
     except (OSError, ValueError, pa.ArrowException, DatasetGenerationError) as error:
+        if isinstance(error, DataError):
+            raise
         raise DataError(f"{path}: cannot be read as a data set ({error})") from error
+
+
+def _numbered(data: Any) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, row in enumerate(data, 1):
         yield number, dict(row)

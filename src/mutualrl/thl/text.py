@@ -9,7 +9,7 @@ one; a truncated response must not get an EOS.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -79,22 +79,60 @@ def ended(token_ids: Sequence[int], eos_token_ids: Sequence[int]) -> bool:
     return bool(token_ids) and token_ids[-1] in eos_token_ids
 
 
+def end_token(
+    tokenizer: PreTrainedTokenizerBase, eos_token_ids: Collection[int], counts: Mapping[int, int] | None = None
+) -> int:
+    """Return the token that ends the learner's own completions, one of `eos_token_ids` (those that end generation).
+
+    The one that ended most of its rollouts (`counts`); before any, the first that its chat template writes after an
+    assistant's message; else the tokenizer's end-of-sequence token. A model may end a turn with another token than
+    that (Gemma's <end_of_turn>, Phi's <|end|>), and would never learn to end if taught with it. Raises TokenizerError
+    if there is none.
+    """
+    if counts:
+        return max(sorted(counts), key=lambda token: counts[token])
+    template_end = _template_end(tokenizer, frozenset(eos_token_ids)) if len(eos_token_ids) > 1 else None
+    return end_id(tokenizer) if template_end is None else template_end
+
+
+_USER, _ANSWER = {"role": "user", "content": "a"}, "7 7 7"
+
+
+def _template_end(tokenizer: PreTrainedTokenizerBase, eos_token_ids: Collection[int]) -> int | None:
+    """Return the first end token after the answer of a conversation in the chat template; None without a template, or
+    for one that cannot be rendered (training prompts that cannot are refused elsewhere)."""
+    if not getattr(tokenizer, "chat_template", None):
+        return None
+    try:
+        text = tokenizer.apply_chat_template([_USER, {"role": "assistant", "content": _ANSWER}], tokenize=False)
+    except Exception:  # noqa: BLE001  (a third-party template may raise anything)
+        return None
+    ids = tokenizer(str(text).rpartition(_ANSWER)[2], add_special_tokens=False)["input_ids"]
+    return next((int(token) for token in ids if token in eos_token_ids), None)
+
+
 def retokenize(
-    text: str, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None, *, ended: bool = False
+    text: str,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int | None = None,
+    *,
+    ended: bool = False,
+    end_token_id: int | None = None,
 ) -> Retokenized:
     """Encode `text` as the learner's tokens, to be appended to the learner's prompt tokens.
 
-    Control tokens spelled out in the text stay text (or `exact` is false). EOS is appended if and only if `ended`.
-    `max_length` counts all tokens; tokens beyond it are counted in the result, not truncated.
+    Control tokens spelled out in the text stay text (or `exact` is false). `end_token_id` (see `end_token`; None: the
+    tokenizer's EOS) is appended if and only if `ended`. `max_length` counts all tokens; tokens beyond it are counted in
+    the result, not truncated.
 
-    Raises TextMismatchError for a lone surrogate, TokenizerError when `ended` and the tokenizer has no EOS token.
+    Raises TextMismatchError for a lone surrogate, TokenizerError when `ended` and there is no such token.
     """
     utf8(text)
     ids, exact = encode_in_context(text, tokenizer)
     retokenized = text if exact else decode_completion(ids, tokenizer)
     unknown = 0 if exact or tokenizer.unk_token_id is None else ids.count(tokenizer.unk_token_id)
     if ended:
-        ids = [*ids, end_id(tokenizer)]
+        ids = [*ids, end_id(tokenizer) if end_token_id is None else end_token_id]
     excess = 0 if max_length is None else max(0, len(ids) - max_length)
     return Retokenized(tuple(ids), retokenized, exact, excess, unknown)
 

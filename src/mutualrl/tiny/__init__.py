@@ -20,3 +20,8 @@ def path_of(name: str) -> Path:
 def resolve_path(model: str) -> str:
     """Return what transformers loads for `model`: a directory of the package for `tiny:NAME`, else `model` itself."""
     return str(path_of(model.removeprefix(PREFIX))) if model.startswith(PREFIX) else model
+
+
+def is_embedded(model: str) -> bool:
+    """Return whether a model is an embedded one, by its name or by its directory."""
+    return model.startswith(PREFIX) or Path(model).parent == Path(__file__).parent / "models"

@@ -15,7 +15,7 @@ from mutualrl.errors import DiskError
 from mutualrl.recipes.schema import LoraSection
 from mutualrl.storage.artifacts import commit_directory
 from mutualrl.storage.files import is_disk_failure
-from mutualrl.training.trl_compat import loaded_from
+from mutualrl.training.trl_compat import loaded_from, replaced
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
@@ -48,7 +48,9 @@ def save_adapter(trainer: GRPOTrainer, state: dict[str, Any], model: Path, adapt
     base = AutoModelForCausalLM.from_pretrained(
         loaded_from(config), dtype=trained.dtype, trust_remote_code=trainer.args.trust_remote_code, **keys
     )
-    PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(model)
+    merged = PeftModel.from_pretrained(base, adapter).merge_and_unload()
+    merged.generation_config = trainer.declared_generation
+    merged.save_pretrained(model)
 
 
 def save_model(trainer: GRPOTrainer, directory: Path, adapter: Path, identity: Mapping[str, object]) -> None:
@@ -70,7 +72,8 @@ def save_model(trainer: GRPOTrainer, directory: Path, adapter: Path, identity: M
             save_adapter(trainer, state, staging, staged_adapter)
             commit_directory(staged_adapter, adapter, identity)
         else:
-            model.save_pretrained(staging, state_dict=state)
+            with replaced(model, {"generation_config": trainer.declared_generation}):
+                model.save_pretrained(staging, state_dict=state)
         trainer.processing_class.save_pretrained(staging)
         commit_directory(staging, directory, identity)
     except Exception as error:

@@ -30,6 +30,8 @@ from mutualrl.training.trl_compat import (
 if TYPE_CHECKING:
     from trl import GRPOTrainer
 
+    from mutualrl.training.trainer import MutualGRPOTrainer
+
 Passages = Sequence[Passage]
 Logps = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 
@@ -65,7 +67,9 @@ class PromptRows:
         return self._numbers
 
 
-def answer(trainer: GRPOTrainer, needs: Needs, rows: PromptRows, prompts: Mapping[str, tuple[int, ...]]) -> Answers:
+def answer(
+    trainer: MutualGRPOTrainer, needs: Needs, rows: PromptRows, prompts: Mapping[str, tuple[int, ...]]
+) -> Answers:
     """Return the answers, identical on all ranks. All ranks must call this with the same needs.
 
     `prompts`: the learner's token ids of the round's prompts.
@@ -111,7 +115,7 @@ def _score(
     return results
 
 
-def _rewards(trainer: GRPOTrainer, texts: Sequence[tuple[str, str, bool]], rows: PromptRows) -> list[float]:
+def _rewards(trainer: MutualGRPOTrainer, texts: Sequence[tuple[str, str, bool]], rows: PromptRows) -> list[float]:
     """Return the learner's reward of each text. Each rank scores a part, all equally many texts."""
     if not texts:
         return []
@@ -121,7 +125,8 @@ def _rewards(trainer: GRPOTrainer, texts: Sequence[tuple[str, str, bool]], rows:
     own = padded[rank * per_rank : (rank + 1) * per_rank]
     inputs = [rows.row(prompt_id) for prompt_id, _, _ in own]
     tokenizer = tokenizer_of(trainer)
-    ids = [list(retokenize(text, tokenizer, ended=ended).ids) for _, text, ended in own]
+    end = trainer.transfer.end_token_id
+    ids = [list(retokenize(text, tokenizer, ended=ended, end_token_id=end).ids) for _, text, ended in own]
     rewards = total_rewards(trainer, reward_rows(trainer, inputs, [text for _, text, _ in own], ids))
     values: list[float] = rewards.tolist()
     return values[: len(texts)]

@@ -14,18 +14,19 @@ from trl.chat_template_utils import add_response_schema, supports_tool_calling
 
 from mutualrl.console.lines import notify
 from mutualrl.engines.scoring import check_vocabulary
-from mutualrl.errors import DataError, ModelError
+from mutualrl.errors import ModelError
 from mutualrl.recipes import Recipe
 from mutualrl.recipes.agreement import (
+    FittingPrompts,
     compare,
     fingerprint,
+    fitting_prompts,
     load_recipe_prompts,
     require_enough,
     solutions,
 )
-from mutualrl.recipes.batch_plan import BatchPlan, plan_batch
+from mutualrl.recipes.batch_plan import plan_batch
 from mutualrl.recipes.schema import TaskSection
-from mutualrl.records import Prompt
 from mutualrl.regimes import get_regime
 from mutualrl.see import Exchange, Heartbeat, MissingPeers, ReadLog
 from mutualrl.seeds import policy_seed
@@ -37,7 +38,7 @@ from mutualrl.tasks.turns import load_environment, load_tools, visible_tools
 from mutualrl.tiny import resolve_path
 from mutualrl.training.adapters import lora_config
 from mutualrl.training.config import grpo_config
-from mutualrl.training.data import as_dataset, within_limit
+from mutualrl.training.data import as_dataset
 from mutualrl.training.models import load_tokenizers
 from mutualrl.training.peers import PeerLink
 from mutualrl.training.rescues import RescueLog
@@ -52,11 +53,11 @@ if TYPE_CHECKING:
 
 
 class BuiltTrainer(NamedTuple):
-    """Result of `build_trainer`: the trainer, its sharing, the validation prompts."""
+    """Result of `build_trainer`: the trainer, its sharing, and the prompts that fit every policy."""
 
     trainer: MutualGRPOTrainer
     sharing: Sharing
-    validation: list[Prompt]
+    prompts: FittingPrompts
 
 
 def build_trainer(
@@ -76,7 +77,10 @@ def build_trainer(
     compare(policy, fingerprint(recipe, batch, prompts, validation), info.fingerprint)
     tokenizers = load_tokenizers(recipe)
     turns = _turns(recipe.task, policy, tokenizers[policy])
-    prompts, validation = _fitting(recipe, prompts, validation, tokenizers, batch, turns)
+    tools = {"tools": visible_tools(turns["tools"], turns.get("environment_factory"))} if turns else {}
+    fitting = fitting_prompts(recipe, tokenizers, tools)
+    prompts = fitting.training
+    require_enough(prompts, batch.prompts)
     cpu = not torch.cuda.is_available() or not allocation.gpus
     output = run.policy(policy).root / "trainer"
     args = grpo_config(
@@ -139,7 +143,7 @@ def build_trainer(
     _warn_context_length(policy, trainer, max(map(len, rows)))
     on_engine_step(trainer, sharing.link.advance)
     trainer.remove_callback(PrinterCallback)  # metrics.jsonl has every step
-    return BuiltTrainer(trainer, sharing, validation)
+    return BuiltTrainer(trainer, sharing, fitting)
 
 
 def _warn_context_length(policy: str, trainer: MutualGRPOTrainer, longest: int) -> None:
@@ -188,31 +192,6 @@ def _tool_call_parse_error(tokenizer: PreTrainedTokenizerBase) -> str | None:
     except ValueError as error:
         return str(error).splitlines()[0]
     return None
-
-
-def _fitting(
-    recipe: Recipe,
-    prompts: list[Prompt],
-    validation: list[Prompt],
-    tokenizers: dict[str, Any],
-    batch: BatchPlan,
-    turns: dict[str, Any],
-) -> tuple[list[Prompt], list[Prompt]]:
-    """Return the training and validation prompts within the token limit for every policy, with the tool descriptions
-    counted."""
-    limit = recipe.task.max_prompt_tokens
-    tools = {"tools": visible_tools(turns["tools"], turns.get("environment_factory"))} if turns else {}
-    readers = []
-    for name, tokenizer in tokenizers.items():
-        template = recipe.trainer_settings(name).get("chat_template_kwargs") or {}
-        readers.append((tokenizer, {**template, **tools}))
-    training = within_limit(prompts, readers, limit)
-    fitting = within_limit(validation, readers, limit)
-    for kind, remaining in (("training", training), ("validation", fitting)):
-        if not remaining:
-            raise DataError(f"no {kind} prompt is within task.max_prompt_tokens ({limit}) for every policy")
-    require_enough(training, batch.prompts)
-    return training, fitting
 
 
 def seed_policy(recipe: Recipe, policy: str, rank: int) -> None:

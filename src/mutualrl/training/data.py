@@ -5,47 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from datasets import Dataset
 
-from mutualrl.errors import DataError
-from mutualrl.records import Prompt
-from mutualrl.tasks.prompting import as_prompt, prompt_ids
+from mutualrl.records import Prompt, columns_of
+from mutualrl.tasks.prompting import as_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def within_limit(prompts: Sequence[Prompt], readers: Sequence[tuple[Any, dict[str, Any]]], limit: int) -> list[Prompt]:
-    """Return the prompts of at most `limit` tokens under every policy's tokenizer and chat template arguments.
-
-    A prompt too long for any policy is dropped for all, so that every policy sees the identical batch
-    (paper, Section "Implementation details").
-    """
-    fitting = set(range(len(prompts)))
-    for tokenizer, template in readers:
-        contents = [prompt.content for prompt in prompts]
-        for index, ids in enumerate(prompt_ids(contents, tokenizer, template)):
-            if len(ids) > limit:
-                fitting.discard(index)
-    return [prompts[i] for i in sorted(fitting)]
-
-
 def as_dataset(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> Dataset:
-    """Return columns `prompt` (text or conversation), `answer`, `prompt_id`, `group`, and the prompts' own columns."""
-    others: dict[str, list[object]] = {}
-    for key in dict.fromkeys(key for p in prompts for key in p.columns):
-        others[key] = [p.columns.get(key) for p in prompts]
-        try:
-            pa.array(others[key])
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise DataError(f"data column {key!r}: rows of different types ({error})") from error
-    return Dataset.from_dict(
-        {
-            **others,
-            "prompt": [as_prompt(p.content, tokenizer) for p in prompts],
-            "answer": [p.answer for p in prompts],
-            "prompt_id": [p.id for p in prompts],
-            "group": [p.group for p in prompts],
-        }
+    """Return rows with `prompt` (text or conversation), `prompt_id`, and all that a reward function receives.
+
+    The columns for the reward function are added when a row is read: Arrow, which would change or refuse integers over
+    64 bits and columns of several types, never has them.
+    """
+    by_id = {prompt.id: prompt for prompt in prompts}
+
+    def complete(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        return {**batch, **columns_of(by_id[prompt_id] for prompt_id in batch["prompt_id"])}
+
+    data = Dataset.from_dict(
+        {"prompt": [as_prompt(p.content, tokenizer) for p in prompts], "prompt_id": [p.id for p in prompts]}
     )
+    return data.with_transform(complete)

@@ -79,8 +79,8 @@ class Sharing:
     uses the trainer's `max_completion_length`. `tokenizers`: the peers', by name, for regimes that align traces.
     `solutions`: the data's correct completions, by prompt id. `rescues`: log of texts learnt from peers. `resume`: the
     next training claims the policy as a new attempt. `state`: of the regime. `uses`: number of nll rows per prompt.
-    `dead`: prompts whose last group had no reward above 0. `past`: own rounds that peers may not have reached. The
-    last four are saved in checkpoints.
+    `dead`: prompts whose last group had no reward above 0. `past`: own rounds that peers may not have reached.
+    `end_tokens`: how often each token ended an own rollout. The last five are saved in checkpoints.
     """
 
     link: PeerLink
@@ -97,6 +97,7 @@ class Sharing:
     uses: Counter[str] = field(default_factory=Counter)
     dead: set[str] = field(default_factory=set)
     past: dict[int, PastRound] = field(default_factory=dict)
+    end_tokens: Counter[int] = field(default_factory=Counter)
 
     @classmethod
     def over(

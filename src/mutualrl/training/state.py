@@ -65,6 +65,7 @@ def trainer_state(trainer: MutualGRPOTrainer) -> dict[str, object]:
         state["regime_state"] = json.dumps(sharing.state, allow_nan=False)
         state["uses"] = dict(sharing.uses)
         state["dead"] = sorted(sharing.dead)
+        state["end_tokens"] = dict(sharing.end_tokens)
         state["past"] = [_pack_past(past) for past in sharing.past.values()]
         state["wait_seconds"] = sharing.link.wait_seconds
         state["waited_for"] = dict(sharing.link.waited_for)
@@ -83,6 +84,7 @@ def restore(trainer: MutualGRPOTrainer, state: Mapping[str, Any]) -> None:
     sharing.state = json.loads(state["regime_state"])
     sharing.uses = Counter(state["uses"])
     sharing.dead = set(state.get("dead", ()))
+    sharing.end_tokens = Counter(state.get("end_tokens", {}))
     sharing.past = {past.number: past for past in map(_unpack_past, state.get("past", ()))}
     sharing.link.waited_for = Counter(state["waited_for"])
     sharing.link.wait_seconds = state["wait_seconds"]

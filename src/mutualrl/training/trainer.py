@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,14 +14,17 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
+from mutualrl.engines.generation_defaults import neutralize
+from mutualrl.engines.model_files import require_loadable, require_no_adapter
 from mutualrl.errors import RewardError, UsageError
 from mutualrl.recipes.ratios import aggregation_problem, ratio_problems
 from mutualrl.records import Rollout, row_id
 from mutualrl.regimes import Answers, Plan, RoundView
 from mutualrl.regimes.losses import BY_ROWS
 from mutualrl.see.liveness import SCORING
-from mutualrl.tasks.rewards import wrap_errors
-from mutualrl.thl import decode_completion, ended
+from mutualrl.tasks.rewards import adapt, distinct_names
+from mutualrl.thl import decode_completion, end_token, ended
+from mutualrl.tiny import is_embedded
 from mutualrl.training.answers import PromptRows, answer
 from mutualrl.training.callback import SharingCallback
 from mutualrl.training.checkpointing import Checkpointer, StepEnd, random_state, set_random_state
@@ -72,25 +75,31 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
     def __init__(
         self, *args: object, sharing: Sharing | None = None, checkpointer: Checkpointer | None = None, **kwargs: object
     ) -> None:
-        if sharing is not None and sharing.publishes("text"):  # checked before the model is built
+        if sharing is not None:  # checked before the model is built
             arguments = inspect.signature(GRPOTrainer).bind_partial(*args, **kwargs).arguments
-            require_sampled_text(arguments, sharing.publisher_of("text"))
+            if sharing.publishes("text"):
+                require_sampled_text(arguments, sharing.publisher_of("text"))
+            _require_loadable(arguments)
         super().__init__(*args, **kwargs)
         self.sharing = sharing
         self.checkpointer = checkpointer
         self.at_step_end = StepEnd(random_state(), 0)
         self._scored: _Scored | None = None
+        self.declared_generation = self.model.generation_config
         self.extra_rows = ExtraRows(self, None if sharing is None else sharing.spec.row_metrics)
         if sharing is None:
             return
+        self.declared_generation = neutralize(self.model)
         if sharing.max_length is None:
             sharing.max_length = self.args.max_completion_length
         self.transfer = TokenTransfer(tokenizer_of(self), sharing.max_length, sharing.tokenizers)
+        self._set_end_token(sharing)
         self.prompt_rows = PromptRows(self)
         self.add_callback(SharingCallback(sharing.link))
         self._check_settings(sharing)
+        self.reward_func_names: list[str] = distinct_names(self.reward_func_names)
         self.reward_funcs: list[Any] = [
-            function if isinstance(function, torch.nn.Module) else wrap_errors(function, name, self._on_reward)
+            function if isinstance(function, torch.nn.Module) else adapt(function, name, self._on_reward)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
         ]
         embeddings = self.model.get_input_embeddings()  # used by every forward, also in sampling, however wrapped
@@ -191,6 +200,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         round_index = micro_step(self) // micro_steps_per_round(self)
         own = self._collect(sharing, batch)  # TRL's batch as rollouts
         shared = sharing.sync(round_index, self.state.global_step, own, self.accelerator)  # SEE: publish, wait, read
+        self._set_end_token(sharing, shared.rollouts)
         late = [(past, self._plan(sharing, past)) for past in shared.late]  # rounds of peers that were behind
         plan = self._plan(sharing, shared)  # pure; THL through `transfer`
         if plan.advantages is not None:
@@ -207,11 +217,22 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
             log_value(self, "see/late_rows", float(len(rows) - len(plan.rows)))
         self._follow(sharing, shared.rollouts)
 
+    def _set_end_token(self, sharing: Sharing, rollouts: Sequence[Rollout] = ()) -> None:
+        """End the texts that the policy learns as it ends its own: count the end tokens of its rollouts."""
+        sharing.end_tokens.update(rollout.token_ids[-1] for rollout in rollouts if rollout.ended and rollout.token_ids)
+        end = end_token(tokenizer_of(self), self.eos_token_ids, sharing.end_tokens)
+        self.transfer = replace(self.transfer, end_token_id=end)
+
     def _plan(self, sharing: Sharing, shared: SharedRound) -> Plan:
         """Return the regime's plan for this round, or for an earlier one that peers have since published."""
         view = self._view(sharing, shared)
         view = replace(view, answers=self._answers(sharing, view, shared))
-        return sharing.plan(view, shared, self.accelerator)
+        self.transfer.refused.clear()
+        plan = sharing.plan(view, shared, self.accelerator)
+        if sharing.spec.reads_peers:
+            for reason in ("too_long", "changed"):
+                log_value(self, f"thl/{reason}", float(self.transfer.refused[reason]))
+        return plan
 
     def _view(self, sharing: Sharing, shared: SharedRound) -> RoundView:
         """Return the regime's view of the round."""
@@ -377,6 +398,18 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         """Claim the policy as a new attempt if a script resumes."""
         if self.sharing is not None:
             self.sharing.claim_attempt(self.accelerator)
+
+
+def _require_loadable(arguments: Mapping[str, Any]) -> None:
+    """Raise ModelError if the model that TRL is to load by its path lacks weights: it would train random ones."""
+    model, args = arguments.get("model"), arguments.get("args")
+    if not isinstance(model, str) or is_embedded(model):
+        return
+    loading = getattr(args, "model_init_kwargs", None) or {}
+    trusted = bool(loading.get("trust_remote_code", getattr(args, "trust_remote_code", False)))
+    if Path(model).is_dir():
+        require_no_adapter(Path(model))
+    require_loadable(model, loading.get("revision"), trust_remote_code=trusted)
 
 
 def _prompt_text(example: Inputs) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
@@ -22,16 +23,25 @@ class TokenTransfer:
     """Conversion of peers' texts and traces to the learner's tokens.
 
     `max_length`: limit on a peer's text in the learner's tokens; None: no limit. `peers`: their tokenizers by name, for
-    regimes that align traces.
+    regimes that align traces. `end_token_id`: the token that ends the learner's own completions; None: its tokenizer's
+    end-of-sequence token. `refused`: numbers of texts that were `too_long`, or that the tokenizer `changed`.
     """
 
     learner: PreTrainedTokenizerBase
     max_length: int | None = None
     peers: Mapping[str, PreTrainedTokenizerBase] = field(default_factory=dict)
+    end_token_id: int | None = None
+    refused: Counter[str] = field(default_factory=Counter)
 
     def to_learner_ids(self, text: str, ended: bool) -> tuple[int, ...] | None:
         """Return the learner's ids of a text; None if it is too long, empty or not encoded exactly."""
-        encoded = retokenize(text, self.learner, ended=ended, max_length=self.max_length)
+        encoded = retokenize(
+            text, self.learner, ended=ended, max_length=self.max_length, end_token_id=self.end_token_id
+        )
+        if not encoded.exact:
+            self.refused["changed"] += 1
+        elif not encoded.fits:
+            self.refused["too_long"] += 1
         return encoded.ids if encoded.exact and encoded.fits and encoded.ids else None
 
     def align(self, trace: Trace, ids: Sequence[int], anchor: str) -> Aligned:

@@ -19,7 +19,7 @@ from mutualrl.storage.run_info import Validation
 from mutualrl.tasks.boxed import boxed_reward
 from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.tasks.rewarding import reward_arguments
-from mutualrl.tasks.rewards import weighted
+from mutualrl.tasks.rewards import original, weighted
 from mutualrl.tasks.scoring import score, score_rewards
 from mutualrl.training.data import as_dataset
 from mutualrl.training.trl_compat import evaluating, replaced, reward_turns, tokenizer_of, total_rewards
@@ -116,7 +116,7 @@ class Validator:
 
     def _score(self, completions: list[Completion]) -> Validation:
         functions = self._trainer.reward_funcs
-        if [getattr(function, "__wrapped__", function) for function in functions] == [boxed_reward]:
+        if [original(function) for function in functions] == [boxed_reward]:
             return score(self._prompts, [completion.text for completion in completions])
         return score_rewards(self._prompts, self._rewards(completions))
 
@@ -126,4 +126,4 @@ class Validator:
         answered = list(zip(self._prompts, completions, strict=True))
         arguments = reward_arguments(answered, tokenizer_of(trainer), trainer.state)
         weights = trainer.reward_weights.tolist()
-        return weighted(trainer.reward_funcs, trainer.reward_func_names, weights, arguments, len(answered))
+        return weighted(trainer.reward_funcs, trainer.reward_func_names, weights, arguments)

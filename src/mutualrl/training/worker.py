@@ -24,6 +24,7 @@ from mutualrl.process.parent_watch import watch_parent
 from mutualrl.process.repeating import Repeater
 from mutualrl.process.status import StatusReader
 from mutualrl.process.stopping import StopRequest
+from mutualrl.process.user_code import exit_now
 from mutualrl.recipes import Recipe, load_run
 from mutualrl.recipes.agreement import compare_models
 from mutualrl.see import Exchange, Heartbeat, WaitTimeouts
@@ -150,10 +151,12 @@ def _build_and_train(
         from mutualrl.training.trackers import validation_logger
         from mutualrl.training.validation import Validator
 
-    trainer, sharing, validation = build_trainer(run, recipe, policy, info, exchange, heartbeat, lambda: bool(stop))
-    validator = Validator(trainer, validation)
+    trainer, sharing, prompts = build_trainer(run, recipe, policy, info, exchange, heartbeat, lambda: bool(stop))
+    validator = Validator(trainer, prompts.validation)
     seed_policy(recipe, policy, rank)
     files = run.policy(policy)
+    if rank == 0:
+        write_checksummed(files.prompts, dict(prompts.counts), root=run.root)
     progress = PolicyProgress(run, policy, attempt, sharing)
     trainer.checkpointer = progress.checkpointer(recipe, info.run_id)
     checkpoint = resume_point(trainer, progress, files)
@@ -216,7 +219,7 @@ def leave(code: int) -> NoReturn:
     those of DeepSpeed's groups) and occasionally abort a rank (SIGABRT)."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    exit_now(code)
 
 
 def leave_group(trainer: GRPOTrainer, heartbeat: Heartbeat | None = None) -> NoReturn:

@@ -57,6 +57,16 @@ class Endpoint:
 
         return load_tokenizer(resolve_path(self.path), revision=self.revision, trust_remote_code=self.trust_remote_code)
 
+    def eos_token_ids(self, tokenizer: Any) -> list[int]:
+        """Return the tokens that end its completions: the tokenizer's, and those that a model's settings declare."""
+        from mutualrl.engines.generation_defaults import eos_token_ids, union_of
+        from mutualrl.tiny import resolve_path
+
+        if not self.has_model:
+            return union_of(tokenizer.eos_token_id, None)
+        path = resolve_path(self.path)
+        return eos_token_ids(path, tokenizer, revision=self.revision, trust_remote_code=self.trust_remote_code)
+
     def engine(self) -> ScoringEngine:
         """Load model and tokenizer. Raises ModelError when that fails."""
         from mutualrl.engines.choice import load_scoring_engine

@@ -66,6 +66,7 @@ def align(
             target_ids=response.target_ids,
             anchor=anchor,
             source_eos_ids=source.engine.eos_token_ids,
+            target_eos_ids=target.engine.eos_token_ids,
         )
         results.append(alignment)
     return results
@@ -97,6 +98,7 @@ def _broken(response: Response, trace: Floats, own: Floats, source: LazyModel, t
         target_ids=response.target_ids,
         anchor="word",
         source_eos_ids=source.engine.eos_token_ids,
+        target_eos_ids=target.engine.eos_token_ids,
     )
     rotated = transfer(alignment.units, np.maximum(trace, -BOUND), len(response.target_ids), rotate=1)
     values = rotated.logprobs

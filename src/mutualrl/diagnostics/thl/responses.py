@@ -105,7 +105,9 @@ def _sample(
         room = requested.target_context - len(requested.target[index])
         for completion in group:
             text = decode_completion(completion.token_ids, source.tokenizer)
-            retokenized = retokenize(text, target.tokenizer, room, ended=completion.ended)
+            retokenized = retokenize(
+                text, target.tokenizer, room, ended=completion.ended, end_token_id=target.end_token
+            )
             reason = _why_unencodable(text, retokenized)
             if reason:
                 left_out[reason] += 1

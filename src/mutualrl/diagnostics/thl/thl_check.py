@@ -53,7 +53,14 @@ def check(request: ThlRequest, console: Console) -> ThlCheck:
 def _tokenizers(request: ThlRequest, source: LazyModel, target: LazyModel, track: Track) -> PairCheck:
     texts = request.passages if request.limit is None else pick(request.passages, request.limit, request.seed)
     on_text = track(f"{source.name} -> {target.name}: tokenizers", len(texts))
-    check = check_vocabularies(texts, source.tokenizer, target.tokenizer, request.anchor, on_text)
+    check = check_vocabularies(
+        texts,
+        source.tokenizer,
+        target.tokenizer,
+        request.anchor,
+        on_text,
+        lambda: (source.end_token, target.end_token),
+    )
     return {
         "source": source.name,
         "target": target.name,

@@ -17,7 +17,7 @@ from mutualrl.diagnostics.passages import Corpus
 from mutualrl.diagnostics.thl.endpoints import Endpoint
 from mutualrl.engines.base import ScoringEngine
 from mutualrl.errors import DataError, TextMismatchError
-from mutualrl.thl import Anchor, align_logprobs, has_cjk, retokenize
+from mutualrl.thl import Anchor, align_logprobs, end_token, has_cjk, retokenize
 from mutualrl.thl.offsets import TokenSpans, locate_tokens, utf8
 from mutualrl.thl.paper import tokenize
 from mutualrl.thl.table import table_of
@@ -53,6 +53,11 @@ class LazyModel:
     def engine(self) -> ScoringEngine:
         """Return the model in an engine. Raises ModelError when it cannot be loaded."""
         return self.endpoint.engine()
+
+    @cached_property
+    def end_token(self) -> int:
+        """Return the token that ends the model's completions (`thl.end_token`). Raises TokenizerError without one."""
+        return end_token(self.tokenizer, self.endpoint.eos_token_ids(self.tokenizer))
 
     def encode(self, text: str) -> list[int] | None:
         """Return the ids of a text at the start of a document; None when none decode to it."""

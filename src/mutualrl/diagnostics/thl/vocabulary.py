@@ -60,9 +60,15 @@ class PairCounts:
 
 
 def check_vocabularies(
-    texts: Sequence[str], source: Any, target: Any, anchor: Anchor, on_text: Callable[[int], None]
+    texts: Sequence[str],
+    source: Any,
+    target: Any,
+    anchor: Anchor,
+    on_text: Callable[[int], None],
+    ends: Callable[[], tuple[int, int]] | None = None,
 ) -> TokenizerCheck:
-    """Return the check of one ordered pair: figures, `safe`, and the `reasons` when it is not.
+    """Return the check of one ordered pair: figures, `safe`, and the `reasons` when it is not. `ends`: returns the
+    tokens that end completions of each side, by default the tokenizers' own.
 
     A pair is unsafe when a tokenizer is of an unsupported kind or has no end-of-sequence token, or when more than
     `MAX_UNPLACED_FRACTION` of either side's tokens cannot be placed on these texts.
@@ -78,6 +84,7 @@ def check_vocabularies(
             reasons.append(f"{role}: the tokenizer has no end-of-sequence token, so a response could never end")
     if reasons:
         return {"safe": False, "reasons": reasons, "figures": {}}
+    first, second = (source.eos_token_id, target.eos_token_id) if ends is None else ends()
     counts = PairCounts()
     for text in texts:
         _count(counts, text, source, target, anchor)
@@ -90,7 +97,7 @@ def check_vocabularies(
                 f"{MAX_UNPLACED_FRACTION:.1%}) cannot be placed: the target's tokenizer changes "
                 f"{counts.texts - counts.target.exact_texts} of these {counts.texts} texts"
             )
-    return {"safe": not reasons, "reasons": reasons, "figures": _figures(counts, source, target)}
+    return {"safe": not reasons, "reasons": reasons, "figures": _figures(counts, source, target, (first, second))}
 
 
 def _fraction(part: int, total: int) -> float:
@@ -152,7 +159,9 @@ def _count_paper(side: SideCounts, text: str, tokenizer: PreTrainedTokenizerBase
     side.drifted += sum(not first[token] <= word <= last[token] for token, word in placed)
 
 
-def _figures(counts: PairCounts, source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase) -> TokenizerFigures:
+def _figures(
+    counts: PairCounts, source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, ends: tuple[int, int]
+) -> TokenizerFigures:
     groups = sum(counts.sizes.values())
     mean_group: dict[str, float] = {}
     largest_group: dict[str, int] = {}
@@ -168,18 +177,18 @@ def _figures(counts: PairCounts, source: PreTrainedTokenizerBase, target: PreTra
         "largest_group": largest_group,
         "group_sizes": {f"{a}:{b}": n for (a, b), n in sorted(counts.sizes.items())},
         "end_to_end": _fraction(counts.ends_met, counts.texts),
-        "source": _side_figures(counts, counts.source, source),
-        "target": _side_figures(counts, counts.target, target),
+        "source": _side_figures(counts, counts.source, source, ends[0]),
+        "target": _side_figures(counts, counts.target, target, ends[1]),
     }
 
 
-def _side_figures(counts: PairCounts, side: SideCounts, tokenizer: PreTrainedTokenizerBase) -> SideFigures:
+def _side_figures(counts: PairCounts, side: SideCounts, tokenizer: PreTrainedTokenizerBase, end: int) -> SideFigures:
     return {
         "tokens": side.tokens,
         "straddling": _fraction(side.straddling, side.tokens),
         "uncovered": _fraction(side.unplaced, side.tokens),
         "round_trip": _fraction(side.exact_texts, counts.texts),
-        "eos": tokenizer.eos_token,
+        "eos": tokenizer.convert_ids_to_tokens(end),
         "specials_spelled_stay_text": all(
             retokenize(f"a {special} b", tokenizer).exact for special in tokenizer.all_special_tokens
         ),

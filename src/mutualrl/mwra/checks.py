@@ -1,0 +1,65 @@
+"""Checks of a start, before any process is started: shared by `train`, `join`, `--dry-run` and `init`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mutualrl.engines.model_files import check_model
+from mutualrl.mwra.session import counted
+from mutualrl.recipes import Recipe
+from mutualrl.recipes.agreement import fingerprint, load_recipe_prompts, require_enough, solutions
+from mutualrl.recipes.batch_plan import BatchPlan
+from mutualrl.records import Prompt
+from mutualrl.storage.run_info import Fingerprint
+from mutualrl.storage.rundir import require_creatable
+from mutualrl.tasks.dataset import boxed_notes, column_notes
+from mutualrl.tasks.rewarding import BOXED
+from mutualrl.tasks.rewards import require_rewards
+from mutualrl.tasks.turns import require_turns
+from mutualrl.tiny import resolve_path
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Checked inputs of a run: its prompts, and notes about them for the user."""
+
+    prompts: list[Prompt]
+    validation: list[Prompt]
+    notes: tuple[str, ...]
+
+
+def check_inputs(recipe: Recipe) -> Inputs:
+    """Check the user's code (without running it) and the data. Raises UsageError, DataError."""
+    require_rewards(recipe.task.reward)
+    require_turns(recipe.task.environment, recipe.task.tools)
+    prompts, validation = load_recipe_prompts(recipe, "train"), load_recipe_prompts(recipe, "validation")
+    for policy in recipe.policies:
+        solutions(recipe, policy.name, prompts)
+    notes = column_notes(prompts) + (boxed_notes(prompts) if recipe.task.reward == BOXED else [])
+    return Inputs(prompts, validation, tuple(notes))
+
+
+def check_models(recipe: Recipe, names: Sequence[str]) -> None:
+    """Check the base models of these policies. Raises ModelError, FileDamagedError."""
+    checked = set()
+    for policy in recipe.policies:
+        key = (resolve_path(policy.model), policy.revision)
+        if policy.name in names and key not in checked:
+            check_model(*key, trust_remote_code=policy.trust_remote_code)
+            checked.add(key)
+
+
+def check_batch(recipe: Recipe, batch: BatchPlan, inputs: Inputs) -> tuple[Recipe, Fingerprint]:
+    """Return the recipe with its epochs converted to steps, and the fingerprint that all policies must share. Raises
+    DataError for too few prompts, UsageError for a column that cannot be hashed."""
+    require_enough(inputs.prompts, batch.prompts)
+    recipe = counted(recipe, batch, len(inputs.prompts))
+    return recipe, fingerprint(recipe, batch, inputs.prompts, inputs.validation)
+
+
+def check_directory(path: Path | None, *, clean: bool) -> None:
+    """Raise RunDirectoryError if a new run cannot be created in the directory that the user named."""
+    if path is not None:
+        require_creatable(path, clean=clean)

@@ -1,0 +1,61 @@
+"""Containment of user code that runs in this process: what it prints, and how it leaves."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+
+class ExitError(BaseException):
+    """User code that called `os._exit`; a BaseException, as SystemExit is."""
+
+
+#: what user code may raise that ends neither this process nor a block that catches `Exception`
+LEAVING = (SystemExit, GeneratorExit, ExitError)
+
+_lock = threading.Lock()
+_blocks = 0  # asynchronous functions overlap: the first block changes the process, the last restores it
+_stdout = sys.stdout
+_NAME = "_exit"
+#: ends this process also while user code runs
+exit_now = os._exit
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    """Run user code: what it prints goes to stderr, and `os._exit` raises ExitError in this process; its
+    forked children may exit."""
+    global _blocks, _stdout  # noqa: PLW0603  (they belong to the process, as what they replace)
+    with _lock:
+        if _blocks == 0:
+            _stdout, sys.stdout = sys.stdout, sys.stderr
+            setattr(os, _NAME, _refuser(os.getpid()))
+        _blocks += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _blocks -= 1
+            if _blocks == 0:
+                sys.stdout = _stdout
+                setattr(os, _NAME, exit_now)
+
+
+def _refuser(owner: int) -> Callable[[int], NoReturn]:
+    def refuse(status: int) -> NoReturn:
+        if os.getpid() != owner:
+            exit_now(status)
+        raise ExitError(f"called os._exit({status})")
+
+    return refuse
+
+
+def describe(error: BaseException) -> str:
+    """Return what user code raised, as text: an exception, or the way in which it tried to end the process."""
+    if isinstance(error, SystemExit):
+        return f"called sys.exit({'' if error.code is None else repr(error.code)})"
+    return str(error) if isinstance(error, ExitError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,119 @@
+"""Notes on a run in which there is little to learn: all rewards equal, or a regime that never acts.
+
+Computed from the lines of metrics.jsonl, while a run trains (`after` steps) and at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from mutualrl.errors import FileDamagedError
+from mutualrl.recipes.agreement import too_long_notes
+from mutualrl.regimes.spec import Metric
+from mutualrl.storage.files import finite_number, parse_or_none, read_checksummed, try_read_bytes
+from mutualrl.storage.rundir import RunDirectory
+
+LIVE_STEPS = 10  # after which a run that still trains gets a note
+TOO_LONG, CHANGED = "thl/too_long", "thl/changed"
+
+
+def live_after(steps: int) -> int:
+    """Return the step after which a run that still trains gets its notes: `LIVE_STEPS`, in short runs the middle."""
+    return max(1, min(LIVE_STEPS, steps // 2))
+
+
+class LearningNotes:
+    """Counts over one policy's steps, and the notes that follow from them. `metrics`: of the regime."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        declared = list(metrics)
+        self._gates = [metric.key for metric in declared if metric.role == "gate_rate"]
+        self._actions = [metric.key for metric in declared if metric.role in ("rescues", "action")]
+        self.steps = 0
+        self._rewards: set[float] = set()
+        self._varied = False
+        self._sums: dict[str, float] = {}
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Add a step."""
+        self.steps += 1
+        reward, spread = finite_number(row.get("reward")), finite_number(row.get("reward_std"))
+        self._varied = self._varied or reward is None or spread != 0
+        if reward is not None:
+            self._rewards.add(reward)
+        for key in (*self._gates, *self._actions, TOO_LONG, CHANGED):
+            if (value := finite_number(row.get(key))) is not None:
+                self._sums[key] = self._sums.get(key, 0.0) + abs(value)
+
+    def notes(self) -> list[str]:
+        """Return the notes on the steps so far."""
+        if not self.steps:
+            return []
+        span = f"in all {self.steps} steps"
+        if not self._varied and len(self._rewards) == 1:
+            (reward,) = self._rewards
+            return [f"every reward is {reward:g} {span}: there is nothing to learn from. {_advice(reward)}"]
+        known = [key for key in self._actions if key in self._sums]
+        if not known or any(self._sums[key] for key in known):
+            return []
+        gate = max((self._sums.get(key, 0.0) for key in self._gates), default=None)
+        if gate == 0:
+            return [
+                f"the regime never acted {span}: on no prompt did every own rollout fail and a peer's succeed "
+                "(mutualrl complementarity --run DIR shows what each policy solves)"
+            ]
+        return [f"the regime never acted {span}{self._opened(gate)}: {self._reason()}"]
+
+    def _opened(self, gate: float | None) -> str:
+        return "" if gate is None else f", although its gate opened for {gate / self.steps:.0%} of the prompts"
+
+    def _reason(self) -> str:
+        long, changed = self._sums.get(TOO_LONG, 0.0), self._sums.get(CHANGED, 0.0)
+        if long and long >= changed:
+            return (
+                f"{long:.0f} texts of peers were longer than trainer.max_completion_length in this policy's tokens; "
+                "raise it for this policy (policies: trainer.max_completion_length)"
+            )
+        if changed:
+            return (
+                f"this policy's tokenizer changes {changed:.0f} texts of peers, which cannot be learned; "
+                "mutualrl thl-check --pool POOL names the pair"
+            )
+        return "no peer published a row that it can use"
+
+
+def _advice(reward: float) -> str:
+    if reward <= 0:
+        return (
+            "Try the reward on known answers (mutualrl train ... --dry-run), raise trainer.max_completion_length if "
+            "completions are cut off (completions/clipped_ratio), or start with easier prompts"
+        )
+    return "Use harder prompts, or a reward that tells rollouts apart"
+
+
+def data_notes(run: RunDirectory, policy: str, limit: int | None) -> list[str]:
+    """Return notes about prompts that a policy left out as too long; none before it has counted them. Their file being
+    damaged is reported by `runs verify`."""
+    try:
+        counts = read_checksummed(run.policy(policy).prompts, root=run.root)
+    except (FileDamagedError, OSError):
+        return []
+    if counts is None or limit is None:
+        return []
+    splits = {key: counts[key] for key in ("train", "validation") if isinstance(counts.get(key), dict)}
+    return too_long_notes(splits, limit)
+
+
+def notes_of(run: RunDirectory, policies: Sequence[str], metrics: Sequence[Metric], limit: int | None) -> list[str]:
+    """Return the notes on a run's data, each once, and on what each policy learned from, with its name."""
+    notes: dict[str, None] = {}
+    for policy in policies:
+        notes |= dict.fromkeys(data_notes(run, policy, limit))
+    for policy in policies:
+        learning = LearningNotes(metrics)
+        for line in (try_read_bytes(run.policy(policy).metrics) or b"").splitlines():
+            if (row := parse_or_none(line)) is not None:
+                learning.add(row)
+        notes |= dict.fromkeys(f"{policy}: {note}" for note in learning.notes())
+    return list(notes)
