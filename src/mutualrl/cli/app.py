@@ -27,6 +27,7 @@ from mutualrl.cli.tasks import tasks
 from mutualrl.cli.thl_check import thl_check
 from mutualrl.cli.train import train
 from mutualrl.cli.watch import watch
+from mutualrl.console.display import print_text
 from mutualrl.process.parent_watch import stop_with_parent
 
 #: the exception that an invalid flag raises, in whichever click Typer uses
@@ -46,7 +47,7 @@ class Commands(TyperGroup):
         except _ClickError as error:
             message = error.format_message()
             emit({"error": {"kind": "usage", "message": message, "exit_code": error.exit_code}})
-            prose().print(f"mutualrl: {message}", markup=False, highlight=False, soft_wrap=True)
+            print_text(prose(), f"mutualrl: {message}")
             sys.exit(error.exit_code)
         except typer.Abort:
             sys.exit(130)

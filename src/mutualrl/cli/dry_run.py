@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.table import Table
 
 from mutualrl.cli.output import emit, screen
-from mutualrl.console.display import clean
+from mutualrl.console.display import clean, print_text
 from mutualrl.engines.model_files import is_local
 from mutualrl.errors import DataUnavailableError, MachineError, MutualRLError
 from mutualrl.machine.devices import Machine, this_machine
@@ -162,20 +162,20 @@ def show_plan(plan: Plan) -> None:
             f"at most {counts['mirror_puts_per_hour']} puts of files for `watch`; {counts['puts_per_round']} puts and "
             f"at least {counts['gets_per_round']} gets per round; during a wait at most one get per second per peer"
         )
-        console.print(message, markup=False, highlight=False, soft_wrap=True)
+        print_text(console, message)
     first = next((placement for placement in plan.placements.values() if isinstance(placement, Placement)), None)
     if (waits := waiting(recipe, first)) is not None:
-        console.print(waits, markup=False, highlight=False, soft_wrap=True)
+        print_text(console, waits)
     for policy, trials in plan.trials.items():
         console.print(_trial_table(policy, recipe.task.reward, trials))
     if plan.untried:
-        console.print(f"The reward function was not tried: {clean(plan.untried)}", markup=False, soft_wrap=True)
+        print_text(console, f"The reward function was not tried: {plan.untried}")
     if (unset := unset_defaults(recipe)) is not None:
-        console.print(unset, markup=False, highlight=False, soft_wrap=True)
+        print_text(console, unset)
     for note in plan.notes:
-        console.print(f"Note: {clean(note)}", markup=False, highlight=False, soft_wrap=True)
+        print_text(console, f"Note: {note}")
     for line in plan.missing:
-        console.print(f"This machine lacks: {line}", markup=False, highlight=False, soft_wrap=True)
+        print_text(console, f"This machine lacks: {line}")
 
 
 def _reward_trials(recipe: Recipe) -> tuple[dict[str, list[Trial]], str]:

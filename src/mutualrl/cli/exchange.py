@@ -11,6 +11,7 @@ from rich.table import Table
 from mutualrl.cli.completion import run_directories
 from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, prose, reports_errors, screen, show_table, show_verification
+from mutualrl.console.display import print_text
 
 if TYPE_CHECKING:
     from mutualrl.see.inspection import PolicyInspection
@@ -82,7 +83,7 @@ def export(
         f"policy {s.policy}: rounds before {s.pruned} are missing (pruned, or lost)" for s in inspections if s.pruned
     ]
     for note in notes:
-        prose().print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
+        print_text(prose(), f"Note: {note}")
     if unknown := sorted(set(policy or ()) - set(known)):
         raise UsageError(f"--policy {unknown[0]}: no such policy in the exchange; expected one of: {', '.join(known)}")
     rows = write(store, directory.info().run_id, policy or known, target)
@@ -94,7 +95,7 @@ def export(
     if as_json:
         emit({"out": str(target), "records": rows, "notes": notes})
     else:
-        screen().print(f"{rows:,} records written to {target}", markup=False, highlight=False, soft_wrap=True)
+        print_text(screen(), f"{rows:,} records written to {target}")
 
 
 @exchange.command("gc")

@@ -14,7 +14,7 @@ import typer
 
 from mutualrl.cli.options import JsonFlag, TrustRemoteCode
 from mutualrl.cli.output import emit, prose, reports_errors
-from mutualrl.console.display import clean
+from mutualrl.console.display import clean, print_text
 
 if TYPE_CHECKING:
     from mutualrl.cli.dry_run import Plan
@@ -234,7 +234,7 @@ def _check(pool: Path, *, as_json: bool) -> Plan:
     result = check(ThlRequest.of(ThlFlags(pool=str(pool), suite="tokenizers")), prose())
     reasons = [reason for pair in result["pairs"] for reason in pair["reasons"]]
     for reason in reasons:
-        prose().print(clean(f"unsafe: {reason}"), markup=False, highlight=False, soft_wrap=True)
+        print_text(prose(), f"unsafe: {reason}")
     if reasons:
         if as_json:
             emit({"safe": False, "reasons": reasons, "files": []})

@@ -20,6 +20,7 @@ from mutualrl.cli.train import (
     StepsOption,
     TaskOption,
 )
+from mutualrl.console.display import print_text
 
 
 @reports_errors
@@ -86,7 +87,7 @@ def join(
     console = prose()
     resolved, launch, notes = recipe_to_join(request, exchange, policy, run_dir, restart=restart)
     for note in notes:
-        console.print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
+        print_text(console, f"Note: {note}")
     if resolved is None:
         if as_json:
             stored = RunDirectory(user_path(run_dir))

@@ -10,13 +10,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, ParamSpec, TextIO
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from mutualrl.console.display import clean
+from mutualrl.console.display import PLAIN_BELOW, clean, make_console, print_text
 from mutualrl.errors import FileDamagedError, MachineError, MutualRLError, RunInterruptedError
 from mutualrl.process.limits import end_process
 from mutualrl.process.user_code import exit_now
@@ -29,8 +30,8 @@ P = ParamSpec("P")
 
 
 def prose() -> Console:
-    """Return the console for messages: stderr. Names such as `:x:` are not rendered as emoji."""
-    return Console(stderr=True, emoji=False)
+    """Return the console for messages: stderr."""
+    return make_console(stderr=True)
 
 
 PIPE_WIDTH = 4096  # width when stdout is not a terminal: a table row is one line, however long
@@ -38,16 +39,30 @@ PIPE_WIDTH = 4096  # width when stdout is not a terminal: a table row is one lin
 
 def screen() -> Console:
     """Return the console for tables of results: stdout."""
-    console = Console(emoji=False)
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(emoji=False, width=PIPE_WIDTH)
+    console = make_console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else make_console(width=PIPE_WIDTH)
 
 
 def show_table(table: Table) -> None:
-    """Print a table on stdout: with borders on a terminal, as Markdown in a pipe or a log."""
+    """Print a table on stdout: with borders on a terminal, as Markdown in a pipe or a log, and as lines `column: value`
+    in a few columns."""
     console = screen()
+    if console.width < PLAIN_BELOW:
+        for line in plain_lines(table):
+            console.print(line, highlight=False, soft_wrap=True)
+        return
     if not console.is_terminal:
         table.box = box.MARKDOWN
     console.print(table)
+
+
+def plain_lines(table: Table) -> list[str]:
+    """Return a table as lines of markup: its title, and a block of `column: value` per row."""
+    names = [str(column.header) for column in table.columns]
+    lines = [str(table.title)] if table.title else []
+    for row in zip(*(column.cells for column in table.columns), strict=True):
+        lines += ["", *(f"{name}: {value}" for name, value in zip(names, row, strict=True))]
+    return lines
 
 
 def show_verification(result: Verification, *, as_json: bool) -> None:
@@ -56,9 +71,9 @@ def show_verification(result: Verification, *, as_json: bool) -> None:
     if as_json:
         emit(result.to_json())
     for line in result.notes:
-        prose().print(f"Note: {clean(line)}", markup=False, highlight=False, soft_wrap=True)
+        print_text(prose(), f"Note: {line}")
     for line in result.damaged:
-        prose().print(f"damaged: {clean(line)}", markup=False, highlight=False, soft_wrap=True)
+        print_text(prose(), f"damaged: {line}")
     if result.damaged:
         error = FileDamagedError(f"{len(result.damaged)} damaged items in the run; readers refuse them")
         if as_json:
@@ -137,6 +152,7 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
 def _run(command: Callable[[], None]) -> None:
     """Run a command. Raises MutualRLError for what the machine or the user ended, too."""
     try:
+        require_working_directory()
         command()
     except KeyboardInterrupt:
         raise RunInterruptedError("stopped by SIGINT") from None
@@ -151,9 +167,17 @@ def _run(command: Callable[[], None]) -> None:
         raise
 
 
+def require_working_directory() -> None:
+    """Raise MachineError if the working directory was deleted: relative paths, and processes of ours, need one."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise MachineError("the working directory was deleted; change to another one (cd), and repeat") from None
+
+
 def _fail(error: MutualRLError, *, as_json: bool, leave: Callable[[int], NoReturn] = sys.exit) -> NoReturn:
     if as_json:
         with contextlib.suppress(OSError):  # stdout itself may have failed; stderr and the exit code remain
             emit({"error": {"kind": error.kind, "message": str(error), "exit_code": error.exit_code}})
-    prose().print(f"mutualrl: {clean(str(error), 20000)}", markup=False, highlight=False, soft_wrap=True)
+    print_text(prose(), f"mutualrl: {clean(str(error), 20000)}")
     leave(error.exit_code)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mutualrl.console.display import clean
+from mutualrl.console.display import print_text
 from mutualrl.errors import MutualRLError
 
 
@@ -27,9 +27,9 @@ def close(root: Path, console: Console, *, report: bool, push_to: str | None) ->
             message = f"Report: {written.page}"
         except (OSError, MutualRLError) as error:
             message = f"The report could not be written ({error}); to retry: mutualrl report {root} --out DIR"
-    console.print(clean(message, 4096), markup=False, highlight=False, soft_wrap=True)
+    print_text(console, message, 4096)
     if push_to is not None:
         from mutualrl.reporting.upload import push
 
         for repo in push(root, push_to):
-            console.print(f"Pushed: {repo}", markup=False, highlight=False, soft_wrap=True)
+            print_text(console, f"Pushed: {repo}")

@@ -12,6 +12,7 @@ from rich.text import Text
 from mutualrl.cli.completion import copied_names
 from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, reports_errors, screen, show_table
+from mutualrl.console.display import print_text
 
 FRAME = 10  # columns that the borders of a three-column table take
 
@@ -110,4 +111,4 @@ def cp(
     if as_json:
         emit({"copied": str(path)})
     else:
-        screen().print(f"copied to {path}", markup=False, highlight=False, soft_wrap=True)
+        print_text(screen(), f"copied to {path}")

@@ -10,6 +10,7 @@ from rich.table import Table
 from mutualrl.cli.completion import regime_names
 from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, reports_errors, screen, show_table
+from mutualrl.console.display import print_text
 
 if TYPE_CHECKING:
     from mutualrl.regimes import RegimeSettings
@@ -61,10 +62,10 @@ def show(name: NameArgument, as_json: JsonFlag = False) -> None:
     if as_json:
         emit({**RegimeInfo.of(spec).model_dump(mode="json"), "settings": settings})
         return
-    screen().print(f"{spec.name}: {spec.summary}", markup=False, highlight=False, soft_wrap=True)
+    print_text(screen(), f"{spec.name}: {spec.summary}")
     if spec.reads_peers:
         behind = "may be rounds behind" if spec.late(spec.settings()) else "must keep up"
-        screen().print(f"Peers {behind} (exchange.staleness)", markup=False, highlight=False, soft_wrap=True)
+        print_text(screen(), f"Peers {behind} (exchange.staleness)")
     table = Table("setting", "default", "meaning")
     for row in settings:
         table.add_row(cell(f"regime.{row['setting']}"), cell(str(row["default"])), cell(row["description"]))
@@ -101,7 +102,6 @@ def _setting_rows(settings: RegimeSettings, prefix: str) -> list[dict[str, Any]]
 def check(name: NameArgument, as_json: JsonFlag = False) -> None:
     """Run a regime on recorded rounds. Exits with 3 if it is unsound: an impure plan, rows without ids, state that
     does not round-trip through JSON."""
-    from mutualrl.console.display import clean
     from mutualrl.diagnostics.regime_check import check_regime, summary_of
     from mutualrl.regimes import get_regime
 
@@ -112,6 +112,6 @@ def check(name: NameArgument, as_json: JsonFlag = False) -> None:
         for finding in findings:
             status = "ok" if finding.passed else "FAIL"
             line = f"{status:5}{finding.check}" + (f": {finding.found}" if finding.found else "")
-            screen().print(clean(line, 4000), markup=False, highlight=False, soft_wrap=True)
+            print_text(screen(), line, 4000)
     if not all(finding.passed for finding in findings):
         raise typer.Exit(NOT_MET)

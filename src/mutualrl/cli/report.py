@@ -11,6 +11,7 @@ import typer
 from mutualrl.cli.completion import run_directories
 from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, prose, reports_errors
+from mutualrl.console.display import print_text
 
 
 @reports_errors
@@ -51,7 +52,7 @@ def report(
         directories = [fetched.enter_context(run_directory(run)) for run in runs]
         written = write_report(directories, target, " ".join(command_line()), verdicts)
     for note in written.notes:
-        prose().print(f"Note: {clean(note)}", markup=False, highlight=False, soft_wrap=True)
+        print_text(prose(), f"Note: {note}")
     if as_json:
         emit({"page": str(written.page), "figures": written.figures, "notes": list(written.notes)})
     else:

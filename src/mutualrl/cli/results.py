@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from mutualrl.cli.output import screen, show_table
-from mutualrl.console.display import cell, clean
+from mutualrl.console.display import cell, print_text
 
 if TYPE_CHECKING:
     from mutualrl.reporting.run_reader import Overview
@@ -23,7 +23,7 @@ def show_summary(summary: dict[str, Any], run_dir: Path | str) -> None:
     console = screen()
     groups = sorted({g for p in summary["policies"].values() for g in p["validation"]["by_group"]})
     shown = groups if 1 < len(groups) <= 4 else []
-    sharing = ("rescued pairs", "waited") if summary["shares"] else ()
+    sharing = ("rescued pairs", "waited") if summary.get("shares", True) else ()
     table = Table("policy", "all", *map(cell, shown), *sharing)
     for name, result in summary["policies"].items():
         before, after = result["initial_validation"], result["validation"]
@@ -39,26 +39,19 @@ def show_summary(summary: dict[str, Any], run_dir: Path | str) -> None:
         f"{measure} on held-out {summary['task']}, before -> after training\n"
         f"({summary['regime']}, {summary['steps']} steps, seed {summary['seed']})"
     )
-    console.print(clean(heading), markup=False, highlight=False, soft_wrap=True)
+    print_text(console, heading)
     show_table(table)
     for name in summary["lost"]:
         console.print(f"{cell(name)} was lost during the run; the others continued without it", highlight=False)
     if (count := min((validation["n"] for validation in validations), default=0)) and count < FEW:
-        console.print(
+        print_text(
+            console,
             f"{count} held-out prompts decide nothing: one prompt is {1 / count:.0%}. Give more with "
             "task.validation_data, or raise run.validation_limit",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
         )
-    for note in summary["notes"]:
-        console.print(f"Note: {clean(note)}", markup=False, highlight=False, soft_wrap=True)
-    console.print(
-        f"{summary['seconds']:.0f} s in total; the run is in {clean(str(run_dir))}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+    for note in summary.get("notes", ()):
+        print_text(console, f"Note: {note}")
+    print_text(console, f"{summary['seconds']:.0f} s in total; the run is in {run_dir!s}")
 
 
 def run_row(overview: Overview) -> dict[str, Any]:

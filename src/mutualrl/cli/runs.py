@@ -12,7 +12,7 @@ from mutualrl.cli.completion import run_directories
 from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, prose, reports_errors, show_table, show_verification
 from mutualrl.cli.results import run_row
-from mutualrl.console.display import cell, clean
+from mutualrl.console.display import cell, print_text
 
 runs = typer.Typer(help="Runs: list them, verify the files of one, push its models.", no_args_is_help=True)
 RunArgument = Annotated[
@@ -63,7 +63,7 @@ def ls(
     for overview in readable:
         skipped += [f"{overview.run.name}: {note}" for note in overview.run.notes if "is left out" in note]
     for line in (*unreadable, *skipped):
-        prose().print(f"Note: {clean(line)}", markup=False, highlight=False, soft_wrap=True)
+        print_text(prose(), f"Note: {line}")
 
 
 @runs.command("verify")

@@ -12,6 +12,7 @@ import typer
 from mutualrl.cli.completion import run_directories
 from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, prose, reports_errors
+from mutualrl.console.display import print_text
 
 if TYPE_CHECKING:
     from mutualrl.study.comparison import Compared
@@ -62,7 +63,7 @@ def sweep(
     remaining = [str(piece) for piece in end.left]
     if end.why:
         message = f"Note: {end.why}, for this call; remaining: {len(remaining)}"
-        prose().print(message, markup=False, highlight=False, soft_wrap=True)
+        print_text(prose(), message)
     state = {"failed": dict(end.failed), "left": remaining, "results": str(root / "results.json")}
     if end.results is not None:
         _show(end.results, as_json=as_json, state=state)
@@ -71,7 +72,7 @@ def sweep(
     if end.failed:
         lines = "\n".join(f"{piece}: {error}" for piece, error in end.failed.items())
         message = f"mutualrl: failed: {len(end.failed)}; the same command retries them:\n{lines}"
-        prose().print(clean(message, 20000), markup=False, highlight=False, soft_wrap=True)
+        print_text(prose(), message, 20000)
         raise typer.Exit(1)
 
 
@@ -106,7 +107,7 @@ def _show(result: Compared, *, as_json: bool, state: Mapping[str, object] | None
     from mutualrl.study.comparison import markdown
 
     for note in result.notes:
-        prose().print(f"Note: {clean(note)}", markup=False, highlight=False, soft_wrap=True)
+        print_text(prose(), f"Note: {note}")
     if as_json:
         emit({**result.to_json(), **(state or {})})
         return

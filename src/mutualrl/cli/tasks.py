@@ -11,6 +11,7 @@ from rich.table import Table
 from mutualrl.cli.completion import task_names
 from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, prose, reports_errors, show_table
+from mutualrl.console.display import print_text
 
 tasks = typer.Typer(help="The tasks: their data, and their prompts as a model sees them.", no_args_is_help=True)
 
@@ -85,7 +86,7 @@ def show(
         return
     _print_prompts(read.prompts[: limit or SHOWN], f"{task}: {len(read.prompts)} prompts from {read.origin}")
     for line in read.dropped:
-        prose().print(f"dropped: {line}", markup=False, highlight=False, soft_wrap=True)
+        print_text(prose(), f"dropped: {line}")
 
 
 def _prompt_json(prompt: Any) -> dict[str, object]:

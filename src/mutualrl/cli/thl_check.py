@@ -9,7 +9,7 @@ import typer
 
 from mutualrl.cli.options import JsonFlag, TrustRemoteCode
 from mutualrl.cli.output import emit, prose, reports_errors
-from mutualrl.console.display import clean
+from mutualrl.console.display import clean, print_text
 
 PoolOption = Annotated[
     str | None,
@@ -117,6 +117,6 @@ def thl_check(
     unsafe = [(pair, reason) for pair in result["pairs"] for reason in pair["reasons"]]
     for pair, reason in unsafe:
         line = clean(f"unsafe: {pair['source']} -> {pair['target']}: {reason}")
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_text(console, line)
     if unsafe:
         raise typer.Exit(3)

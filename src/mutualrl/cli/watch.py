@@ -14,7 +14,7 @@ from mutualrl.cli.completion import run_directories
 from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, reports_errors, screen
 from mutualrl.cli.results import run_row
-from mutualrl.console.display import clean
+from mutualrl.console.display import clean, print_text
 
 if TYPE_CHECKING:
     from mutualrl.reporting.run_reader import Run
@@ -67,7 +67,7 @@ def watch(
             follow(run, current, is_live, REMOTE_SECONDS if remote else LOCAL_SECONDS)
             current = read_run(path, logs=False)
         if current.state in ("running", "elsewhere"):  # the user left the screen
-            screen().print(f"{run} is still running", markup=False, highlight=False, soft_wrap=True)
+            print_text(screen(), f"{run} is still running")
         elif current.summary is None or current.state != "finished":
             raise MutualRLError(f"the run {clean(run)} is {current.state}: {'; '.join(current.notes)}")
         else:

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import re
 import unicodedata
 
+from rich.console import Console
 from rich.markup import escape
+
+NARROWEST = 20  # columns below which a width is not believed: COLUMNS=0 would print nothing
+PLAIN_BELOW = 60  # columns below which a table is printed as lines
+
+
+def make_console(*, stderr: bool = False, width: int | None = None) -> Console:
+    """Return a console for text and tables. Names such as `:x:` are not rendered as emoji."""
+    console = Console(stderr=stderr, emoji=False, width=width)
+    if console.width < NARROWEST or os.environ.get("COLUMNS", "1").strip() in ("0", ""):
+        console = Console(stderr=stderr, emoji=False, width=max(console.width, 80))
+    return console
+
+
+def print_text(console: Console, text: object, limit: int = 20_000) -> None:
+    """Print text that may come from a model, a run, or a user: cleaned, not interpreted, each line however long."""
+    console.print(clean(str(text), limit), markup=False, highlight=False, soft_wrap=True)
 
 
 def clean(text: str, limit: int = 2000) -> str:
@@ -19,6 +38,14 @@ def clean(text: str, limit: int = 2000) -> str:
     else:
         cleaned = "".join(c if c in "\n\t" or unicodedata.category(c)[0] != "C" else "\ufffd" for c in cut)
     return cleaned + (f" ... ({len(text)} characters)" if len(text) > limit else "")
+
+
+_PATH = re.compile(r"""(?<![\w.~:/-])(?:~|/)[^\s"'`,;|]*/([^\s/"'`,;|]+)""")
+
+
+def last_parts(text: str) -> str:
+    """Return a text with absolute paths cut to their last part, for readers on other machines."""
+    return _PATH.sub(r"\1", text)
 
 
 def duration(seconds: float) -> str:

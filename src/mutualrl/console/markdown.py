@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 from mutualrl.console.display import clean
 
 
-def name(text: str) -> str:
-    """Return a name escaped for a table cell."""
-    return clean(text, 80).replace("|", "\\|").replace("\n", " ")
+def name(text: str, limit: int = 80) -> str:
+    """Return a name from a run as text: without markup of Markdown or HTML, on one line, also in a table cell."""
+    shown = clean(text, limit).replace("|", "\\|").replace("\n", " ").replace("`", "'").replace("<", "&lt;")
+    return re.sub(r"(?<!\\)([\[\]*])", r"\\\1", shown)
 
 
 def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

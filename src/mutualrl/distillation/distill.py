@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mutualrl.console.display import clean
+from mutualrl.console.display import print_text
 from mutualrl.distillation.settings import DistillSettings, open_directory
 from mutualrl.distillation.sources import SourceRun, require_same_prompts, sources
 from mutualrl.distillation.successes import DistillationExample, SuccessSet, collect_successes, distillation_examples
@@ -255,7 +255,7 @@ def _groups(figures: JsonObject) -> dict[str, float]:
 
 
 def _print(console: Console, message: str) -> None:
-    console.print(clean(message), markup=False, highlight=False, soft_wrap=True)
+    print_text(console, message)
 
 
 def markdown(result: JsonObject) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from mutualrl.engines.base import Sampling
 from mutualrl.errors import ModelError
+from mutualrl.process import loopback
 from mutualrl.records import Completion
 from mutualrl.seeds import seed_of
 from mutualrl.thl import ended
@@ -60,7 +61,10 @@ def vllm_problem(path: str, *, revision: str | None = None, trust_remote_code: b
 
 
 def _prepare() -> None:
-    """Set vLLM's environment variables before its import: engine in this process, log level ERROR."""
+    """Set vLLM's environment variables before its import (engine in this process, on the loopback; log level ERROR),
+    and bind the store of its process group to the loopback."""
+    os.environ.update(loopback.variables(os.environ))
+    loopback.bind_stores()
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", CPU_CACHE)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

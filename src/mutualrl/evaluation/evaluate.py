@@ -10,7 +10,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-from mutualrl.console.display import cell, clean
+from mutualrl.console.display import cell, print_text
 from mutualrl.engines.base import Engine
 from mutualrl.engines.vllm_engine import installed_version
 from mutualrl.evaluation.accuracy import Row, figures
@@ -39,7 +39,7 @@ def evaluate_models(request: EvalRequest, console: Console, out: Path | None = N
     for task in request.tasks:
         if task.dropped:
             line = f"{task.name}: left out {len(task.dropped)} rows of {task.origin}: {'; '.join(task.dropped[:5])}"
-            console.print(clean(line), markup=False, highlight=False, soft_wrap=True)
+            print_text(console, line)
     paths = {m.name: resolve_path(m.path) for m in request.models}
     engines = {
         m.name: chosen_engine(request.engine, paths[m.name], revision=m.revision, trust_remote_code=m.trust_remote_code)
@@ -153,7 +153,7 @@ def _warn_too_long(
                 f"{model}: {long} of {len(task.prompts)} prompts of {task.name} fill its context of {context} tokens; "
                 "they count as wrong"
             )
-            console.print(clean(line), markup=False, highlight=False, soft_wrap=True)
+            print_text(console, line)
 
 
 def _counted(request: EvalRequest, rows: dict[str, list[Row]], console: Console) -> Row:

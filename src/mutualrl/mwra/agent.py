@@ -1,4 +1,4 @@
-"""Agent of one policy's process group: runs torch.distributed.run or a single worker, and ends with its supervisor.
+"""Agent of one policy's process group: starts the ranks, ends all when one fails, and ends with its supervisor.
 
 python -m mutualrl.mwra.agent --run-dir DIR --policy NAME --attempt A --processes N --parent PID
 """
@@ -10,12 +10,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 
+from mutualrl.process import loopback
 from mutualrl.process.parent_watch import become_subreaper, end_children, watch_parent
-from mutualrl.process.ports import free_port
 
-LOOPBACK = "127.0.0.1"
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL for the ranks that remain when one has failed
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -41,48 +43,62 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"--parent={os.getpid()}",
     ]
     try:
-        code = _run_one(worker) if args.processes == 1 else _run_group(args.processes, worker)
+        code = run_ranks(args.processes, [sys.executable, "-m", *worker])
     finally:
         end_children()  # processes that a worker started and left behind
     sys.exit(code if code >= 0 else 128 - code)
 
 
-def _run_one(worker: list[str]) -> int:
-    """Run a group of one process with the environment of torch.distributed.run, without importing torch here. Return
-    its exit code, negative for a signal."""
-    variables = {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": LOOPBACK,
-        "MASTER_PORT": str(free_port(LOOPBACK)),
-    }
-    return subprocess.call([sys.executable, "-m", *worker], env={**os.environ, **variables})
+def run_ranks(count: int, command: list[str]) -> int:
+    """Run a command once per rank, with the environment of torch.distributed.run. Return 0, or the exit code of the
+    first rank that failed, negative for a signal; the others are then ended.
+
+    The store, over which the ranks find each other, is a socket on the loopback that this process opens and rank 0
+    inherits: no other run can take its port. torch.distributed.run is not used: its own store listens on all interfaces
+    and unpickles what is put there.
+    """
+    with loopback.listen() as listener:
+        ranks = []
+        for rank in range(count):
+            variables = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(count),
+                "LOCAL_WORLD_SIZE": str(count),
+                "MASTER_ADDR": loopback.ADDRESS,
+                "MASTER_PORT": str(listener.getsockname()[1]),
+            }
+            inherited = (listener.fileno(),) if rank == 0 else ()
+            if rank == 0:
+                variables[loopback.STORE_SOCKET] = str(listener.fileno())
+            ranks.append(subprocess.Popen(command, env={**os.environ, **variables}, pass_fds=inherited))
+    if (failed := _wait_for_first_failure(ranks)) is None:
+        return 0
+    _end([rank for rank in ranks if rank.poll() is None])
+    return failed
 
 
-def _run_group(processes: int, worker: list[str]) -> int:
-    """Run a group under torch.distributed.run, with a rendezvous port chosen by the system, so that runs never collide.
-    Return 0, or the exit code of the first process that failed, negative for a signal."""
-    from torch.distributed import run
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+def _wait_for_first_failure(ranks: Sequence[subprocess.Popen[bytes]]) -> int | None:
+    """Wait until a rank fails, and return its exit code, or until all have ended with 0, and return None."""
+    while True:
+        codes = [rank.poll() for rank in ranks]
+        if failed := next((code for code in codes if code not in (None, 0)), None):
+            return failed
+        if all(code == 0 for code in codes):
+            return None
+        time.sleep(POLL_SECONDS)
 
-    try:
-        run.main(
-            [
-                "--standalone",
-                f"--local-addr={LOOPBACK}",
-                f"--nproc-per-node={processes}",
-                "--max-restarts=0",
-                "--signals-to-handle=SIGQUIT",
-                "--module",
-                *worker,
-            ]
-        )
-    except ChildFailedError as error:
-        print(error, file=sys.stderr)
-        return int(error.get_first_failure()[1].exitcode)
-    return 0
+
+def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+    for rank in ranks:
+        rank.terminate()
+    deadline = time.monotonic() + GRACE_SECONDS
+    for rank in ranks:
+        try:
+            rank.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            rank.kill()
+            rank.wait()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import IO
 import psutil
 
 from mutualrl.mwra.placement import Allocation
+from mutualrl.process import loopback
 from mutualrl.see.exchange import claimed_attempt
 from mutualrl.see.liveness import clear_heartbeats
 from mutualrl.see.location import record_store
@@ -78,7 +79,10 @@ def agent(run: RunDirectory, allocation: Allocation, attempt: int) -> ProcessGro
     log = run.policy(allocation.policy).logs / f"attempt-{attempt}.log"
     tag = ProcessTag(str(run.root), allocation.policy)
     return ProcessGroup(
-        allocation.policy, command, log, {**environment(allocation.threads, allocation.gpus), **tag.variables()}
+        allocation.policy,
+        command,
+        log,
+        {**loopback.variables(os.environ), **environment(allocation.threads, allocation.gpus), **tag.variables()},
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from mutualrl.console.display import print_text
 from mutualrl.errors import MutualRLError, PeerLostError, exit_code_of
 from mutualrl.mwra.group import (
     CONSEQUENCES,
@@ -242,4 +243,4 @@ class PolicySupervisor:
         return managed.state == "running" and managed.group is not None and bool(managed.group.exit_code())
 
     def _print(self, message: str) -> None:
-        self._console.print(message, markup=False, highlight=False, soft_wrap=True)
+        print_text(self._console, message)

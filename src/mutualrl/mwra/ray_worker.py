@@ -28,6 +28,7 @@ from mutualrl.mwra.group import (
     next_attempt,
 )
 from mutualrl.mwra.watch import Watch
+from mutualrl.process import loopback
 from mutualrl.process.parent_watch import become_subreaper, end_children
 from mutualrl.process.ports import free_port
 from mutualrl.recipes import load_run
@@ -101,9 +102,11 @@ def _train_ranks(task: PolicyTask, attempt: int, group: PlacementGroup, resource
     import ray
     from ray.util import placement_group_table
 
-    host = ray.util.get_node_ip_address()
-    rendezvous = {"MASTER_ADDR": host, "MASTER_PORT": str(free_port(host))}
     node_of_bundle = placement_group_table(group)["bundles_to_node_id"]
+    one_node = len(set(node_of_bundle.values())) == 1
+    host = loopback.ADDRESS if one_node else ray.util.get_node_ip_address()
+    rendezvous = {"MASTER_ADDR": host, "MASTER_PORT": str(free_port(host))}
+    rendezvous |= loopback.variables(os.environ) if one_node else {}
     (_, first), *others = ranks_on([node_of_bundle[bundle] for bundle in range(len(node_of_bundle))])
     siblings: list[ray.ObjectRef[None]] = []
     try:

@@ -33,7 +33,16 @@ from mutualrl.storage.files import (
     write_checksummed,
 )
 from mutualrl.storage.run_info import Fingerprint, RunInfo, StoredAllocation, policy_result
-from mutualrl.storage.rundir import FORMAT, RunDirectory, command_line, create, default_path, holder_of, versions
+from mutualrl.storage.rundir import (
+    FORMAT,
+    RunDirectory,
+    command_line,
+    create,
+    default_path,
+    holder_of,
+    versions,
+    wrong_kinds,
+)
 from mutualrl.storage.trained_model import trained_model
 
 
@@ -201,6 +210,8 @@ def open_resumable_run(path: Path) -> RunDirectory:
         )
     if (holder := holder_of(run.lock)) is not None:
         raise RunDirectoryError(f"--resume: the run in {path} is running now ({holder}); wait for it, or stop it there")
+    if problems := wrong_kinds(run):
+        raise FileDamagedError(f"--resume: {problems[0]}")
     verify_recipe(run, info)
     if run.summary.exists() and not (read_checksummed(run.summary, root=run.root) or {}).get("lost"):
         raise UsageError(

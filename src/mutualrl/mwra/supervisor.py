@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from mutualrl.console.display import clean
+from mutualrl.console.display import print_text
 from mutualrl.engines.model_files import model_digest
-from mutualrl.errors import MutualRLError, RunInterruptedError, UsageError
+from mutualrl.errors import MachineError, MutualRLError, RunInterruptedError, UsageError
 from mutualrl.machine.devices import Machine, this_machine
 from mutualrl.machine.ray_cluster import join_cluster, require_capacity
 from mutualrl.machine.requirements import require
@@ -23,6 +23,7 @@ from mutualrl.mwra.joining import claim_exchange, fetch_checkpoint, install_chec
 from mutualrl.mwra.placement import Placement, place
 from mutualrl.mwra.policy_supervisor import PolicySupervisor
 from mutualrl.mwra.ray_launcher import bundles, run_on_cluster
+from mutualrl.mwra.rewind import rewind
 from mutualrl.mwra.session import (
     Launch,
     accept_changes,
@@ -38,7 +39,7 @@ from mutualrl.process.status import StatusWriter
 from mutualrl.recipes import Recipe, load_run
 from mutualrl.reporting.progress import Progress
 from mutualrl.reporting.run_notes import notes_of
-from mutualrl.storage.files import write_checksummed
+from mutualrl.storage.files import try_stat, write_checksummed
 from mutualrl.storage.run_info import Fingerprint, policy_result
 from mutualrl.storage.rundir import RunDirectory, clean_run, hold
 from mutualrl.tiny import resolve_path
@@ -60,9 +61,9 @@ def train(recipe: Recipe, console: Console, launch: Launch | None = None) -> tup
         recipe = load_run(run, run_code=True)  # with its epochs converted to steps
         session = next_session(run)
         end([], ProcessTag(str(run.root)), grace=0)  # left by a supervisor that was killed
-        console.print(f"Run directory: {clean(str(run.root))}", markup=False, highlight=False, soft_wrap=True)
+        print_text(console, f"Run directory: {run.root!s}")
         for note in notes:
-            console.print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
+            print_text(console, f"Note: {note}")
         if launch.ray is None:
             run_policies(run, recipe, placement, launch, session, console, request)
         else:
@@ -124,6 +125,8 @@ def _reopen(
     if recipe.bucket is not None:
         require_run(recipe.bucket, run.info().run_id, launch.policy, console)
     held.enter_context(hold(run.lock, str(run.root)))
+    if launch.policy is None:
+        rewind(run, recipe, console)
     staged = fetch_checkpoint(recipe, launch, run.info().run_id, run.root, models)
     resume_run(run, recipe, placement, models, launch)
     if staged is not None:
@@ -173,12 +176,14 @@ def run_policies(
     status_writer = StatusWriter(run.root, session)
     policy_supervisor = PolicySupervisor(run, recipe, placement.allocations, status_writer, console)
     kill_immediately = False
+    require_present = watch_directory(run.root)
     try:
         names, limit = launch.policies(recipe), recipe.task.max_prompt_tokens
         with Progress(run, names, recipe.run.steps, console, recipe.spec.metrics, limit) as progress:
             policy_supervisor.start()
             deadline = None
             while policy_supervisor.active:
+                require_present()
                 if deadline is None and (request.received or run.stop_file.exists()):
                     deadline = time.monotonic() + recipe.run.round_timeout
                     policy_supervisor.stopping = True
@@ -194,10 +199,26 @@ def run_policies(
             raise RunInterruptedError(stopped(run, recipe, launch, request))
         status_writer.close("finished")
     except MutualRLError as error:
-        status_writer.close(f"{error.kind}: {error}")
+        if run.run_json.exists():
+            status_writer.close(f"{error.kind}: {error}")
         raise
     finally:
         end(policy_supervisor.groups, ProcessTag(str(run.root)), grace=0.0 if kill_immediately else GRACE_SECONDS)
+
+
+def watch_directory(root: Path) -> Callable[[], None]:
+    """Return a function that raises MachineError once a run's directory is no longer the one that it is now."""
+    inode = root.stat().st_ino
+
+    def require_present() -> None:
+        state = try_stat(root)
+        if state is None or state.st_ino != inode or not (root / "run.json").exists():
+            raise MachineError(
+                f"the run directory {root} is gone: it was renamed or removed while the run used it; the policies are "
+                "stopped. Move it back, and resume with: mutualrl train --resume --run-dir DIR"
+            )
+
+    return require_present
 
 
 def summarize(run: RunDirectory, recipe: Recipe, names: Sequence[str], seconds: float) -> dict[str, object]:

@@ -52,7 +52,8 @@ def watch_parent(expected: int) -> None:
 
 
 def stop_with_parent() -> None:
-    """Send this command SIGTERM when the process in PARENT ends; a no-op if PARENT is not set."""
+    """End this command when the process in PARENT ends: SIGTERM, and again for a run that would first save a
+    checkpoint. A no-op if PARENT is not set."""
     expected = os.environ.pop(PARENT, "")
     if not expected.isdecimal():
         return
@@ -61,6 +62,8 @@ def stop_with_parent() -> None:
         pause = threading.Event()
         while os.getppid() == int(expected):
             pause.wait(POLL_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+        pause.wait(POLL_SECONDS)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=run, name="parent-watch", daemon=True).start()

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from mutualrl.engines.model_files import ADAPTER, adapter_message
 from mutualrl.plugins import FORM as IMPORT_FORM
 from mutualrl.plugins import absolute_path, is_import_path
-from mutualrl.records import POLICY_NAME, PublishSchema
+from mutualrl.records import POLICY_NAME, PublishSchema, name_problem
 from mutualrl.regimes import RegimeSettings, RegimeSpec, baseline, get_regime
 from mutualrl.regimes.spec import merged
 from mutualrl.storage.bucket_url import require_url
@@ -41,11 +42,20 @@ def known_model(value: str) -> str:
         return value
     path = user_path(value)
     if path.is_dir():
+        if (path / ADAPTER).is_file() and not (path / "config.json").is_file():
+            raise ValueError(adapter_message(path))
         if not (path / "config.json").is_file():
             raise ValueError(f"model directory {value} has no config.json; expected the output of save_pretrained")
         return str(path.resolve())
     if path.exists() or HUB_ID.fullmatch(value) is None:
         raise ValueError(f"model not found: {value!r} is neither a directory nor a hub id (owner/name)")
+    return value
+
+
+def _free_name(value: str) -> str:
+    """Return a policy's name. Raises ValueError for one that collides with names of the run or of another system."""
+    if (problem := name_problem(value)) is not None:
+        raise ValueError(f"found {value!r}: {problem}; choose another name")
     return value
 
 
@@ -62,7 +72,7 @@ class LoraSection(Section):
 class Policy(Section):
     """One language model of the pool. `trainer` and `regime` override the run's keys for this policy."""
 
-    name: Annotated[str, Field(pattern=POLICY_NAME, max_length=64)]
+    name: Annotated[str, Field(pattern=POLICY_NAME, max_length=64), AfterValidator(_free_name)]
     model: Annotated[str, AfterValidator(known_model)]
     revision: str | None = None
     trust_remote_code: bool = False

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mutualrl.errors import UsageError
-from mutualrl.records import POLICY_NAME
+from mutualrl.records import POLICY_NAME, name_problem
 from mutualrl.storage.files import user_path
 
 OWN = "own"  # a reward function written next to the pool
@@ -46,6 +46,8 @@ def named(models: Sequence[str]) -> dict[str, str]:
             name, model = _name_of(argument), argument
         if name in policies:
             raise UsageError(f"two policies are named {name!r}; rename one: --model OTHER={model}")
+        if (problem := name_problem(name)) is not None:
+            raise UsageError(f"a policy cannot be named {name!r}: {problem}; name it with --model NAME={model}")
         policies[name] = model
     return policies
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from mutualrl.console.display import clean
+from mutualrl.console.display import clean, last_parts
 from mutualrl.console.markdown import name, number, table
 from mutualrl.regimes import baseline
 from mutualrl.reporting.report_tables import group_label
@@ -39,14 +38,6 @@ def write_cards(root: Path) -> list[Path]:
     return written
 
 
-_PATH = re.compile(r"""(?<![\w.~:/-])(?:~|/)[^\s"'`,;|]*/([^\s/"'`,;|]+)""")
-
-
-def public(text: str) -> str:
-    """Return a text with absolute paths cut to their last part, since cards are public."""
-    return _PATH.sub(r"\1", text)
-
-
 def card(run: Run, policy: PolicyRun) -> str:
     """Return the card of one policy in the hub's format; paths are cut to their last part."""
     hub_id = bool(policy.model) and not policy.model.startswith(("tiny:", "/"))
@@ -55,16 +46,19 @@ def card(run: Run, policy: PolicyRun) -> str:
         head["base_model"] = policy.model
     head["tags"] = ["mutualrl", "trl", baseline().name, "reinforcement-learning", run.regime]
     peers = [other for other in run.policies.values() if other.name != policy.name]
-    description = run.rule.summary or run.regime
+    description = name(run.rule.summary or run.regime, 400)
     parts = [
         "---\n" + yaml.safe_dump(head, sort_keys=False) + "---",
         f"# {name(policy.name)}, trained with mutualrl",
         f"A policy of the pool `{name(run.pool)}`, trained together with "
-        + (", ".join(f"`{name(other.name)}` (`{name(public(other.model))}`)" for other in peers) or "no other policy")
-        + f". Regime: **{name(run.arm)}**, {description}. Base model: `{name(public(policy.model))}`.",
+        + (
+            ", ".join(f"`{name(other.name)}` (`{name(last_parts(other.model))}`)" for other in peers)
+            or "no other policy"
+        )
+        + f". Regime: **{name(run.arm)}**, {description}. Base model: `{name(last_parts(policy.model))}`.",
         _figures(run, policy),
         _training(run),
-        "```bash\n" + clean(public(run.command), 2000).replace("`", "'").replace("\n", " ") + "\n```",
+        "```bash\n" + clean(last_parts(run.command), 2000).replace("`", "'").replace("\n", " ") + "\n```",
         "## Citation\n\n```bibtex\n" + CITATION + "\n```",
     ]
     return "\n\n".join(parts) + "\n"
@@ -99,12 +93,12 @@ def _training(run: Run) -> str:
     )
     data = {key: task[key] for key in ("name", "data", "validation_data") if task.get(key) is not None}
     rows = [
-        ["data", public(json.dumps(data, default=str))],
+        ["data", last_parts(json.dumps(data, default=str))],
         ["prompts per round", str(part(run.info, "fingerprint").get("prompts_per_round", ""))],
         ["steps", str(part(run.recipe, "run").get("steps", ""))],
         ["seed", str(run.seed)],
-        ["regime", public(json.dumps(part(run.recipe, "regime"), default=str))],
+        ["regime", last_parts(json.dumps(part(run.recipe, "regime"), default=str))],
         *([key, str(trainer[key])] for key in keys if key in trainer),
         ["versions", ", ".join(f"{package} {v}" for package, v in part(run.info, "versions").items())],
     ]
-    return table("Training", ("setting", "value"), [[name(key), value.replace("|", "\\|")] for key, value in rows])
+    return table("Training", ("setting", "value"), [[name(key), name(value, 1000)] for key, value in rows])

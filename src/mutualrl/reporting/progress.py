@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from mutualrl.console.display import cell, clean, duration
+from mutualrl.console.display import cell, duration, print_text
 from mutualrl.regimes.spec import Metric
 from mutualrl.reporting.live_run import LivePolicy, LiveRun
 from mutualrl.reporting.run_notes import data_notes, live_after
@@ -62,7 +62,7 @@ class Progress:
             self._next_line = time.monotonic() + PLAIN_SECONDS
             line = "; ".join([*map(self._line, self._live_run.policies.values()), *self._remaining()])
             if line != self._last_line or time.monotonic() >= self._repeat_at:
-                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+                print_text(self._console, line)
                 self._last_line, self._repeat_at = line, time.monotonic() + REPEAT_SECONDS
 
     def _print_notes(self) -> None:
@@ -75,7 +75,7 @@ class Progress:
                 key = note.partition(" in all ")[0]  # the number of steps grows
                 if key not in self._printed:
                     self._printed.add(key)
-                    self._console.print(f"Note: {clean(note)}", markup=False, highlight=False, soft_wrap=True)
+                    print_text(self._console, f"Note: {note}")
 
     def _line(self, policy: LivePolicy) -> str:
         reward = "" if policy.reward.last is None else f", reward {policy.reward.last:.2f}"

@@ -18,7 +18,7 @@ from mutualrl.storage.artifacts import verify_directory
 from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.files import read_checksummed, read_regular
 from mutualrl.storage.run_logs import recorded_sums, verify_log
-from mutualrl.storage.rundir import PolicyFiles, RunDirectory
+from mutualrl.storage.rundir import PolicyFiles, RunDirectory, wrong_kinds
 from mutualrl.storage.trained_model import has_trained_model, trained_model
 
 
@@ -59,6 +59,9 @@ def verify_run(run: RunDirectory) -> Verification:
     result = Verification()
     info = run.info()
     result.checked["run.json"] = 1
+    if problems := wrong_kinds(run):  # what is behind such a path cannot be checked
+        result.damaged += problems
+        return result
     result.look("recipe.yaml", lambda: _recipe(run, info.recipe))
     for path in (run.summary, run.root / "supervisor" / "sessions.json", *sorted(run.evaluations.glob("*.json"))):
         if path.exists():
@@ -83,7 +86,7 @@ def _recipe(run: RunDirectory, text: str) -> None:
 
 def _verify_policy(run: RunDirectory, files: PolicyFiles, result: Verification) -> None:
     name = files.root.name
-    for path in (files.before, files.result):
+    for path in (files.before, files.prompts, files.result):
         if path.exists():
             result.look(path.name, partial(read_checksummed, path, root=run.root))
     for path, expected in recorded_sums(files).items():

@@ -43,6 +43,7 @@ class BucketStore:
 
     poll_seconds = (0.05, 1.0)
     liveness_seconds = 5.0
+    rereads = 3
 
     def __init__(self, url: str, retry_seconds: float = RETRY_SECONDS) -> None:
         try:

@@ -28,7 +28,7 @@ from mutualrl.see.files import committed_rounds, marker_name
 from mutualrl.see.liveness import LONGEST_GAP, NOT_STARTED, WAITING, HeartbeatMonitor
 from mutualrl.see.schema import SCHEMA_VERSION, Marker, Part, combined_hash, encode
 from mutualrl.see.shard import Shard, load_shard
-from mutualrl.see.store import ExchangeStore, LocalStore, Location, open_store
+from mutualrl.see.store import ExchangeStore, LocalStore, Location, open_store, reread
 from mutualrl.storage.files import JsonObject, checksummed_bytes, parse_checksummed, parse_or_none
 
 _SUPERVISED_SECONDS = 3.0  # extra seconds for the peer's supervisor to publish its state
@@ -222,6 +222,9 @@ class Exchange:
 
         Raises ExchangeDamagedError when the marker cannot be parsed or belongs to another run or round.
         """
+        return reread(self.store, lambda: self._marker_of(policy, round_index))
+
+    def _marker_of(self, policy: str, round_index: int) -> Marker | None:
         path = self.store.describe(policy, marker_name(round_index))
         try:
             value = _read_marker(self.store.get(policy, marker_name(round_index)), path)
@@ -236,12 +239,15 @@ class Exchange:
 
     def read(self, policy: str, round_index: int) -> Shard | None:
         """Return a policy's round with its hash checked, or None if it is not committed yet."""
-        marker = self.marker_of(policy, round_index)
+        return reread(self.store, lambda: self._read(policy, round_index))
+
+    def _read(self, policy: str, round_index: int) -> Shard | None:
+        marker = self._marker_of(policy, round_index)
         while marker is not None:
             try:
                 return load_shard(self.store, marker)
             except ExchangeDamagedError:
-                newer = self.marker_of(policy, round_index)  # a restarted policy may have replaced the round
+                newer = self._marker_of(policy, round_index)  # a restarted policy may have replaced the round
                 if newer == marker:
                     raise
                 marker = newer
@@ -344,6 +350,10 @@ def newest_attempt(store: ExchangeStore, policy: str) -> int:
 
 def claimed_attempt(store: ExchangeStore, policy: str) -> int | None:
     """Return the newest attempt that has claimed a policy; None if there is none. Raises ExchangeDamagedError."""
+    return reread(store, lambda: _claimed(store, policy))
+
+
+def _claimed(store: ExchangeStore, policy: str) -> int | None:
     data, where = store.get(policy, ATTEMPT), store.describe(policy, ATTEMPT)
     if data is None:
         return None

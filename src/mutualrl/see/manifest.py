@@ -12,7 +12,7 @@ from typing import Any
 
 from mutualrl.errors import ExchangeDamagedError, FileDamagedError
 from mutualrl.records import POLICY_NAME
-from mutualrl.see.store import ExchangeStore
+from mutualrl.see.store import ExchangeStore, reread
 from mutualrl.storage.files import checksummed_bytes, parse_checksummed
 
 NAME = "run.json"
@@ -37,6 +37,10 @@ class Manifest:
 
 def read_manifest(store: ExchangeStore) -> Manifest | None:
     """Return the manifest, or None if the exchange has no run. Raises ExchangeDamagedError."""
+    return reread(store, lambda: _read(store))
+
+
+def _read(store: ExchangeStore) -> Manifest | None:
     data, where = store.get("", NAME), store.describe("", NAME)
     if data is None:
         return None

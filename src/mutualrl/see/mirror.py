@@ -6,11 +6,14 @@ result. They are for users: no training process reads them.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 
+from mutualrl.console.display import last_parts
 from mutualrl.see.store import ExchangeStore
-from mutualrl.storage.files import read_regular
+from mutualrl.storage.files import checksummed_bytes, read_checksummed, read_regular
 from mutualrl.storage.rundir import PolicyFiles, RunDirectory
 
 PREFIX = "mirror."
@@ -49,11 +52,25 @@ class Mirror:
                 if version == self._written.get(name) or state.st_size > LARGEST:
                     continue
                 data = read_regular(path, LARGEST)
+                if name == RUN_JSON:
+                    data = _without_directories(path)
             except FileNotFoundError:
                 continue
             self._store.put(self._policy, PREFIX + name, data, durable=False)
             self._written[name] = version
         return True
+
+
+def _without_directories(run_json: Path) -> bytes:
+    """Return run.json with absolute paths cut to their last part: the bucket may have other readers than this
+    machine."""
+    value = read_checksummed(run_json, root=run_json.parent) or {}
+    for key in ("recipe", "command"):
+        if key in value:
+            value[key] = json.loads(last_parts(json.dumps(value[key], ensure_ascii=False)))
+    return checksummed_bytes(
+        {**value, "recipe_sha256": hashlib.sha256(str(value.get("recipe", "")).encode()).hexdigest()}
+    )
 
 
 def mirrored(store: ExchangeStore, policy: str, name: str) -> bytes | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mutualrl.errors import ExchangeDamagedError, FileDamagedError
-from mutualrl.see.store import ExchangeStore
+from mutualrl.see.store import ExchangeStore, reread
 from mutualrl.storage.files import checksummed_bytes, parse_checksummed
 
 FILE = "absences.json"
@@ -16,7 +16,9 @@ class MissingPeers:
     def __init__(self, store: ExchangeStore | None = None, policy: str = "") -> None:
         self._store = store
         self._policy = policy
-        self._intervals: dict[str, list[list[int | None]]] = {} if store is None else _stored(store, policy)
+        self._intervals: dict[str, list[list[int | None]]] = (
+            {} if store is None else reread(store, lambda: _stored(store, policy))
+        )
 
     def is_missing(self, peer: str, round_index: int) -> bool:
         """Return whether the learner runs, or ran, this round without the peer."""

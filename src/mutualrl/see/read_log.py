@@ -4,7 +4,7 @@ a replayed round reads the same shards."""
 from __future__ import annotations
 
 from mutualrl.errors import ExchangeDamagedError, FileDamagedError
-from mutualrl.see.store import ExchangeStore
+from mutualrl.see.store import ExchangeStore, reread
 from mutualrl.storage.files import checksummed_bytes, parse_checksummed
 
 FILE = "reads.json"
@@ -23,7 +23,7 @@ class ReadLog:
         self._through = -1  # newest planned round
         self._changes: dict[str, list[list[int]]] = {}
         if store is not None:
-            self._through, self._changes = _stored(store, policy)
+            self._through, self._changes = reread(store, lambda: _stored(store, policy))
 
     def newest(self, peer: str, round_index: int) -> int | None:
         """Return the newest round of a peer that was read when this round was planned, -1 for none; None if the round

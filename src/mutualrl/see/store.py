@@ -12,11 +12,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import shutil
+import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from mutualrl.errors import DiskError, ExchangeDamagedError, FileDamagedError, MachineError
@@ -27,10 +28,11 @@ LARGEST_OBJECT = 4 * 2**30  # bytes; a round of thousands of long rollouts is a 
 
 class ExchangeStore(Protocol):
     """Objects by policy and name. A reader pauses `poll_seconds` (first, longest) between two polls for an object, and
-    polls the heartbeats every `liveness_seconds`."""
+    polls the heartbeats every `liveness_seconds`. `rereads`: how often damaged bytes are read again (`reread`)."""
 
     poll_seconds: tuple[float, float]
     liveness_seconds: float
+    rereads: int
 
     def describe(self, policy: str, name: str = "") -> str:
         """Return an object's location, for messages."""
@@ -70,6 +72,21 @@ class ExchangeStore(Protocol):
         ...
 
 
+T = TypeVar("T")
+REREAD_SECONDS = 0.5  # before the first repeated read; doubled before each further one
+
+
+def reread(store: ExchangeStore, read: Callable[[], T]) -> T:
+    """Return what `read` returns. If it finds damage, repeat it up to `store.rereads` times: a proxy between this
+    machine and a bucket may answer once with a page or half an object. Raises ExchangeDamagedError if it stays."""
+    for attempt in range(store.rereads):
+        try:
+            return read()
+        except ExchangeDamagedError:
+            time.sleep(REREAD_SECONDS * 2.0**attempt)
+    return read()
+
+
 Location = Path | str | ExchangeStore
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -79,9 +96,11 @@ class LocalStore:
 
     poll_seconds = (0.002, 0.05)
     liveness_seconds = 0.5
+    rereads = 0
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._existed = False
 
     def describe(self, policy: str, name: str = "") -> str:
         """Return the path."""
@@ -150,8 +169,11 @@ class LocalStore:
             sync_directory(directory)
 
     def _directory(self, policy: str) -> Path:
+        if self._existed and not self.root.is_dir():
+            raise MachineError(f"{self.root}: the directory is gone; it was renamed or removed while it was in use")
         directory = self.root / policy
         directory.mkdir(parents=True, exist_ok=True)
+        self._existed = True
         return directory
 
     @contextmanager
@@ -186,6 +208,7 @@ class SharedDirectory(LocalStore):
 
     poll_seconds = (0.05, 1.0)
     liveness_seconds = 5.0
+    rereads = 3
 
     def __init__(self, url: str) -> None:
         super().__init__(Path(unquote(urlsplit(url).path)))

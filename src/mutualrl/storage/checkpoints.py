@@ -146,6 +146,14 @@ class Checkpoints:
                 return self.marker(step).round
         return 0
 
+    def cursors(self) -> dict[int, int]:
+        """Return the exchange cursor of each step's checkpoint with an intact marker."""
+        cursors = {}
+        for step in self.steps():
+            with contextlib.suppress(CheckpointDamagedError):
+                cursors[step] = self.marker(step).round
+        return cursors
+
     def verify(self, step: int) -> CheckpointMarker:
         """Verify a step's files against its marker and return the marker. Raises CheckpointDamagedError naming the
         file."""
@@ -177,7 +185,7 @@ class Checkpoints:
                 )
             for damaged_step, cause in damaged:
                 notify(f"checkpoint skipped: {cause}")
-                self._quarantine(damaged_step)
+                self.quarantine(damaged_step)
             return marker
         if damaged:
             raise CheckpointDamagedError(
@@ -186,7 +194,8 @@ class Checkpoints:
             )
         return None
 
-    def _quarantine(self, step: int) -> None:
+    def quarantine(self, step: int) -> None:
+        """Rename a step's checkpoint so that it is never read; the next save removes it."""
         quarantine = self.root / f".step-{step:06d}.damaged"
         if quarantine.exists():
             shutil.rmtree(quarantine)

@@ -339,9 +339,7 @@ def _object(data: bytes, where: str) -> JsonObject:
     try:
         value = strict_json(data)
     except ValueError as error:
-        raise FileDamagedError(
-            f"{where}: not JSON ({error}); restore it, or remove it if nothing else is wrong"
-        ) from None
+        raise FileDamagedError(f"{where}: not JSON ({error})") from None
     if not isinstance(value, dict):
         raise FileDamagedError(f"{where}: expected a JSON object, found {type(value).__name__}")
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import platform
@@ -9,7 +10,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import metadata
@@ -24,7 +25,6 @@ from mutualrl.storage.files import (
     read_checksummed,
     read_json,
     read_regular,
-    try_read_json,
     write_checksummed,
 )
 from mutualrl.storage.run_info import RunInfo
@@ -172,6 +172,40 @@ class RunDirectory:
             raise UsageError(f"{self.run_json}: {where}: {first['msg']}, found {first['input']!r:.80}") from None
 
 
+#: names in a run's directory and in a policy's that must be directories or, without a slash, regular files
+RUN_KINDS = ("run.json", "recipe.yaml", "summary.json", "exchange/", "policies/", "supervisor/", "evaluations/")
+POLICY_KINDS = (
+    *("metrics.jsonl", "rescues.jsonl", "before.json", "prompts.json", "result.json", "failure.json"),
+    *("logs/", "model/", "adapter/", "checkpoints/", "trainer/"),
+)
+
+
+def wrong_kinds(run: RunDirectory) -> list[str]:
+    """Return messages about paths of a run that are of another kind than expected, such as a directory where a file
+    was."""
+    problems = _wrong_kinds(run.root, RUN_KINDS)
+    for parent, names in ((run.root / "policies", POLICY_KINDS), (run.exchange, ())):
+        for entry in sorted(parent.iterdir()) if parent.is_dir() else ():
+            if entry.name.startswith(".") or entry.name.endswith(".json"):
+                continue
+            if not entry.is_dir():
+                problems.append(f"{entry}: found a file, expected a directory; restore it")
+            problems += _wrong_kinds(entry, names)
+    return problems
+
+
+def _wrong_kinds(directory: Path, names: Iterable[str]) -> list[str]:
+    problems = []
+    for name in names:
+        path, expected = directory / name, "directory" if name.endswith("/") else "file"
+        if not path.exists():
+            continue
+        found = "directory" if path.is_dir() else "file" if path.is_file() else "FIFO, device or socket"
+        if found != expected:
+            problems.append(f"{path}: found a {found}, expected a {expected}; restore it")
+    return problems
+
+
 def read_run_json(path: Path) -> JsonObject | None:
     """Return the content of a run.json, its checksum verified (another format may have none), or None if the file does
     not exist. Raises FileDamagedError, OSError."""
@@ -276,7 +310,7 @@ def _require_cleanable(path: Path) -> None:
             f"--clean: {path} holds files that are not the run's ({', '.join(unknown[:5])}); nothing was removed: move "
             "them, or name another directory with --run-dir"
         )
-    if try_read_json(run.run_json) is not None:  # else cut off by a kill, with nothing to protect
+    with contextlib.suppress(FileDamagedError):  # cut off by a kill or changed since: the directory has a run's files
         run.info()
 
 

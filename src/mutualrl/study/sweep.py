@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mutualrl.console.display import clean
+from mutualrl.console.display import print_text
 from mutualrl.errors import FileDamagedError, RunInterruptedError, UsageError
 from mutualrl.machine.devices import this_machine
 from mutualrl.mwra.stop import StopSignals, stop_signals
@@ -153,7 +153,7 @@ class _Scheduler:
                 if piece not in self.announced:
                     self.announced.add(piece)
                     message = f"{piece} is being run by {holder}: waiting for it"
-                    self.console.print(clean(message), markup=False, highlight=False, soft_wrap=True)
+                    print_text(self.console, message)
                 continue
             cores = tuple(sorted(core for core, _ in self.owners.most_common()[::-1][:need]))
             self.owners.update(cores)
@@ -300,4 +300,4 @@ def _report(console: Console, ended: _Running, problem: str | None, count: str, 
     message = f"{count} {ended.piece}: {result}"
     if minutes:
         message += f"; about {max(1, round(minutes))} min left"
-    console.print(clean(message), markup=False, highlight=False, soft_wrap=True)
+    print_text(console, message)

@@ -20,6 +20,7 @@ from mutualrl.console.lines import notify
 from mutualrl.engines.model_files import model_digest
 from mutualrl.errors import DiskError, MutualRLError, RoundAbortedError, RunInterruptedError, exit_code_of
 from mutualrl.process.loading import fast_imports
+from mutualrl.process.loopback import bind_stores, close_store_socket
 from mutualrl.process.parent_watch import watch_parent
 from mutualrl.process.repeating import Repeater
 from mutualrl.process.status import StatusReader
@@ -95,6 +96,7 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest, *, els
     if _is_alone(info, policy):
         for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             os.environ.pop(name, None)  # else accelerate wraps the model in DDP over one process
+        close_store_socket()
     exchange = _exchange(run, recipe, info, policy, attempt)
     heartbeat = Heartbeat(run.exchange, policy, rank=rank)
     if rank == 0:
@@ -151,6 +153,7 @@ def _build_and_train(
         from mutualrl.training.trackers import validation_logger
         from mutualrl.training.validation import Validator
 
+    bind_stores()
     trainer, sharing, prompts = build_trainer(run, recipe, policy, info, exchange, heartbeat, lambda: bool(stop))
     validator = Validator(trainer, prompts.validation)
     seed_policy(recipe, policy, rank)

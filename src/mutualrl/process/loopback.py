@@ -1,0 +1,78 @@
+"""Sockets of a policy's process group on one machine: on the loopback interface only.
+
+torch's TCPStore, over which ranks find each other, listens on all interfaces and without authentication, whatever
+address it is given; gloo, NCCL and vLLM choose an interface by the host's name. Here the store is bound to the address
+under which the ranks reach it (the loopback; under Ray, where ranks span machines, rank 0's). The libraries are told to
+use the loopback, unless the user has chosen another interface.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import psutil
+
+ADDRESS = "127.0.0.1"
+#: environment variable with the descriptor of the listening socket that the agent made for the store of rank 0
+STORE_SOCKET = "MUTUALRL_STORE_SOCKET"
+
+
+def interface() -> str | None:
+    """Return the name of the loopback interface; None if there is none."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.family == socket.AF_INET and each.address == ADDRESS for each in addresses):
+            return str(name)
+    return None
+
+
+def variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that keep gloo, NCCL and vLLM on the loopback, without those that `environment` sets."""
+    name = interface()
+    chosen = {} if name is None else {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
+    chosen["VLLM_HOST_IP"] = ADDRESS
+    return {key: value for key, value in chosen.items() if key not in environment}
+
+
+def listen() -> socket.socket:
+    """Return a socket that listens on the loopback, on a port chosen by the system."""
+    return socket.create_server((ADDRESS, 0))
+
+
+def bind_stores() -> None:
+    """Make every TCPStore that this process serves listen on its own address only."""
+    from torch.distributed import TCPStore, rendezvous
+
+    if rendezvous.TCPStore is not TCPStore:
+        return
+
+    class BoundStore(TCPStore):  # type: ignore[misc]  # torch is followed as Any
+        """TCPStore that listens on the address under which its clients reach it, instead of all interfaces."""
+
+        def __init__(self, host_name: str, port: int, *args: Any, **kwargs: Any) -> None:
+            serves = bool(kwargs.get("is_master", args[1] if len(args) > 1 else False))
+            if serves and kwargs.get("master_listen_fd") is None:
+                kwargs["master_listen_fd"] = _listening(host_name, port)
+            super().__init__(host_name, port, *args, **kwargs)
+
+    rendezvous.TCPStore = BoundStore
+
+
+def _listening(host: str, port: int) -> int:
+    """Return the descriptor of a socket that listens on an address: the agent's, if it is for that port."""
+    inherited = os.environ.pop(STORE_SOCKET, "")
+    if inherited.isdecimal():
+        given = socket.socket(fileno=int(inherited))
+        if given.getsockname()[1] == port:
+            return given.detach()
+        given.close()
+    return socket.create_server((host, port)).detach()
+
+
+def close_store_socket() -> None:
+    """Close the agent's socket in a process that needs no store."""
+    inherited = os.environ.pop(STORE_SOCKET, "")
+    if inherited.isdecimal():
+        os.close(int(inherited))
