@@ -144,6 +144,8 @@ def test_placement_on_many_gpus_is_fast(cli: Cli) -> None:
         "--json",
         "--set",
         "hardware.gpus=128",
+        "--set",
+        "round.prompts=128",
         timeout=PATIENCE,
     )
     assert result.returncode == 0

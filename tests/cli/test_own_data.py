@@ -12,6 +12,7 @@ import yaml
 
 from conftest import Cli
 from mutualrl.engines.transformers_engine import load_tokenizer
+from mutualrl.records import Completion
 from mutualrl.tasks import TaskSource, get_task
 
 TEMPLATES = {
@@ -194,7 +195,7 @@ def test_wrong_number_of_rewards_is_named_in_a_script(tiny: dict[str, Path], use
     from training_harness import sharing, train
 
     shared = sharing(tmp_path / "x", "grpo-noise")
-    with pytest.raises(RewardError, match=r"reward function short.*returned 1 rewards, but 32 were expected"):
+    with pytest.raises(RewardError, match="reward function short: 1 rewards for 32 completions, expected one each"):
         train(
             MutualGRPOTrainer, tiny["ada"], tmp_path / "a", shared, reward=load_reward(f"{user_files}/rewards.py:short")
         )
@@ -214,16 +215,32 @@ def test_csv_labels_are_read_as_text(tmp_path: Path) -> None:
     assert [p.answer for p in get_task("dataset").read("train", source).prompts] == ["3", "2.5", "007", "NA"]
 
 
-def test_column_of_mixed_types_is_named(tiny: dict[str, Path], tmp_path: Path) -> None:
-    from mutualrl.errors import DataError
+def test_columns_reach_the_reward_function_with_their_types_and_values(tiny: dict[str, Path], tmp_path: Path) -> None:
+    from mutualrl.tasks.dataset import column_notes
+    from mutualrl.tasks.rewarding import reward_arguments
     from mutualrl.training.data import as_dataset
 
-    rows = [{"prompt": f"p{i}", "answer": "1", "note": note} for i, note in enumerate([1, "a"])]
+    notes = [2**70, "book 3", 0, False, {"pages": [1, None]}, float("nan")]
+    answers = [7, "x+1", 0, False, [1, 2], {"a": 1.5}]
+    rows = [
+        {"prompt": f"p{i}", "answer": a, "note": n, "group": i}
+        for i, (a, n) in enumerate(zip(answers, notes, strict=True))
+    ]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = TaskSource(data=tmp_path / "d.jsonl", validation_data=tmp_path / "d.jsonl")
     prompts = get_task("dataset").read("train", source).prompts
-    with pytest.raises(DataError, match="column 'note': rows of different types"):
-        as_dataset(prompts, load_tokenizer(str(tiny["ada"])))
+    assert [p.answer for p in prompts] == ["7", "x+1", "0", "false", "[1, 2]", '{"a": 1.5}']
+    assert [p.group for p in prompts] == ["0", "1", "2", "3", "4", "5"]
+    tokenizer = load_tokenizer(str(tiny["ada"]))
+    answered = [(prompt, Completion((), "", ended=True)) for prompt in prompts]
+    outside = reward_arguments(answered, tokenizer)  # dry run, evaluation
+    inside = list(as_dataset(prompts, tokenizer))  # training
+    for received in ([*outside["answer"]], [row["answer"] for row in inside]):
+        assert [(type(value), value) for value in received] == [(type(value), value) for value in answers]
+    for received in ([*outside["note"]], [row["note"] for row in inside]):
+        assert [(type(value), repr(value)) for value in received] == [(type(value), repr(value)) for value in notes]
+    assert [row["group"] for row in inside] == [0, 1, 2, 3, 4, 5]
+    assert "data column 'note' has values of several types (bool in 1 rows, dict in 1 rows" in column_notes(prompts)[1]
 
 
 @pytest.mark.extended
@@ -267,7 +284,7 @@ def test_dry_run_tries_the_user_reward(cli_here: Cli, user_files: Path, monkeypa
     broken = cli_here(*options, "task.reward=rewards.py:raises")
     assert broken.returncode == 1
     assert "Placement on" in broken.stdout
-    assert "rewards.py:raises: KeyError: 'no such column' (rewards.py, line" in " ".join(broken.stderr.split())
+    assert "reward function raises: KeyError: 'no such column' (rewards.py, line" in " ".join(broken.stderr.split())
 
 
 def test_dry_run_without_models_reports_that_no_reward_was_tried(
@@ -285,9 +302,11 @@ def test_dry_run_without_models_reports_that_no_reward_was_tried(
         "--dry-run",
         "--set",
         "task.reward=rewards.py:near",
+        "--set",
+        "round.prompts=32",
     )
-    assert result.returncode == 0
-    assert "The reward function was not tried: the tokenizer of 'Qwen/" in " ".join(result.stdout.split())
+    assert result.returncode == 0, result.stderr
+    assert "The reward function was not tried: the models are not on this machine" in " ".join(result.stdout.split())
 
 
 @pytest.mark.extended
@@ -411,7 +430,9 @@ ROWS = [
     ('{"prompt": [{"role": "robot", "content": "x"}], "answer": "1"}', "expected a 'role' of system"),
     ('{"prompt": "  ", "answer": "1"}', "is empty, expected a string"),
     ('{"prompt": "x", "answer": ""}', "an empty box would count as correct"),
-    ('{"prompt": "x", "answer": ["1"]}', "field 'answer': found list, expected a string"),
+    ('{"prompt": "x", "answer": null}', "field 'answer' is null"),
+    ('{"prompt": "x", "answer": NaN}', "field 'answer' is nan (a missing value?)"),
+    ('{"prompt": "x", "answer": -1e999}', "field 'answer' is -inf"),
     ('{"prompt": "x", "answer": "1", "image": "i"}', "column 'image' is reserved by TRL"),
     (
         '{"prompt": "x", "answer": "1", "prompt_id": "a"}\n{"prompt": "y", "answer": "1", "prompt_id": "a"}',

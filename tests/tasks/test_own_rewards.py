@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from conftest import REPOSITORY
+from conftest import PATIENCE, REPOSITORY
 from mutualrl.cli.results import show_summary
-from mutualrl.errors import RewardError
-from mutualrl.tasks.rewards import wrap_errors
+from mutualrl.errors import RewardError, UsageError
+from mutualrl.tasks.rewards import adapt, distinct_names, load_rewards
 
 
 def test_docs_example_accepts_texts_and_conversations() -> None:
@@ -30,7 +37,7 @@ def test_error_in_a_reward_is_reported_with_file_and_line() -> None:
 
     line = broken.__code__.co_firstlineno + 1
     with pytest.raises(RewardError, match=rf"KeyError: 'no such column' \(test_own_rewards.py, line {line}\)"):
-        wrap_errors(broken, "broken")(["x"])
+        adapt(broken, "broken")(completions=["x"])
 
 
 @pytest.mark.parametrize(("no_box", "measure"), [(0.0, "Greedy accuracy"), (None, "Mean reward of greedy completions")])
@@ -50,3 +57,134 @@ def test_mean_reward_is_not_labelled_accuracy(
     assert f"{measure} on held-out dataset" in output
     header = next(line for line in output.splitlines() if "rescued pairs" in line)
     assert header.count("all") == 1  # a single group is not shown twice
+
+
+def leaves(completions: list[str], **columns: object) -> list[float]:
+    sys.exit(0)
+
+
+def ends(completions: list[str], **columns: object) -> list[float]:
+    os._exit(0)
+
+
+def loud(completions: list[str], **columns: object) -> list[float]:
+    print("sample")
+    return [1.0] * len(completions)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"), [(leaves, r"called sys\.exit\(0\)"), (ends, r"called os\._exit\(0\)")]
+)
+def test_reward_that_ends_the_process_is_named(function: Any, message: str) -> None:
+    with pytest.raises(RewardError, match=rf"reward function f: {message} \(test_own_rewards.py, line \d+\)"):
+        adapt(function, "f")(completions=["x"])
+
+
+def test_forked_child_of_a_reward_may_exit() -> None:
+    def forks(completions: list[str], **columns: object) -> list[float]:
+        child = os.fork()
+        if child == 0:
+            os._exit(7)
+        return [float(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))]
+
+    assert adapt(forks, "forks")(completions=["x"]) == [7.0]
+
+
+def test_prints_of_a_reward_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    assert adapt(loud, "loud")(completions=["x"]) == [1.0]
+    assert capsys.readouterr() == ("", "sample\n")
+
+
+def test_overlapping_async_rewards_restore_stdout_and_exit() -> None:
+    order: list[str] = []
+
+    async def slow(completions: list[str], **columns: object) -> list[float]:
+        await asyncio.sleep(0.05)
+        order.append("slow")
+        return [1.0]
+
+    async def quick(completions: list[str], **columns: object) -> list[float]:
+        order.append("quick")
+        return [2.0]
+
+    async def both() -> list[Any]:
+        return await asyncio.gather(adapt(slow, "slow")(completions=["x"]), adapt(quick, "quick")(completions=["x"]))
+
+    before = (sys.stdout, os._exit)
+    assert asyncio.run(both()) == [[1.0], [2.0]]
+    assert order == ["quick", "slow"]
+    assert (sys.stdout, os._exit) == before
+
+
+@pytest.mark.parametrize(
+    ("returned", "rewards"),
+    [
+        ([1, True, 0.5, None], [1.0, 1.0, 0.5, None]),
+        ([math.nan, math.inf, -math.inf, 1e39], [None] * 4),
+        (np.array([1, 2, 3, 4]), [1.0, 2.0, 3.0, 4.0]),
+        ([np.float32(0.5), np.int64(2), np.bool_(True), 0], [0.5, 2.0, 1.0, 0.0]),
+        ((value for value in (1, 2, 3, 4)), [1.0, 2.0, 3.0, 4.0]),
+    ],
+)
+def test_rewards_are_floats_or_unscorable(returned: Any, rewards: list[float | None]) -> None:
+    assert adapt(lambda completions, **_: returned, "f")(completions=["x"] * 4) == rewards
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (["1", "2"], "returned str '1' for completion 0, expected a number or None"),
+        ([1.0, 1j], "returned complex 1j for completion 1"),
+        ([1.0], "1 rewards for 2 completions, expected one each"),
+        (None, "returned NoneType None, expected a list of 2 numbers"),
+        ("ab", "returned str 'ab', expected a list of 2 numbers"),
+        ({"a": 1, "b": 2}, "returned dict"),
+    ],
+)
+def test_result_that_is_not_rewards_is_refused(returned: Any, message: str) -> None:
+    with pytest.raises(RewardError, match=re.escape(message)):
+        adapt(lambda completions, **_: returned, "f")(completions=["x", "y"])
+
+
+def test_infinite_reward_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    function = adapt(lambda completions, **_: [-math.inf, 1.0], "log_score_said_once")
+    function(completions=["x", "y"])
+    function(completions=["x", "y"])
+    errors = capsys.readouterr().err
+    assert errors.count("reward function log_score_said_once: returned -inf for 1 of 2 completions") == 1
+
+
+def test_rewards_under_one_name_get_their_own(tmp_path: Path) -> None:
+    code = "import functools\ndef constant(completions, value, **_): return [value] * len(completions)\n"
+    code += "low = functools.partial(constant, value=0.25)\nhigh = functools.partial(constant, value=0.75)\n"
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text(code)
+
+    def names(*paths: str) -> list[str]:
+        return [function.__name__ for function in load_rewards([f"{tmp_path}/{path}" for path in paths])]
+
+    assert names("a.py:low") == ["constant"]
+    assert names("a.py:low", "a.py:high") == ["low", "high"]
+    assert names("a.py:low", "b.py:low") == ["a.low", "b.low"]
+    with pytest.raises(UsageError, match="is listed twice"):
+        names("a.py:low", "a.py:low")
+    assert distinct_names(["f", "g", "f"]) == ["f 1", "g", "f 2"]
+
+
+@pytest.mark.slow
+def test_reward_that_swallows_everything_ends_with_its_process(tmp_path: Path) -> None:
+    (tmp_path / "stuck.py").write_text(
+        "def stuck(completions, **_):\n"
+        "    while True:\n"
+        "        try:\n"
+        "            while True: pass\n"
+        "        except BaseException: pass\n"
+    )
+    code = (
+        "from mutualrl.process import limits; limits.REPEAT_SECONDS = 0.05\n"
+        "from mutualrl.tasks.rewards import load_rewards, weighted\n"
+        f"weighted(load_rewards('{tmp_path}/stuck.py:stuck'), ['stuck'], [1.0], {{'completions': ['x']}}, 0.1)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
+    assert result.returncode == RewardError.exit_code
+    assert "reward function stuck: no progress for 0.1 s" in result.stderr.splitlines()[-1]

@@ -32,7 +32,7 @@ def test_csv_from_a_spreadsheet_is_read(tmp_path: Path) -> None:
         (b'prompt,answer\n4+3:,"7\n4+4:,8\n', "not CSV"),
         (b'prompt,answer\n4+3:,7\n4+4:,"8"x\n', "row 2: not CSV"),
         (b"prompt,answer\n4+3:,7\ncaf\xe9,8\n", "not UTF-8"),
-        (b"prompt,answer\n4+3:\n", "row 1: no field 'answer'"),
+        (b"prompt,answer\n4+3:\n", "row 1: 1 fewer fields than the header has columns: no value for 'answer'"),
         (b"prompt,answer\n4+3:,   \n", "row 1, field 'answer': is blank"),
         (b"prompt,answer\n", "no rows"),
     ],

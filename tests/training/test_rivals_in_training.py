@@ -191,8 +191,7 @@ def test_swarm_on_an_iterable_dataset_is_rejected(tiny: dict[str, Path], tmp_pat
 
     import training_harness
 
-    data = training_harness.as_dataset(PROMPTS, load_tokenizer(str(tiny["ada"])))
-    assert isinstance(data, Dataset)
+    data = Dataset.from_list(list(training_harness.as_dataset(PROMPTS, load_tokenizer(str(tiny["ada"])))))
     prompts = sampled_rounds(8, 1)[0]
     publish_rollouts(tmp_path / "x", load_tokenizer(str(tiny["bob"])), [prompts])
     trainer = ReplayedMutual(

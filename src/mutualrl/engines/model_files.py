@@ -94,6 +94,8 @@ def check_model(
     The embedded models, which the package's tests load, and hub models that are not cached are not checked.
     """
     directory = Path(model)
+    if is_embedded(model):
+        return
     if directory.is_dir():
         model_files(directory)
         if (directory / MARKER).exists():
@@ -104,8 +106,7 @@ def check_model(
             require_finite(directory)
     elif cached_commit(model, revision) is None:
         return
-    if not is_embedded(model):
-        require_loadable(model, revision, trust_remote_code=trust_remote_code)
+    require_loadable(model, revision, trust_remote_code=trust_remote_code)
 
 
 def require_no_adapter(directory: Path) -> None:

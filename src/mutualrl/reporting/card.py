@@ -64,6 +64,10 @@ def card(run: Run, policy: PolicyRun) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _with_model(policy: PolicyRun) -> str:
+    return f"`{name(policy.name)}` (`{name(last_parts(policy.model))}`)"
+
+
 def _figures(run: Run, policy: PolicyRun) -> str:
     rows = []
     for group in (None, *policy.groups):
