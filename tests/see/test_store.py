@@ -26,6 +26,7 @@ class MemoryStore:
 
     poll_seconds = (0.002, 0.05)
     liveness_seconds = 0.5
+    rereads = 0
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str], bytes] = {}

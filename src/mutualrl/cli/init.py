@@ -31,6 +31,19 @@ DataOption = Annotated[
     Path | None,
     typer.Option(help="Your own rows instead, with prompt and answer: JSON Lines, CSV, Parquet.", show_default=False),
 ]
+PromptColumnOption = Annotated[
+    str | None, typer.Option(help="Column with the prompt, if it is not `prompt`.", show_default=False)
+]
+AnswerColumnOption = Annotated[
+    str | None, typer.Option(help="Column with the answer, if it is not `answer`.", show_default=False)
+]
+TemplateOption = Annotated[
+    str | None,
+    typer.Option(help="Prompt built from columns: 'Question: {question}'.", show_default=False),
+]
+AcceptUnsafeOption = Annotated[
+    bool, typer.Option("--accept-unsafe", help="Write the files although two tokenizers are unsafe together.")
+]
 RewardOption = Annotated[
     str | None,
     typer.Option(help="boxed, own (a reward.py to edit), or FILE.py:FUNCTION.", show_default=False),
@@ -58,11 +71,15 @@ def init(
     model: ModelOption = None,
     task: TaskOption = None,
     data: DataOption = None,
+    prompt_column: PromptColumnOption = None,
+    answer_column: AnswerColumnOption = None,
+    template: TemplateOption = None,
     reward: RewardOption = None,
     gpus: GpusOption = None,
     max_completion_length: TokensOption = None,
     yes: YesOption = False,
     no_check: NoCheckOption = False,
+    accept_unsafe: AcceptUnsafeOption = False,
     trust_remote_code: TrustRemoteCode = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -81,11 +98,12 @@ def init(
     starter = _build_starter(
         model, task, data, reward, gpus, max_completion_length, trust_remote_code, interactive=interactive
     )
+    starter = _with_columns(starter, prompt_column, answer_column, template, interactive=interactive)
     plan = None
     if not no_check:
         starter = replace(starter, bf16=_bf16_policies(starter))
         with _staged(starter) as pool:
-            plan = _check(pool, as_json=as_json)
+            plan = _check(pool, as_json=as_json, accept_unsafe=accept_unsafe)
     contents = project.files(starter)
     target.mkdir(parents=True, exist_ok=True)
     for name, text in contents.items():
@@ -219,7 +237,71 @@ def _ask(question: str, default: str | None = None) -> str:
     return str(typer.prompt(question, default=default, err=True)).strip()
 
 
-def _check(pool: Path, *, as_json: bool) -> Plan:
+def _with_columns(
+    starter: Starter, prompt: str | None, answer: str | None, template: str | None, *, interactive: bool
+) -> Starter:
+    """Return the project with the columns of its data: as given, asked for, or `prompt` and `answer`.
+
+    Raises UsageError, with the option to add, if the data have no such column."""
+    from mutualrl.errors import UsageError
+    from mutualrl.tasks.dataset import first_row
+    from mutualrl.tasks.hub_data import is_hub
+    from mutualrl.tasks.template import fields_of
+
+    if prompt is not None and template is not None:
+        raise UsageError("--prompt-column and --template both make the prompt; give one of them")
+    if starter.task != "dataset" or starter.data is None or is_hub(starter.data):
+        if prompt or answer or template:
+            raise UsageError("--prompt-column, --answer-column and --template are for rows in a file (--data FILE)")
+        return starter
+    columns = list(first_row(starter.data))
+    if template is None:
+        prompt = prompt or _column("prompt", columns, interactive=interactive)
+        template = None if prompt == "prompt" else f"{{{prompt}}}"
+    answer = answer or _column("answer", columns, interactive=interactive)
+    for flag, names in (("--prompt-column or --template", fields_of(template or "")), ("--answer-column", [answer])):
+        if missing := [name for name in names if name.partition(".")[0] not in columns]:
+            raise UsageError(f"{flag}: {starter.data} has no column {missing[0]!r}; it has {', '.join(columns)}")
+    return replace(starter, template=template, answer=None if answer == "answer" else answer)
+
+
+#: names under which data sets have prompts and answers, in order of preference
+USUAL = {
+    "prompt": ("question", "problem", "instruction", "query", "input"),
+    "answer": ("label", "target", "final_answer", "ground_truth", "output", "solution"),
+}
+
+
+def _column(name: str, columns: list[str], *, interactive: bool) -> str:
+    """Return the column to use for `name`: itself if it exists, else the user's choice. Raises UsageError."""
+    from mutualrl.errors import UsageError
+
+    if name in columns:
+        return name
+    likely = next((usual for usual in USUAL[name] if usual in columns), columns[0] if columns else name)
+    if interactive:
+        return _ask(f"The data have no column {name!r}, but {', '.join(columns)}. Column with the {name}", likely)
+    raise UsageError(
+        f"the data have no column {name!r}; they have {', '.join(columns)}: add --{name}-column {likely}"
+        + (f", or a template such as --template '{{{likely}}}'" if name == "prompt" else "")
+    )
+
+
+def _ways_on() -> list[str]:
+    """Return what remains possible with an unsafe pair of tokenizers."""
+    from mutualrl.regimes import regimes
+
+    fields = {name: spec.publishes(spec.settings()).fields for name, spec in regimes().items()}
+    rewards_only = [name for name, own in fields.items() if "text" not in own]
+    texts = [name for name, own in fields.items() if "text" in own and "logprobs" not in own]
+    return [
+        f"Regimes that share rewards only do not use the tokenizers: {', '.join(rewards_only)}.",
+        f"{', '.join(texts)} leave out, one by one, the texts that a tokenizer changes (metric thl/changed).",
+        "To write the files all the same, add --accept-unsafe; to look closer: mutualrl thl-check --suite tokenizers.",
+    ]
+
+
+def _check(pool: Path, *, as_json: bool, accept_unsafe: bool = False) -> Plan:
     """Check the recipe, its tokenizers, data, reward and placement, and print them unless `as_json`.
 
     Raises the errors of the underlying commands; exits with 3 if two tokenizers are unsafe together.
@@ -235,9 +317,12 @@ def _check(pool: Path, *, as_json: bool) -> Plan:
     reasons = [reason for pair in result["pairs"] for reason in pair["reasons"]]
     for reason in reasons:
         print_text(prose(), f"unsafe: {reason}")
-    if reasons:
+    if reasons and not accept_unsafe:
+        ways = _ways_on()
+        for way in ways:
+            print_text(prose(), way)
         if as_json:
-            emit({"safe": False, "reasons": reasons, "files": []})
+            emit({"safe": False, "reasons": reasons, "ways_on": ways, "files": []})
         raise typer.Exit(3)
     lines = _prompt_lines(recipe)
     plan = plan_of(recipe, Launch())

@@ -15,11 +15,10 @@ if TYPE_CHECKING:
     from mutualrl.reporting.run_reader import Overview
 
 
-FEW = 16  # held-out prompts below which a result is said to decide nothing
-
-
 def show_summary(summary: dict[str, Any], run_dir: Path | str) -> None:
     """Print accuracy before and after training, overall and by group, for every policy."""
+    from mutualrl.study.verdict import FEW
+
     console = screen()
     groups = sorted({g for p in summary["policies"].values() for g in p["validation"]["by_group"]})
     shown = groups if 1 < len(groups) <= 4 else []
@@ -43,7 +42,7 @@ def show_summary(summary: dict[str, Any], run_dir: Path | str) -> None:
     show_table(table)
     for name in summary["lost"]:
         console.print(f"{cell(name)} was lost during the run; the others continued without it", highlight=False)
-    if (count := min((validation["n"] for validation in validations), default=0)) and count < FEW:
+    if (count := min((validation.get("n", FEW) for validation in validations), default=0)) and count < FEW:
         print_text(
             console,
             f"{count} held-out prompts decide nothing: one prompt is {1 / count:.0%}. Give more with "

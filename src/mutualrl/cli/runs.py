@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -13,6 +13,9 @@ from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, prose, reports_errors, show_table, show_verification
 from mutualrl.cli.results import run_row
 from mutualrl.console.display import cell, print_text
+
+if TYPE_CHECKING:
+    from mutualrl.reporting.run_reader import Overview
 
 runs = typer.Typer(help="Runs: list them, verify the files of one, push its models.", no_args_is_help=True)
 RunArgument = Annotated[
@@ -49,12 +52,14 @@ def ls(
         run, row = overview.run, run_row(overview)
         accuracies = []
         for name, policy in row["policies"].items():
-            if policy["last"] is not None:
+            if policy["step"] == 0 and policy["last"] is not None and run.state != "finished":
+                accuracies.append(f"{name} {policy['last']:.2f} before training")
+            elif policy["last"] is not None:
                 before = "" if policy["before"] is None else f"{policy['before']:.2f} -> "
                 accuracies.append(f"{name} {before}{policy['last']:.2f}")
         step = min((policy["step"] for policy in row["policies"].values()), default=0)
         table.add_row(
-            *map(cell, (run.name, run.state, run.arm, run.pool, str(run.seed))),
+            *map(cell, (run.name, _state(overview), run.arm, run.pool, str(run.seed))),
             f"{step}/{run.planned_steps}",
             cell("\n".join(accuracies)),
         )
@@ -64,6 +69,14 @@ def ls(
         skipped += [f"{overview.run.name}: {note}" for note in overview.run.notes if "is left out" in note]
     for line in (*unreadable, *skipped):
         print_text(prose(), f"Note: {line}")
+
+
+def _state(overview: Overview) -> str:
+    """Return a run's state; for one that ended early, also if it has no checkpoint to resume from."""
+    run = overview.run
+    if run.state in ("running", "finished", "elsewhere") or overview.has_checkpoint:
+        return run.state
+    return f"{run.state} before its first checkpoint"
 
 
 @runs.command("verify")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 
 from mutualrl.console.display import clean
@@ -11,8 +10,8 @@ from mutualrl.console.display import clean
 
 def name(text: str, limit: int = 80) -> str:
     """Return a name from a run as text: without markup of Markdown or HTML, on one line, also in a table cell."""
-    shown = clean(text, limit).replace("|", "\\|").replace("\n", " ").replace("`", "'").replace("<", "&lt;")
-    return re.sub(r"(?<!\\)([\[\]*])", r"\\\1", shown)
+    shown = clean(text, limit).replace("|", "\\|").replace("\n", " ").replace("`", "'")
+    return shown.replace("<", "&lt;").replace("![", "!\\[")
 
 
 def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

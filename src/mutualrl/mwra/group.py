@@ -14,10 +14,11 @@ from typing import IO
 
 import psutil
 
+from mutualrl.console.display import clean
 from mutualrl.mwra.placement import Allocation
 from mutualrl.process import loopback
 from mutualrl.see.exchange import claimed_attempt
-from mutualrl.see.liveness import clear_heartbeats
+from mutualrl.see.liveness import clear_heartbeats, last_heartbeat
 from mutualrl.see.location import record_store
 from mutualrl.storage.files import remove_temporaries, try_read_json
 from mutualrl.storage.rundir import RunDirectory
@@ -186,9 +187,12 @@ def back_off(restarts: int) -> float:
 
 
 def describe_death(run: RunDirectory, policy: str, code: int) -> str:
-    """Return how a policy's process ended, for a message: its exit code and its own error, if any."""
+    """Return how a policy's process ended, for a message: its exit code, its own error, if any, and otherwise what it
+    was last seen at, such as a reward function whose library crashed."""
     failure = failure_of(run, policy)
-    cause = ", no error recorded" if failure is None else f": {failure[1]}"
+    beat = last_heartbeat(record_store(run), policy) or {}
+    seen = f", last seen: {clean(str(beat['phase']), 200)}" if beat.get("phase") else ""
+    cause = f", no error recorded{seen}" if failure is None else f": {failure[1]}"
     return f"died (exit code {code}{cause})"
 
 

@@ -8,6 +8,7 @@ use the loopback, unless the user has chosen another interface.
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 from collections.abc import Mapping
@@ -43,8 +44,9 @@ def listen() -> socket.socket:
 
 def bind_stores() -> None:
     """Make every TCPStore that this process serves listen on its own address only."""
-    from torch.distributed import TCPStore, rendezvous
+    from torch.distributed import TCPStore
 
+    rendezvous = importlib.import_module("torch.distributed.rendezvous")  # the attribute of that name is a function
     if rendezvous.TCPStore is not TCPStore:
         return
 
@@ -57,7 +59,7 @@ def bind_stores() -> None:
                 kwargs["master_listen_fd"] = _listening(host_name, port)
             super().__init__(host_name, port, *args, **kwargs)
 
-    rendezvous.TCPStore = BoundStore
+    rendezvous.TCPStore = BoundStore  # type: ignore[attr-defined]
 
 
 def _listening(host: str, port: int) -> int:

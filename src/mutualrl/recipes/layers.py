@@ -119,10 +119,11 @@ class Layers:
         if not equals or not all(parts):
             raise RecipeError([f"--set {assignment}: expected key=value, e.g. --set run.steps=50"])
         shown = f"--set {_without_secrets(assignment)}"
+        value = _value(parts, text, shown)
         if parts[0] == "policies" and len(parts) > 1:
-            self._set_of_policy(key.strip(), yaml_file.parse(text, shown), shown)
+            self._set_of_policy(key.strip(), value, shown)
             return
-        layer = with_name_keys(_nested(parts, yaml_file.parse(text, shown)), shown)
+        layer = with_name_keys(_nested(parts, value), shown)
         anchor_code(layer, None)
         self.add(layer, shown)
 
@@ -159,6 +160,18 @@ class Layers:
                 self._merge(into[key], value, path, source)
             else:
                 into[key] = value
+
+
+#: last parts of keys under `task` whose value is text as typed: `{question}` would be a mapping in YAML
+_TEXTS = ("template", "answer")
+
+
+def _value(parts: Sequence[str], text: str, shown: str) -> Any:
+    """Return the value of an assignment: YAML, or the text itself for a text key, unless it is quoted or null."""
+    is_text = parts[0].strip() == "task" and parts[-1] in _TEXTS
+    if is_text and not text.lstrip().startswith(('"', "'")) and text.strip() not in ("null", "~", ""):
+        return text
+    return yaml_file.parse(text, shown)
 
 
 def _nested(parts: Sequence[str], value: Any) -> Layer:

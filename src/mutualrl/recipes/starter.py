@@ -19,7 +19,8 @@ BOXED = "boxed"
 @dataclass(frozen=True, slots=True)
 class Starter:
     """Options of a new project. `models`: `MODEL` or `NAME=MODEL` each. `data`: the user's rows, for task `dataset`.
-    `reward`: `boxed`, `own`, or an import path. `max_completion_length`: in tokens. `bf16`: names of the policies that
+    `template`, `answer`: how their prompts are built, and the field of the answer. `reward`: `boxed`, `own`, or an
+    import path. `max_completion_length`: in tokens. `bf16`: names of the policies that
     train in bfloat16 on a CPU."""
 
     models: tuple[str, ...]
@@ -30,6 +31,8 @@ class Starter:
     max_completion_length: int
     trust_remote_code: bool = False
     bf16: frozenset[str] = frozenset()
+    template: str | None = None
+    answer: str | None = None
 
 
 def named(models: Sequence[str]) -> dict[str, str]:
@@ -77,6 +80,9 @@ def _pool(starter: Starter) -> str:
     task = [f"  name: {_quoted(starter.task)}"]
     if starter.data is not None:
         task.append(f"  data: {_quoted(str(starter.data))}")
+    for key, text in (("template", starter.template), ("answer", starter.answer)):
+        if text is not None:
+            task.append(f"  {key}: {_quoted(text)}")
     if starter.reward != BOXED:
         task.append(f"  reward: {_quoted('reward.py:reward' if starter.reward == OWN else starter.reward)}")
     sizes = ON_GPUS if starter.gpus else ON_CPU
@@ -142,17 +148,35 @@ trainer: # any key of TRL's GRPOConfig
 REWARD = '''\
 """Reward function. TRL calls it with all completions of a step; columns of the data are keyword arguments."""
 
+import re
+
+NUMBER = re.compile(r"-?\\d[\\d,]*(?:\\.\\d+)?")
+
+
+def value(text):
+    """Return the last number in a text, or None."""
+    numbers = NUMBER.findall(text)
+    return float(numbers[-1].replace(",", "")) if numbers else None
+
+
+def is_right(text, expected):
+    """Return whether the last number equals the expected one, or, for an answer in words, the last line does."""
+    if NUMBER.fullmatch(expected):
+        return value(text) == value(expected)
+    lines = text.strip().splitlines()
+    return bool(lines) and lines[-1].strip(" .").casefold() == expected.strip(" .").casefold()
+
 
 def reward(completions, answer, **columns):
-    """Return 1 for each completion whose last line contains the answer, else 0.
+    """Return 1 for each completion whose final answer is right, else 0.
 
-    Regime sgt treats a reward above 0.8 as a success and one below 0.2 as a failure (success_above, failure_below).
+    Compare values, not texts: 15 contains 5, but is not 5, and a false success would be taught to the peers. Regime sgt
+    treats a reward above 0.8 as a success and one below 0.2 as a failure (success_above, failure_below).
     """
     rewards = []
     for completion, expected in zip(completions, answer):
         text = completion if isinstance(completion, str) else completion[-1]["content"]
-        lines = text.strip().splitlines()
-        rewards.append(float(bool(lines) and str(expected).strip() in lines[-1]))
+        rewards.append(float(is_right(text, str(expected).strip())))
     return rewards
 '''
 

@@ -81,7 +81,15 @@ def accuracy(run: Run) -> Table:
 
 
 def sharing(run: Run) -> Table:
-    """Return rescues, waiting and restarts of each policy."""
+    """Return rescues, waiting and restarts of each policy; of a single one only what it has."""
+    if len(run.policies) == 1:
+        (policy,) = run.policies.values()
+        attempts = str((policy.result or {}).get("attempts", ""))
+        return Table(
+            "Policies",
+            ("policy", "model", "steps", "attempts"),
+            [[policy.name, policy.model, str(policy.steps), attempts]],
+        )
     rows = []
     for policy in run.policies.values():
         result = policy.result or {}

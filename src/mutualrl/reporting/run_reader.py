@@ -19,6 +19,7 @@ from mutualrl.regimes.info import RegimeInfo
 from mutualrl.regimes.spec import SUCCESS_ABOVE, flat
 from mutualrl.reporting.run_notes import LearningNotes, data_notes
 from mutualrl.storage.artifacts import FileDigest
+from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.files import (
     JsonObject,
     finite_number,
@@ -295,6 +296,7 @@ class Overview:
 
     run: Run
     policies: Mapping[str, PolicyOverview]
+    has_checkpoint: bool = False
 
 
 def read_overview(path: Path) -> Overview:
@@ -317,7 +319,8 @@ def read_overview(path: Path) -> Overview:
         step, last = _ends(metrics, needs_accuracy=policy.final is None)
         measured = [value for value in (policy.final, last, before) if value is not None]
         policies[name] = PolicyOverview(step, before, measured[0] if measured else None)
-    return Overview(replace(run, notes=tuple(notes)), policies)
+    has_checkpoint = any(Checkpoints(RunDirectory(run.root).policy(name).root).steps() for name in run.policies)
+    return Overview(replace(run, notes=tuple(notes)), policies, has_checkpoint)
 
 
 def _ends(path: Path, *, needs_accuracy: bool) -> tuple[int, float | None]:

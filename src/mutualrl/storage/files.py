@@ -64,6 +64,11 @@ def is_disk_failure(error: BaseException) -> bool:
     return any(fragment in str(error) for fragment in _DISK_MESSAGES)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error means that memory, of the machine or of a GPU, was exhausted."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
 def is_machine_failure(error: OSError) -> bool:
     """Return whether the machine caused an error (disk, permissions, closed pipe, deleted working directory) and not a
     wrong path in this program."""

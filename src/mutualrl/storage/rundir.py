@@ -310,8 +310,9 @@ def _require_cleanable(path: Path) -> None:
             f"--clean: {path} holds files that are not the run's ({', '.join(unknown[:5])}); nothing was removed: move "
             "them, or name another directory with --run-dir"
         )
-    with contextlib.suppress(FileDamagedError):  # cut off by a kill or changed since: the directory has a run's files
-        run.info()
+    if run.run_json.exists():  # else cut off by a kill, with nothing to protect
+        with contextlib.suppress(FileDamagedError):  # changed since; the directory has a run's files only
+            run.info()
 
 
 @contextmanager

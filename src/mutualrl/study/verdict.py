@@ -49,6 +49,9 @@ def _of_one(run: Run) -> Verdict:
     ]
     began = f" from {statistics.fmean(first):.3f}" if len(first) == len(run.policies) else ""
     moved = f"{_measure([run]).capitalize()} went{began} to {final:.3f} (greedy, mean of the pool{_problems([run])})."
+    if len(run.policies) == 1:
+        (alone,) = run.policies
+        return Verdict(f"{moved} {alone} trained alone: there is nobody to share with.", _few([run]), ())
     if run.arm == baseline().name:
         other = at_level("outcome").name
         answer = f"{moved} This is a baseline: train the same recipe with a regime that shares, and compare the two."
@@ -62,7 +65,9 @@ def _of_one(run: Run) -> Verdict:
     if commands:
         commands = (*commands, f"mutualrl report {_quoted(run)} {shlex.quote(directory)}")
     return Verdict(
-        answer, (f"One seed has no interval: {MIN_VALUES} or more per arm show how certain a gain is.",), commands
+        answer,
+        (f"One seed has no interval: {MIN_VALUES} or more per arm show how certain a gain is.", *_few([run])),
+        commands,
     )
 
 
@@ -96,7 +101,7 @@ def _difference(comparison: Comparison, arm: str, finals: dict[int, float], plai
     resolution = 1 / count if count else 0.0
     estimate = paired([finals[seed] for seed in seeds], [plain[seed] for seed in seeds], resolution=resolution)
     change = f"{estimate.mean:+.3f} in {_measure(members)} (greedy, mean of the pool{_problems(members)})"
-    cautions = []
+    cautions = list(_few(members))
     if any(note.startswith("not matched") for note in comparison.notes):
         cautions.append("The arms differ in more than the regime: see the notes in the section below.")
     decided = estimate.n >= MIN_VALUES and not estimate.low <= 0 <= estimate.high
@@ -119,6 +124,17 @@ def _difference(comparison: Comparison, arm: str, finals: dict[int, float], plai
         for run in pair:
             commands += _again(run, seed=unused, directory=f"{run.root}-{unused}")
     return Verdict(f"{comparison.name}: {answer}", tuple(cautions), commands)
+
+
+FEW = 16  # held-out problems below which a result decides nothing
+
+
+def _few(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Return the caution about a result on a few held-out problems; none for enough of them."""
+    count = _count(runs)
+    if count is None or count >= FEW:
+        return ()
+    return (f"{count} held-out problems decide nothing: one of them is {1 / count:.0%} of the result.",)
 
 
 def _count(runs: Sequence[Run]) -> int | None:

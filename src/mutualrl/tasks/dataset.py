@@ -52,6 +52,11 @@ class DatasetTask:
         return TaskData([p for p in prompts if held_out(p.text) == (split == "validation")], origin)
 
 
+def first_row(path: Path) -> dict[str, Any]:
+    """Return the first row of a data set in a file or a directory. Raises DataError."""
+    return next(iter(read_rows(path)))[1]
+
+
 def read_prompts(path: Path, split: str, template: str | None = None, answer: str = "answer") -> tuple[Prompt, ...]:
     """Return the rows of a data set as prompts, in order. With a template, the prompt is built from the row's fields,
     and the field `answer` is the answer. Raises DataError naming file, row and field."""
@@ -69,6 +74,7 @@ def _read_prompts(
         row = _filled(DatasetRow(values, str(path), number), template, answer)
         if reserved := sorted(RESERVED & set(row.values)):
             raise DataError(f"{path}, row {number}: column {reserved[0]!r} is reserved by TRL; rename it")
+        _require_fields(row)
         text, messages = _prompt(row.present("prompt"), path, number)
         label = row.present("answer")
         written = unicode_text(_label_text(label, row), "answer", path, number)
@@ -104,6 +110,16 @@ def _read_prompts(
     if not prompts:
         raise DataError(f"{path}: the data set has no rows")
     return tuple(prompts)
+
+
+def _require_fields(row: DatasetRow) -> None:
+    """Raise DataError for a row without prompt or answer, with the key that names another field."""
+    for field, hint in (("prompt", "task.template={FIELD}"), ("answer", "task.answer=FIELD")):
+        if field not in row.values:
+            try:
+                row.take(field)
+            except DataError as error:
+                raise DataError(f"{error}; if another field has it: --set {hint}") from None
 
 
 def _label_text(label: Any, row: DatasetRow) -> str:

@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 from mutualrl.console.lines import notify
 from mutualrl.engines.model_files import model_digest
-from mutualrl.errors import DiskError, MutualRLError, RoundAbortedError, RunInterruptedError, exit_code_of
+from mutualrl.errors import (
+    CheckpointDamagedError,
+    DiskError,
+    MutualRLError,
+    RoundAbortedError,
+    RunInterruptedError,
+    exit_code_of,
+)
 from mutualrl.process.loading import fast_imports
 from mutualrl.process.loopback import bind_stores, close_store_socket
 from mutualrl.process.parent_watch import watch_parent
@@ -35,7 +42,7 @@ from mutualrl.see.liveness import LOADING
 from mutualrl.see.location import record_store
 from mutualrl.see.mirror import BEATS, Mirror
 from mutualrl.see.store import remote_store
-from mutualrl.storage.files import is_disk_failure, write_checksummed
+from mutualrl.storage.files import is_disk_failure, is_out_of_memory, write_checksummed
 from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.run_logs import LOGS, current_sums
 from mutualrl.storage.rundir import PolicyFiles, RunDirectory
@@ -189,8 +196,10 @@ def _train(
     trainer: GRPOTrainer, progress: PolicyProgress, checkpoint: str | None, stop: StopRequest, heartbeat: Heartbeat
 ) -> None:
     """Train to the last step. On a stop request, save a complete checkpoint and raise RunInterruptedError."""
-    from mutualrl.training.callback import AlreadyTrainedError
+    from mutualrl.training.callback import AlreadyTrainedError, FirstStepCallback
 
+    first_step = FirstStepCallback()
+    trainer.add_callback(first_step)
     stop.graceful = True
     progress.began = time.monotonic()
     try:
@@ -201,6 +210,15 @@ def _train(
         heartbeat.set("saving")
         trainer.save_as_of_step_end()
         raise
+    except MutualRLError:
+        raise
+    except Exception as error:
+        if checkpoint is None or first_step.begun or is_disk_failure(error) or is_out_of_memory(error):
+            raise
+        raise CheckpointDamagedError(
+            f"{checkpoint}: matches its marker, but cannot be loaded ({type(error).__name__}: {error}); remove this "
+            "directory to resume from an older checkpoint, or train from the start with --clean or another --run-dir"
+        ) from error
     if trainer.state.global_step < trainer.args.max_steps:
         raise RunInterruptedError(f"stopped after step {trainer.state.global_step}; its checkpoint is complete")
     stop.graceful = False
