@@ -22,6 +22,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 REAL_DATA = REPOSITORY.parent / "shared" / "data"
 #: seconds that a test waits for an event or a process before it fails; no test asserts a duration
 PATIENCE = float(os.environ.get("MUTUALRL_TEST_PATIENCE", "1200"))
+#: how often tests repeat what only repeats (random schedules, contested writes); a benchmark may raise it
+REPEATS = int(os.environ.get("MUTUALRL_TEST_REPEATS", "1"))
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tests run in two processes

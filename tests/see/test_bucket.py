@@ -10,6 +10,7 @@ import pytest
 from obstore.exceptions import GenericError
 
 from buckets import Faults, Server, proxied, reachable, serving
+from conftest import REPEATS
 from mutualrl.errors import ExchangeUnreachableError, MachineError, UsageError
 from mutualrl.see import Exchange, open_store
 from mutualrl.see.bucket import BucketStore, _permanent_cause
@@ -149,10 +150,9 @@ def test_invalid_url_is_rejected(url: str, problem: str) -> None:
         open_store(url)
 
 
-@pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.extended)])
-def test_one_of_eight_writers_of_a_marker_wins(store: BucketStore, count: int) -> None:
+def test_one_of_eight_writers_of_a_marker_wins(store: BucketStore) -> None:
     stores = [BucketStore(store.url) for _ in range(8)]
-    for number in range(count):
+    for number in range(10 * REPEATS):
         winners: list[int] = []
         barrier = threading.Barrier(8)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from conftest import PATIENCE, Cli, make_once
+from conftest import PATIENCE, REPEATS, Cli, make_once
 from mutualrl.storage.files import write_checksummed
 
 POOL = """
@@ -143,12 +143,12 @@ def test_compare_accepts_a_sweep_or_its_runs_and_notes_late_claims(copy: Path, c
 
 
 @pytest.mark.extended
-def test_sweep_killed_three_times_has_the_same_results(finished_sweep: Path, tmp_path: Path) -> None:
+def test_sweep_killed_repeatedly_has_the_same_results(finished_sweep: Path, tmp_path: Path) -> None:
     for name in ("s.yaml", "claims.yaml", "one.yaml"):
         shutil.copy2(finished_sweep / name, tmp_path / name)  # with its date, which is in the results
     rng, command = random.Random(0), [sys.executable, "-m", "mutualrl", "sweep", "s.yaml", "--out", "out"]
     with (tmp_path / "printed.txt").open("wb") as log:
-        for _ in range(3):
+        for _ in range(1 + REPEATS):
             process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
             try:
                 process.wait(rng.uniform(3, 14))

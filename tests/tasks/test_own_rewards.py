@@ -27,6 +27,7 @@ def test_docs_example_accepts_texts_and_conversations() -> None:
     exec(block, names)
     near = names["near"]
     assert near(["it is 12", "no"], answer=["12", "3"]) == [1.0, 0.0]
+    assert near(["it is 15", "5"], answer=["5", 5]) == [0.0, 1.0]
     chats = [[{"role": "assistant", "content": text}] for text in ("it is 12", "no")]
     assert near(chats, answer=["12", "3"]) == [1.0, 0.0]
 

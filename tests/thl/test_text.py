@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mutualrl.thl import decode_completion, ended, retokenize
+from mutualrl.thl import decode_completion, end_token, ended, retokenize
 from thl_tokenizers import CORPUS, REAL, SYNTHETIC, byte_bpe, real, sentencepiece_like, synthetic
 
 any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -138,3 +139,21 @@ def test_real_tokenizers_preserve_math_solutions(real_data: Path, name: str) -> 
         assert retokenized.exact
         assert retokenized.ids[-1] == tokenizer.eos_token_id
         assert not set(retokenized.ids[:-1]) & set(tokenizer.all_special_ids)
+
+
+TEMPLATE = "{% for m in messages %}{{ m['content'] }}{{ 'E' }}{{ '\n' }}{% endfor %}"
+
+
+def test_end_token_is_the_one_that_the_learner_writes() -> None:
+    tokenizer = copy.deepcopy(sentencepiece_like())
+    other = tokenizer("E", add_special_tokens=False)["input_ids"][-1]
+    eos = tokenizer.eos_token_id
+    assert end_token(tokenizer, [eos]) == eos
+    assert end_token(tokenizer, [eos, other]) == eos  # no template
+    assert end_token(tokenizer, [eos, other], {other: 3, eos: 1}) == other  # its rollouts decide
+    assert end_token(tokenizer, [eos, other], {eos: 2, other: 2}) == min(eos, other)
+    tokenizer.chat_template = TEMPLATE
+    assert end_token(tokenizer, [eos, other]) == other
+    assert end_token(tokenizer, [eos]) == eos  # the template's token does not end generation
+    assert end_token(tokenizer, [eos, other], {eos: 1}) == eos
+    assert retokenize("12", tokenizer, ended=True, end_token_id=other).ids[-1] == other

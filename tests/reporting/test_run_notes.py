@@ -1,0 +1,58 @@
+"""Notes on runs in which there is little to learn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mutualrl.regimes import get_regime
+from mutualrl.reporting.run_notes import LearningNotes, live_after
+
+
+def notes(regime: str, *rows: dict[str, Any]) -> list[str]:
+    learning = LearningNotes(get_regime(regime).metrics)
+    for row in rows:
+        learning.add(row)
+    return learning.notes()
+
+
+FLAT, VARIED = {"reward": 0.0, "reward_std": 0.0}, {"reward": 0.5, "reward_std": 0.5}
+
+
+def test_equal_rewards_are_said_with_advice() -> None:
+    (note,) = notes("grpo", FLAT, FLAT)
+    assert note.startswith("every reward is 0 in all 2 steps: there is nothing to learn from. Try the reward on known")
+    (note,) = notes("grpo", {"reward": 1.0, "reward_std": 0.0})
+    assert note.endswith("Use harder prompts, or a reward that tells rollouts apart")
+    assert notes("grpo", FLAT, VARIED) == []
+    assert notes("grpo", FLAT, {"reward": 1.0, "reward_std": 0.0}) == []
+    assert notes("grpo") == []
+
+
+def test_open_gate_that_taught_nothing_names_the_reason_and_the_setting() -> None:
+    row = {**VARIED, "sgt/gate_rate": 0.875, "sgt/pairs": 0.0, "thl/too_long": 4.0, "thl/changed": 1.0}
+    (note,) = notes("sgt", row, row)
+    assert note == (
+        "the regime never acted in all 2 steps, although its gate opened for 88% of the prompts: 8 texts of peers were "
+        "longer than trainer.max_completion_length in this policy's tokens; raise it for this policy (policies: "
+        "trainer.max_completion_length)"
+    )
+    (note,) = notes("sgt", {**row, "thl/too_long": 0.0})
+    assert "this policy's tokenizer changes 1 texts of peers" in note
+    assert notes("sgt", row, {**row, "sgt/pairs": 1.0}) == []
+
+
+def test_gate_that_never_opened_is_said() -> None:
+    (note,) = notes("sgt", {**VARIED, "sgt/gate_rate": 0.0, "sgt/pairs": 0.0})
+    assert "on no prompt did every own rollout fail and a peer's succeed" in note
+
+
+@pytest.mark.parametrize(("regime", "metric"), [("prp", "prp/rows"), ("xgrpo", "xgrpo/advantage_change")])
+def test_other_regimes_act_by_their_own_metric(regime: str, metric: str) -> None:
+    assert len(notes(regime, {**VARIED, metric: 0.0})) == 1
+    assert notes(regime, {**VARIED, metric: 0.1}) == []
+
+
+def test_live_notes_come_after_ten_steps_or_half_a_short_run() -> None:
+    assert [live_after(steps) for steps in (1, 4, 12, 500)] == [1, 2, 6, 10]
