@@ -345,8 +345,8 @@ def test_exit_with_code_0_in_a_reward_function_fails_the_run(cli: Cli, user_file
     assignments = [word for setting in settings for word in ("--set", setting)]
     command = ("train", "--regime", "grpo", "--pool", "only-ada.yaml", "--data", "plain.jsonl", "--run-dir", "run")
     result = cli(*command, "--json", *assignments)
-    assert result.returncode == 5, result.stderr[-2000:]
-    assert "exit code 0, before its result was written" in json.loads(result.stdout)["error"]["message"]
+    assert result.returncode == 1, result.stderr[-2000:]
+    assert "reward function leaves: called os._exit(0)" in json.loads(result.stdout)["error"]["message"]
     assert not (user_files / "run" / "summary.json").exists()
 
 

@@ -137,7 +137,16 @@ def test_verify_checks_every_file_of_an_intact_run(copy: Path, cli_here: Cli) ->
     result = cli_here("runs", "verify", "r", "--json")
     report = json.loads(result.stdout)
     assert (result.returncode, report["damaged"]) == (0, [])
-    expected = {"run.json", "recipe.yaml", "summary.json", "sessions.json", "before.json", "result.json", "model"}
+    expected = {
+        "run.json",
+        "recipe.yaml",
+        "summary.json",
+        "sessions.json",
+        "before.json",
+        "result.json",
+        "model",
+        "prompts.json",
+    }
     assert set(report["checked"]) == expected | {"metrics.jsonl", "rescues.jsonl", "checkpoints", "rounds", "claims"}
     assert report["checked"]["model"] == 2
     table = cli_here("runs", "verify", "r").stdout

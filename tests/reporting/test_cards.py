@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from made_runs import add_model, edit_recipe, made_run
+from mutualrl.console.display import last_parts
 from mutualrl.errors import RecipeError
 from mutualrl.recipes import Request, resolve
-from mutualrl.reporting.card import public, write_cards
+from mutualrl.reporting.card import write_cards
 
 HOME = "/home/somebody/secret-project"
 
@@ -54,7 +55,7 @@ def test_card_has_only_the_last_part_of_each_path(tmp_path: Path) -> None:
     ],
 )
 def test_paths_in_text_are_shortened(text: str, expected: str) -> None:
-    assert public(text) == expected
+    assert last_parts(text) == expected
 
 
 @pytest.mark.parametrize("key", ["trainer.hub_token=hf_abc", "trainer.model_init_kwargs={token: hf_abc}"])

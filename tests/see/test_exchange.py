@@ -316,6 +316,20 @@ def test_reader_waits_for_a_slow_peer_with_a_heartbeat(tmp_path: Path, clock: Cl
     assert messages == ["waiting for round 0 of bob"]
 
 
+def test_peer_that_has_never_published_is_named_within_five_seconds(tmp_path: Path, clock: Clock) -> None:
+    heartbeat = Heartbeat(tmp_path, "bob")
+    clock.every(1, heartbeat.beat)
+    clock.at(50, lambda: open_exchange(tmp_path).publish(0, RECORDS, 0))
+    absent: list[tuple[float, list[str]]] = []
+    reader = open_exchange(tmp_path, "ada", timeouts=WaitTimeouts(peer_timeout=10, round_timeout=120))
+    callbacks = WaitCallbacks(absent=lambda peers: absent.append((clock.now, list(peers))))
+    start = clock.now
+    assert list(reader.wait(["bob"], 0, callbacks)) == ["bob"]
+    ((when, peers),) = absent
+    assert when - start < 5
+    assert peers == ["bob"]
+
+
 def test_heartbeat_repeats_until_stopped(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path, "bob", interval=0.01)
     heartbeat.start()

@@ -365,7 +365,7 @@ def test_tool_descriptions_count_towards_the_prompt_length(callers: Path, tmp_pa
         arguments = ("--set", f"task.max_prompt_tokens={limit}", "--set", "run.steps=1", "--no-report")
         result = cli("train", recipe(callers, tmp_path, "grpo"), *arguments, "--run-dir", tmp_path / str(limit))
         assert result.returncode == code, result.stderr
-        assert (f"no training prompt is within task.max_prompt_tokens ({limit})" in result.stderr) == (code == 2)
+        assert (f"train prompts is within task.max_prompt_tokens ({limit})" in result.stderr) == (code == 2)
 
 
 @pytest.mark.parametrize("regime", ["sgt", "prp"])

@@ -257,7 +257,11 @@ def _recommended(
         }
 
     if not solved_at_all.any() and not graded:
-        return advice("none", f"no model solved any of the {prompts} prompts; train or choose easier ones first")
+        text = (
+            f"no model solved any of the {prompts} prompts, so none can teach another; choose easier ones, raise "
+            "--max-new-tokens or --samples, or check the reward (mutualrl train --dry-run)"
+        )
+        return advice("none", text)
     if pool["all"] == 1 and not graded:
         return advice("none", f"every model solves all {prompts} prompts; choose harder ones")
     if best["observed"] >= SPARSE and best["observed_ci"][0] > 0:

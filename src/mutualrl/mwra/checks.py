@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mutualrl.engines.model_files import check_model
+from mutualrl.errors import ModelError
 from mutualrl.mwra.session import counted
 from mutualrl.recipes import Recipe
 from mutualrl.recipes.agreement import fingerprint, load_recipe_prompts, require_enough, solutions
@@ -47,7 +48,10 @@ def check_models(recipe: Recipe, names: Sequence[str]) -> None:
     for policy in recipe.policies:
         key = (resolve_path(policy.model), policy.revision)
         if policy.name in names and key not in checked:
-            check_model(*key, trust_remote_code=policy.trust_remote_code)
+            try:
+                check_model(*key, trust_remote_code=policy.trust_remote_code)
+            except ModelError as error:
+                raise type(error)(f"policy {policy.name!r}: {error}") from error
             checked.add(key)
 
 

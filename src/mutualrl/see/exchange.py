@@ -53,14 +53,19 @@ class WaitTimeouts:
     late_start: bool = False
 
 
+ABSENT_SECONDS = 4.0  # of a wait, after which a peer that has never published is named
+
+
 @dataclass(frozen=True, slots=True)
 class WaitCallbacks:
     """Callbacks of a wait. `waiting`: called once, with a message naming the peers. `arrived`: called with each peer
-    and the seconds waited for it. `slow`: called once with a message about a live peer that has not published within
+    and the seconds waited for it. `absent`: called once, after `ABSENT_SECONDS`, with the peers that have never
+    published. `slow`: called once with a message about a live peer that has not published within
     `peer_timeout`. `stopping`: called between polls; True ends the wait with RoundAbortedError."""
 
     waiting: Callable[[str], None] = lambda message: None
     arrived: Callable[[str, float], None] = lambda peer, seconds: None
+    absent: Callable[[Sequence[str]], None] = lambda peers: None
     slow: Callable[[str], None] = lambda message: None
     stopping: Callable[[], bool] = lambda: False
 
@@ -267,6 +272,7 @@ class Exchange:
         start = time.monotonic()
         pause, longest = self.store.poll_seconds
         next_check, announced = start + self.store.liveness_seconds, False
+        absent_at: float | None = start + ABSENT_SECONDS
         while True:
             self._collect(peers, round_index, shards, callbacks, start)
             missing = [peer for peer in peers if peer not in shards and peer not in lost]
@@ -277,6 +283,10 @@ class Exchange:
                 announced = True
             if callbacks.stopping():
                 raise RoundAbortedError(f"stop requested while waiting for round {round_index} of {', '.join(missing)}")
+            if absent_at is not None and time.monotonic() >= absent_at:
+                absent_at = None
+                if absent := [peer for peer in missing if not self.rounds(peer)]:
+                    callbacks.absent(absent)
             if (now := time.monotonic()) >= next_check:
                 lost |= self._lost(missing, round_index, now - start)
                 if now - start > self.timeouts.peer_timeout and (late := set(missing) - lost - slow):

@@ -173,7 +173,7 @@ class RunDirectory:
 
 
 #: names in a run's directory and in a policy's that must be directories or, without a slash, regular files
-RUN_KINDS = ("run.json", "recipe.yaml", "summary.json", "exchange/", "policies/", "supervisor/", "evaluations/")
+RUN_KINDS = ("run.json", "recipe.yaml", "summary.json", "exchange/", "policies/", "supervisor/")
 POLICY_KINDS = (
     *("metrics.jsonl", "rescues.jsonl", "before.json", "prompts.json", "result.json", "failure.json"),
     *("logs/", "model/", "adapter/", "checkpoints/", "trainer/"),

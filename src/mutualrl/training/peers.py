@@ -29,7 +29,8 @@ class PeerLink:
 
     `stopping` is polled during a wait; True ends the wait with RoundAbortedError. `missing_peers`: the rounds in which
     the policy continued without a peer. `waited_for`: seconds waited per peer. `staleness`: how many rounds a peer may
-    be behind before the policy waits for it; `reads`: the newest round read of each peer, by round."""
+    be behind before the policy waits for it; `reads`: the newest round read of each peer, by round. `how_to_start`:
+    for a user who has started only this policy."""
 
     exchange: Exchange
     peers: Sequence[str]
@@ -38,6 +39,7 @@ class PeerLink:
     missing_peers: MissingPeers = field(default_factory=MissingPeers)
     staleness: int = 0
     reads: ReadLog = field(default_factory=ReadLog)
+    how_to_start: str = ""
     wait_seconds: float = 0.0
     waited_for: Counter[str] = field(default_factory=Counter)
 
@@ -99,7 +101,7 @@ class PeerLink:
     def _wait(self, round_index: int, number: int, peers: Sequence[str]) -> dict[str, Shard]:
         """Wait, in a round, for a round of some peers; a lost peer is recorded as missing and left out."""
         expected = [peer for peer in self._expected(round_index) if peer in peers]
-        callbacks = WaitCallbacks(self.set_phase, self._arrived, self._slow, self.stopping)
+        callbacks = WaitCallbacks(self.set_phase, self._arrived, self._absent, self._slow, self.stopping)
         shards = self.exchange.wait(expected, number, callbacks)
         for peer in set(expected) - set(shards):
             self.missing_peers.mark_missing(peer, round_index)
@@ -134,6 +136,11 @@ class PeerLink:
 
     def _arrived(self, peer: str, seconds: float) -> None:
         self.waited_for[peer] += seconds  # type: ignore[assignment]  # a Counter of floats
+
+    def _absent(self, peers: Sequence[str]) -> None:
+        """Say for whom a script waits and how to start it; a command's supervisor has started the peers itself."""
+        if self.how_to_start:
+            self._warn(f"waiting for {', '.join(peers)}, which has published nothing yet. {self.how_to_start}")
 
     def _slow(self, message: str) -> None:
         self.set_phase(message)

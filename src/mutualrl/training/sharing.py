@@ -151,6 +151,11 @@ class Sharing:
                 Heartbeat(exchange.store, policy),
                 staleness=staleness,
                 reads=ReadLog(exchange.store, policy),
+                how_to_start=(
+                    f"Start its script in another process, with the same data, order, seed and batch: Sharing.over("
+                    f"Path({str(root)!r}), policy=ITS_NAME, peers=[{policy!r}, ...], regime={spec.name!r}, "
+                    f"run_id={run_id!r})"
+                ),
             ),
             spec=spec,
             settings=regime_settings,

@@ -24,6 +24,7 @@ from mutualrl.regimes.losses import BY_ROWS
 from mutualrl.see.liveness import SCORING
 from mutualrl.tasks.rewards import adapt, distinct_names
 from mutualrl.thl import decode_completion, end_token, ended
+from mutualrl.thl.table import table_of
 from mutualrl.tiny import is_embedded
 from mutualrl.training.answers import PromptRows, answer
 from mutualrl.training.callback import SharingCallback
@@ -94,6 +95,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
             sharing.max_length = self.args.max_completion_length
         self.transfer = TokenTransfer(tokenizer_of(self), sharing.max_length, sharing.tokenizers)
         self._set_end_token(sharing)
+        self._require_tokenizers(sharing)
         self.prompt_rows = PromptRows(self)
         self.add_callback(SharingCallback(sharing.link))
         self._check_settings(sharing)
@@ -128,6 +130,12 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
             )
         if problems:
             raise UsageError("; ".join(problems))
+
+    def _require_tokenizers(self, sharing: Sharing) -> None:
+        """Raise TokenizerError if traces are to be aligned and the THL does not support a tokenizer of the pool."""
+        if sharing.publishes("token_ids") and sharing.traced:
+            for tokenizer in (tokenizer_of(self), *sharing.tokenizers.values()):
+                table_of(tokenizer)
 
     def _dropout_problem(self, sharing: Sharing) -> list[str]:
         """Return why no pass reproduces the sampling policy's log-probs, where they are published."""
