@@ -196,7 +196,7 @@ def test_unreadable_weights_exit_with_4_and_name_the_policy(cli: Cli, tiny: dict
     result = cli("train", "--regime", "grpo", "--pool", "p.yaml", "--run-dir", "r")
     assert result.returncode == 4
     assert "policy 'a'" in result.stderr
-    assert "cannot be loaded" in result.stderr
+    assert "cannot be read" in result.stderr
 
 
 @pytest.mark.extended
