@@ -41,6 +41,7 @@ import psutil
 from typer.testing import CliRunner
 
 from mutualrl.cli.app import app
+from mutualrl.errors import MutualRLError
 from mutualrl.process.limits import time_limit
 
 RESULTS = Path(__file__).parent / "results"
@@ -408,12 +409,12 @@ def answer(directory: Path, command: tuple[str, ...], root: Path) -> Answer:
     before = Path.cwd()
     os.chdir(directory)
     try:
-        with time_limit(DAMAGE_SECONDS, TimeoutError()):
+        with time_limit(DAMAGE_SECONDS, MutualRLError("not ended in time")):
             completed = CliRunner().invoke(app, arguments)
-    except TimeoutError:
+    except MutualRLError as error:
         for process in processes(root):
             process.kill()
-        return Answer(-1, None, "not ended in time", [])
+        return Answer(-1, None, str(error), [])
     finally:
         os.chdir(before)
     if completed.exception is not None and not isinstance(completed.exception, SystemExit):

@@ -35,9 +35,9 @@ class Prompt:
     """One problem: the text every policy sees, the canonical answer, and the group it is reported under.
 
     `messages`: (role, content) pairs if the problem is a conversation; `text` then holds their contents. `columns`:
-    the other columns of its data row, for the reward function; also `answer` and
-    `group` if they are not strings there. `facets`: further keys by which results are broken down
-    (such as a problem's level). `solution`: a correct completion, if the data have one.
+    the other columns of its data row, for the reward function; also `answer` and `group` if they are not strings there.
+    `facets`: further keys by which results are broken down (such as a problem's level). `solution`: a correct
+    completion, if the data have one.
     """
 
     id: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -89,8 +90,6 @@ def test_store_listens_on_its_own_address() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     environment = {"PORT": str(port), "PATH": "", "GLOO_SOCKET_IFNAME": str(loopback.interface())}
-    import os
-
     result = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

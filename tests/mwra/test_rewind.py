@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import io
+from contextlib import ExitStack
+from pathlib import Path
+
 import pytest
+from rich.console import Console
 
 from mutualrl.errors import ExchangeDamagedError
-from mutualrl.mwra.rewind import resume_cursors
+from mutualrl.mwra.rewind import resume_cursors, rewind
+from mutualrl.recipes import Request, resolve
+from mutualrl.see.files import marker_name
+from mutualrl.storage.artifacts import file_sum
+from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints
+from mutualrl.storage.files import write_checksummed
+from mutualrl.storage.run_info import PolicyResult, RunInfo, Validation
+from mutualrl.storage.rundir import create
 
 
 def test_newest_checkpoints_are_kept_where_every_round_is_there() -> None:
@@ -39,3 +51,42 @@ def test_lost_peer_is_excused() -> None:
     assert resume_cursors(
         {"ada": [4], "bob": [2]}, {"ada": [], "bob": range(4)}, excused=lambda reader, writer, number: writer == "ada"
     ) == {"ada": 4, "bob": 2}
+
+
+def test_refusal_for_a_finished_policy_leaves_the_checkpoints_of_its_peers(tmp_path: Path) -> None:
+    recipe = resolve(Request(pool="tiny-three", regime="sgt"))
+    validation = Validation(n=4, accuracy=0.5, by_group={}, no_box=None)
+    finished = PolicyResult(
+        initial_validation=None,
+        validation=validation,
+        steps=4,
+        rescued_pairs=0,
+        rescued_prompts=0,
+        train_seconds=1.0,
+        wait_seconds=0.0,
+        waited_for_seconds={},
+        lost_peers={},
+        attempts=1,
+        resumed_from=[],
+    )
+    with ExitStack() as stack:
+        run = create(tmp_path / "r", RunInfo(run_id="x"), stack)
+        for name, cursors in {"ada": (2, 4), "bob": (2, 4), "cyd": (2,)}.items():
+            store = Checkpoints(run.policy(name).root)
+            for cursor in cursors:
+                weights = store.staged(cursor) / "w"
+                weights.parent.mkdir(parents=True)
+                weights.write_bytes(b"w")
+                store.commit(CheckpointMarker("x", name, cursor, cursor, 0, 1, {"w": file_sum(weights)}))
+            rounds = run.exchange / name
+            rounds.mkdir(parents=True, exist_ok=True)
+            for round_index in (0, 1):  # rounds 2 and 3 are gone, which cyd reads
+                (rounds / marker_name(round_index)).write_text("{}")
+        console = Console(file=io.StringIO(), width=400)
+        write_checksummed(run.policy("bob").result, finished.model_dump(mode="json"), root=run.root)
+        with pytest.raises(ExchangeDamagedError, match="rounds of 'bob', which has finished"):
+            rewind(run, recipe, console)
+        assert Checkpoints(run.policy("ada").root).steps() == [2, 4]
+        run.policy("bob").result.unlink()
+        rewind(run, recipe, console)  # now both go back
+        assert [Checkpoints(run.policy(name).root).steps() for name in ("ada", "bob", "cyd")] == [[2]] * 3

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
@@ -15,20 +16,25 @@ from mutualrl.engines.model_files import is_local
 from mutualrl.errors import DataUnavailableError, MachineError, MutualRLError
 from mutualrl.machine.devices import Machine, this_machine
 from mutualrl.machine.requirements import lacking, require_ports
-from mutualrl.mwra.checks import check_batch, check_directory, check_inputs, check_models
+from mutualrl.mwra.checks import check_batch, check_inputs, check_models
 from mutualrl.mwra.device_map import read_device_map
 from mutualrl.mwra.memory import Estimate, estimate_allocation, format_estimate
 from mutualrl.mwra.placement import Placement, place
 from mutualrl.mwra.session import Launch, stored
 from mutualrl.mwra.supervisor import check_resumption
 from mutualrl.recipes import Recipe, dump
-from mutualrl.recipes.agreement import fitting_prompts, load_recipe_prompts, require_enough, too_long_notes
+from mutualrl.recipes.agreement import all_prompts, fitting_prompts, require_enough, too_long_notes
 from mutualrl.recipes.trainer_table import defaults
+from mutualrl.records import Prompt
 from mutualrl.see.files import PUBLISH_REQUESTS, READ_REQUESTS
 from mutualrl.see.mirror import BEATS
+from mutualrl.storage.rundir import require_creatable
 from mutualrl.tasks.reward_trial import TRIAL_PROMPTS, Trial, try_rewards
 from mutualrl.tasks.rewarding import BOXED
 from mutualrl.tiny import resolve_path
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +58,11 @@ def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
     if launch.resume:
         show_resumption(recipe, launch, as_json=as_json)
         return
-    check_directory(None if recipe.run.dir is None else Path(recipe.run.dir), clean=launch.clean)
+    if recipe.run.dir is not None:
+        require_creatable(Path(recipe.run.dir), clean=launch.clean)
     plan = plan_of(recipe, launch)
-    if as_json and plan.failure is None:
-        emit(plan_json(plan))
-    elif not as_json:
-        screen().print(dump(plan.recipe), markup=False, highlight=False, soft_wrap=True, end="")
-        show_plan(plan)
+    if plan.failure is None or not as_json:  # else the object is the error
+        _print_plan(plan, as_json=as_json)
     if plan.failure is not None:
         raise plan.failure
 
@@ -68,6 +72,10 @@ def show_resumption(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
     resumption = check_resumption(recipe, this_machine(), launch)
     label = "this machine"
     plan = Plan(resumption.recipe, {label: resumption.placement}, {label: {}}, {}, "", (), resumption.notes)
+    _print_plan(plan, as_json=as_json)
+
+
+def _print_plan(plan: Plan, *, as_json: bool) -> None:
     if as_json:
         emit(plan_json(plan))
         return
@@ -107,8 +115,10 @@ def plan_of(recipe: Recipe, launch: Launch) -> Plan:
         if placement is not None:
             recipe, _ = check_batch(recipe, placement.allocations[0].batch, inputs)
         check_models(recipe, [p.name for p in recipe.policies])
-        notes = [*notes, *_prompt_notes(recipe)]
-        trials, untried = _reward_trials(recipe)
+        tokenizers = None if recipe.task.has_turns else _local_tokenizers(recipe)
+        if tokenizers is not None:
+            notes = [*notes, *_prompt_notes(recipe, inputs.prompts, tokenizers)]
+        trials, untried = _reward_trials(recipe, inputs.prompts, tokenizers)
     except DataUnavailableError as error:
         missing.append(f"the data of task {recipe.task.name!r}: {error}")
         untried = str(error)
@@ -121,17 +131,23 @@ def plan_of(recipe: Recipe, launch: Launch) -> Plan:
     return Plan(recipe, placements, memory, trials, untried, missing, notes, failure)
 
 
-def _prompt_notes(recipe: Recipe) -> list[str]:
-    """Return notes on prompts that are too long, if all tokenizers are on this machine. Raises DataError if no prompt
-    remains. With tools, whose descriptions count, the run says it."""
-    paths = [(resolve_path(p.model), p.revision) for p in recipe.policies]
-    if recipe.task.has_turns or not all(is_local(*path) for path in paths):
-        return []
+def _local_tokenizers(recipe: Recipe) -> Mapping[str, PreTrainedTokenizerBase] | None:
+    """Return the tokenizers by policy; None if the model of any is not on this machine."""
+    if not all(is_local(resolve_path(policy.model), policy.revision) for policy in recipe.policies):
+        return None
     from mutualrl.training.models import load_tokenizers
 
-    prompts = fitting_prompts(recipe, load_tokenizers(recipe))
-    require_enough(prompts.training, recipe.round.prompts or 1)
-    return too_long_notes(prompts.counts, recipe.task.max_prompt_tokens)
+    return load_tokenizers(recipe)
+
+
+def _prompt_notes(
+    recipe: Recipe, prompts: Sequence[Prompt], tokenizers: Mapping[str, PreTrainedTokenizerBase]
+) -> list[str]:
+    """Return notes on prompts that are too long. Raises DataError if no prompt remains. With tools, whose descriptions
+    count, the run says it."""
+    fitting = fitting_prompts(recipe, prompts, all_prompts(recipe, "validation"), tokenizers)
+    require_enough(fitting.training, recipe.round.prompts or 1)
+    return too_long_notes(fitting.counts, recipe.task.max_prompt_tokens)
 
 
 def plan_json(plan: Plan) -> dict[str, object]:
@@ -178,9 +194,11 @@ def show_plan(plan: Plan) -> None:
         print_text(console, f"This machine lacks: {line}")
 
 
-def _reward_trials(recipe: Recipe) -> tuple[dict[str, list[Trial]], str]:
-    """Return the trials of the user's reward functions, for one policy per completion format; and the reason for none,
-    if the tokenizers are not available.
+def _reward_trials(
+    recipe: Recipe, prompts: Sequence[Prompt], tokenizers: Mapping[str, PreTrainedTokenizerBase] | None
+) -> tuple[dict[str, list[Trial]], str]:
+    """Return the trials of the user's reward functions on the first prompts, for one policy per completion format; and
+    the reason for none, if the tokenizers are not available.
 
     Raises RewardError for a function that fails.
     """
@@ -188,20 +206,15 @@ def _reward_trials(recipe: Recipe) -> tuple[dict[str, list[Trial]], str]:
         return {}, ""
     if recipe.task.has_turns:
         return {}, "it scores multi-turn rollouts"
-    from mutualrl.training.models import load_tokenizers
-
-    prompts = load_recipe_prompts(recipe, "train")[:TRIAL_PROMPTS]
-    paths = [(resolve_path(p.model), p.revision) for p in recipe.policies]
-    if not all(is_local(*path) for path in paths):
+    if tokenizers is None:
         return {}, "the models are not on this machine"
-    tokenizers = load_tokenizers(recipe)
     trials: dict[str, list[Trial]] = {}
     forms = set()
     for name, tokenizer in tokenizers.items():
         weights = recipe.trainer_settings(name).get("reward_weights")
         form = (bool(tokenizer.chat_template), str(weights))
         if form not in forms:
-            trials[name] = try_rewards(recipe.task.reward, weights, prompts, tokenizer)
+            trials[name] = try_rewards(recipe.task.reward, weights, prompts[:TRIAL_PROMPTS], tokenizer)
             forms.add(form)
     return trials, ""
 

@@ -72,7 +72,7 @@ def sweep(
     if end.failed:
         lines = "\n".join(f"{piece}: {error}" for piece, error in end.failed.items())
         message = f"mutualrl: failed: {len(end.failed)}; the same command retries them:\n{lines}"
-        print_text(prose(), message, 20000)
+        print_text(prose(), message)
         raise typer.Exit(1)
 
 

@@ -9,7 +9,7 @@ import typer
 
 from mutualrl.cli.options import JsonFlag, TrustRemoteCode
 from mutualrl.cli.output import emit, prose, reports_errors
-from mutualrl.console.display import clean, print_text
+from mutualrl.console.display import print_text
 
 PoolOption = Annotated[
     str | None,
@@ -116,7 +116,6 @@ def thl_check(
         typer.echo(markdown(result))
     unsafe = [(pair, reason) for pair in result["pairs"] for reason in pair["reasons"]]
     for pair, reason in unsafe:
-        line = clean(f"unsafe: {pair['source']} -> {pair['target']}: {reason}")
-        print_text(console, line)
+        print_text(console, f"unsafe: {pair['source']} -> {pair['target']}: {reason}", 2000)
     if unsafe:
         raise typer.Exit(3)

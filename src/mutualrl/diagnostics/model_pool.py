@@ -14,7 +14,7 @@ from mutualrl.diagnostics.thl.endpoints import Endpoint
 from mutualrl.diagnostics.thl.traces import LazyModel, OnBatch
 from mutualrl.errors import MutualRLError, UsageError
 from mutualrl.tasks.prompting import Content
-from mutualrl.thl import Retokenized, align_logprobs, decode_completion, end_token, retokenize
+from mutualrl.thl import Retokenized, align_logprobs, decode_completion, end_token, last_tokens, retokenize
 
 Template = Mapping[str, Any]
 
@@ -112,15 +112,12 @@ class ModelPool:
 
     def _end_counts(self, policy: int) -> Counter[int]:
         """Count the last tokens of a policy's recorded rollouts that ended."""
-        rollouts, counts = self.rollouts, Counter[int]()
+        rollouts = self.rollouts
         if not self.sampled or not rollouts.has("ended"):
-            return counts
+            return Counter()
         rows = rollouts.rows_M_P_G[policy]
         chosen = rollouts.table.take(rows[rows >= 0])
-        for ids, ended in zip(chosen["token_ids"].to_pylist(), chosen["ended"].to_pylist(), strict=True):
-            if ids and ended:
-                counts[int(ids[-1])] += 1
-        return counts
+        return last_tokens(zip(chosen["token_ids"].to_pylist(), chosen["ended"].to_pylist(), strict=True))
 
     def to_learner_ids(self, learner: int, unit: int, text: str, ended: bool) -> tuple[int, ...] | None:
         """Return the learner's ids of a peer's text; None when it is too long or unencodable."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from mutualrl.errors import DataError
 from mutualrl.see.inspection import Reader
 from mutualrl.see.store import Location
+from mutualrl.thl import last_tokens
 
 
 class VerifiedText(NamedTuple):
@@ -63,9 +64,7 @@ def collect_successes(exchange: Location, run_id: str, policy: str, above: float
         rows = [row for row, reward in enumerate(shard.column("reward")) if reward > above]
         rewarded += len(rows)
         ids, ended = shard.column("prompt_id"), shard.column("ended")
-        for token_ids, done in zip(shard.column("token_ids"), ended, strict=True):
-            if token_ids and done:
-                end_tokens[int(token_ids[-1])] += 1
+        end_tokens.update(last_tokens(zip(shard.column("token_ids"), ended, strict=True)))
         complete = [row for row in rows if ended[row]]
         cut += len(rows) - len(complete)
         for row, text in zip(complete, shard.texts(complete), strict=True):

@@ -81,15 +81,13 @@ ADAPTER = "adapter_config.json"
 _WEIGHTS = ("*.safetensors", "*.bin")
 
 
-def check_model(
-    model: str, revision: str | None = None, *, trust_remote_code: bool = False, read_weights: bool = True
-) -> None:
+def check_model(model: str, revision: str | None = None, *, trust_remote_code: bool = False) -> None:
     """Raise if a model must not be trained or evaluated: before training, evaluation, diagnostics, and by `init` and
     `--dry-run`.
 
-    ModelError: a file that is not regular, an invalid token id, a weight that is not finite (`read_weights`), an
-    adapter beside the weights, a weight that is missing or of another shape (as transformers' loader reports it), or a
-    configuration that could not be saved. FileDamagedError: a trained model that differs from what its run wrote.
+    ModelError: a file that is not regular, an invalid token id, a weight that is not finite, an adapter beside the
+    weights, a weight that is missing or of another shape (as transformers' loader reports it), or a configuration that
+    could not be saved. FileDamagedError: a trained model that differs from what its run wrote.
 
     The embedded models, which the package's tests load, and hub models that are not cached are not checked.
     """
@@ -102,8 +100,7 @@ def check_model(
             verify_directory(directory)
         require_token_ids(directory)
         require_no_adapter(directory)
-        if read_weights:
-            require_finite(directory)
+        require_finite(directory)
     elif cached_commit(model, revision) is None:
         return
     require_loadable(model, revision, trust_remote_code=trust_remote_code)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from mutualrl.engines.model_files import check_model
 from mutualrl.errors import ModelError
@@ -14,7 +13,6 @@ from mutualrl.recipes.agreement import fingerprint, load_recipe_prompts, require
 from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.records import Prompt
 from mutualrl.storage.run_info import Fingerprint
-from mutualrl.storage.rundir import require_creatable
 from mutualrl.tasks.dataset import boxed_notes, column_notes
 from mutualrl.tasks.rewarding import BOXED
 from mutualrl.tasks.rewards import require_rewards
@@ -61,9 +59,3 @@ def check_batch(recipe: Recipe, batch: BatchPlan, inputs: Inputs) -> tuple[Recip
     require_enough(inputs.prompts, batch.prompts)
     recipe = counted(recipe, batch, len(inputs.prompts))
     return recipe, fingerprint(recipe, batch, inputs.prompts, inputs.validation)
-
-
-def check_directory(path: Path | None, *, clean: bool) -> None:
-    """Raise RunDirectoryError if a new run cannot be created in the directory that the user named."""
-    if path is not None:
-        require_creatable(path, clean=clean)

@@ -88,18 +88,17 @@ def rewind(run: RunDirectory, recipe: Recipe, console: Console) -> None:
     published = {policy: set(committed_rounds(store, policy)) for policy in markers}
     cursors = {policy: sorted(own.values(), reverse=True) for policy, own in markers.items()}
     chosen = resume_cursors(cursors, published, recipe.exchange.staleness, excused)
-    for policy, cursor in chosen.items():
-        for step, own in markers[policy].items():
-            if own <= cursor:
-                continue
-            if policy in finished:
-                raise ExchangeDamagedError(
-                    f"rounds of {policy!r}, which has finished, are not in the exchange, and its peers need them: "
-                    "restore its exchange, or train from the start with --clean or another --run-dir"
-                )
-            Checkpoints(run.policy(policy).root).quarantine(step)
-            print_text(
-                console,
-                f"Note: policy {policy!r} goes back from step {step} to an older checkpoint: rounds that its peers "
-                "need are not in the exchange, and it publishes them again",
+    newer = [(policy, step) for policy, own in markers.items() for step in own if own[step] > chosen[policy]]
+    for policy, _ in newer:
+        if policy in finished:
+            raise ExchangeDamagedError(
+                f"rounds of {policy!r}, which has finished, are not in the exchange, and its peers need them: "
+                "restore its exchange, or train from the start with --clean or another --run-dir"
             )
+    for policy, step in newer:
+        Checkpoints(run.policy(policy).root).quarantine(step)
+        print_text(
+            console,
+            f"Note: policy {policy!r} goes back from step {step} to an older checkpoint: rounds that its peers need "
+            "are not in the exchange, and it publishes them again",
+        )

@@ -16,7 +16,7 @@ from mutualrl.errors import MachineError, MutualRLError, RunInterruptedError, Us
 from mutualrl.machine.devices import Machine, this_machine
 from mutualrl.machine.ray_cluster import join_cluster, require_capacity
 from mutualrl.machine.requirements import require
-from mutualrl.mwra.checks import check_batch, check_directory, check_inputs, check_models
+from mutualrl.mwra.checks import check_batch, check_inputs, check_models
 from mutualrl.mwra.device_map import read_device_map
 from mutualrl.mwra.group import GRACE_SECONDS, ProcessTag, end
 from mutualrl.mwra.joining import claim_exchange, fetch_checkpoint, install_checkpoint, require_run
@@ -41,7 +41,7 @@ from mutualrl.reporting.progress import Progress
 from mutualrl.reporting.run_notes import notes_of
 from mutualrl.storage.files import try_stat, write_checksummed
 from mutualrl.storage.run_info import Fingerprint, policy_result
-from mutualrl.storage.rundir import RunDirectory, clean_run, hold
+from mutualrl.storage.rundir import RunDirectory, clean_run, hold, require_creatable
 from mutualrl.tiny import resolve_path
 
 POLL_SECONDS = 0.2
@@ -81,7 +81,8 @@ def _open(
     path = None if recipe.run.dir is None else Path(recipe.run.dir)
     if launch.resume:
         return _reopen(recipe, machine, launch, console, held)
-    check_directory(path, clean=launch.clean)
+    if path is not None:
+        require_creatable(path, clean=launch.clean)
     recipe, placement, plan, data_notes = planned(recipe, machine, launch)
     models = model_digests(only(recipe, launch.policies(recipe)))
     run_id = None if recipe.bucket is None else claim_exchange(recipe, plan, launch, console)

@@ -64,9 +64,8 @@ def bind_stores() -> None:
 
 def _listening(host: str, port: int) -> int:
     """Return the descriptor of a socket that listens on an address: the agent's, if it is for that port."""
-    inherited = os.environ.pop(STORE_SOCKET, "")
-    if inherited.isdecimal():
-        given = socket.socket(fileno=int(inherited))
+    given = _take_store_socket()
+    if given is not None:
         if given.getsockname()[1] == port:
             return given.detach()
         given.close()
@@ -75,6 +74,11 @@ def _listening(host: str, port: int) -> int:
 
 def close_store_socket() -> None:
     """Close the agent's socket in a process that needs no store."""
+    if (given := _take_store_socket()) is not None:
+        given.close()
+
+
+def _take_store_socket() -> socket.socket | None:
+    """Return the agent's socket, once; None if this process inherited none."""
     inherited = os.environ.pop(STORE_SOCKET, "")
-    if inherited.isdecimal():
-        os.close(int(inherited))
+    return socket.socket(fileno=int(inherited)) if inherited.isdecimal() else None

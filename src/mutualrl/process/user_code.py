@@ -20,7 +20,6 @@ LEAVING = (SystemExit, GeneratorExit, ExitError)
 _lock = threading.Lock()
 _blocks = 0  # asynchronous functions overlap: the first block changes the process, the last restores it
 _stdout = sys.stdout
-_NAME = "_exit"
 #: ends this process also while user code runs
 exit_now = os._exit
 
@@ -33,7 +32,7 @@ def contained() -> Iterator[None]:
     with _lock:
         if _blocks == 0:
             _stdout, sys.stdout = sys.stdout, sys.stderr
-            setattr(os, _NAME, _refuser(os.getpid()))
+            os._exit = _refuser(os.getpid())  # type: ignore[assignment]  # mypy: a function has a name
         _blocks += 1
     try:
         yield
@@ -42,7 +41,7 @@ def contained() -> Iterator[None]:
             _blocks -= 1
             if _blocks == 0:
                 sys.stdout = _stdout
-                setattr(os, _NAME, exit_now)
+                os._exit = exit_now
 
 
 def _refuser(owner: int) -> Callable[[int], NoReturn]:

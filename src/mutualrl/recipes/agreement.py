@@ -57,9 +57,14 @@ class FittingPrompts(NamedTuple):
 
 
 def fitting_prompts(
-    recipe: Recipe, tokenizers: Mapping[str, Any], tools: Mapping[str, Any] | None = None
+    recipe: Recipe,
+    training: Sequence[Prompt],
+    validation: Sequence[Prompt],
+    tokenizers: Mapping[str, Any],
+    tools: Mapping[str, Any] | None = None,
 ) -> FittingPrompts:
-    """Return the prompts that every policy can read within the limit; `tools`: template arguments that describe them.
+    """Return the prompts, of all of both splits, that every policy can read within the limit; `tools`: template
+    arguments that describe them.
 
     Raises DataError if a split has none.
     """
@@ -68,8 +73,7 @@ def fitting_prompts(
         readers.append(
             (tokenizer, {**(recipe.trainer_settings(name).get("chat_template_kwargs") or {}), **(tools or {})})
         )
-    for split in ("train", "validation"):
-        prompts = all_prompts(recipe, split)
+    for split, prompts in (("train", training), ("validation", validation)):
         remaining[split] = within_limit(prompts, readers, limit)
         counts[split] = {"prompts": len(prompts), "too_long": len(prompts) - len(remaining[split])}
         if not remaining[split]:

@@ -20,8 +20,7 @@ BOXED = "boxed"
 class Starter:
     """Options of a new project. `models`: `MODEL` or `NAME=MODEL` each. `data`: the user's rows, for task `dataset`.
     `template`, `answer`: how their prompts are built, and the field of the answer. `reward`: `boxed`, `own`, or an
-    import path. `max_completion_length`: in tokens. `bf16`: names of the policies that
-    train in bfloat16 on a CPU."""
+    import path. `max_completion_length`: in tokens. `bf16`: names of the policies that train in bfloat16 on a CPU."""
 
     models: tuple[str, ...]
     task: str

@@ -51,10 +51,7 @@ def card(run: Run, policy: PolicyRun) -> str:
         "---\n" + yaml.safe_dump(head, sort_keys=False) + "---",
         f"# {name(policy.name)}, trained with mutualrl",
         f"A policy of the pool `{name(run.pool)}`, trained together with "
-        + (
-            ", ".join(f"`{name(other.name)}` (`{name(last_parts(other.model))}`)" for other in peers)
-            or "no other policy"
-        )
+        + (", ".join(map(_with_model, peers)) or "no other policy")
         + f". Regime: **{name(run.arm)}**, {description}. Base model: `{name(last_parts(policy.model))}`.",
         _figures(run, policy),
         _training(run),

@@ -36,6 +36,7 @@ class Progress:
         self._steps = steps
         self._limit = max_prompt_tokens
         self._printed: set[str] = set()
+        self._counted: set[str] = set()  # policies whose notes on the data are printed: their file is written once
         self._console = console
         self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
         self._next_line = time.monotonic() + PLAIN_SECONDS
@@ -67,8 +68,12 @@ class Progress:
 
     def _print_notes(self) -> None:
         """Print each note on the data and on learning once: the same one of several policies, too."""
+        run = self._live_run.run
         for policy in self._live_run.policies.values():
-            notes = data_notes(self._live_run.run, policy.name, self._limit)
+            notes: list[str] = []
+            if policy.name not in self._counted and run.policy(policy.name).prompts.exists():
+                self._counted.add(policy.name)
+                notes = data_notes(run, policy.name, self._limit)
             if policy.step >= live_after(self._steps):
                 notes = [*notes, *(f"{policy.name}: {note}" for note in policy.learning.notes()[:1])]
             for note in notes:

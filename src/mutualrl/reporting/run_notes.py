@@ -35,6 +35,14 @@ class LearningNotes:
         self._varied = False
         self._sums: dict[str, float] = {}
 
+    @classmethod
+    def of(cls, metrics: Iterable[Metric], rows: Iterable[Mapping[str, Any]]) -> LearningNotes:
+        """Count the steps of a finished log."""
+        learning = cls(metrics)
+        for row in rows:
+            learning.add(row)
+        return learning
+
     def add(self, row: Mapping[str, Any]) -> None:
         """Add a step."""
         self.steps += 1
@@ -111,9 +119,7 @@ def notes_of(run: RunDirectory, policies: Sequence[str], metrics: Sequence[Metri
     for policy in policies:
         notes |= dict.fromkeys(data_notes(run, policy, limit))
     for policy in policies:
-        learning = LearningNotes(metrics)
-        for line in (try_read_bytes(run.policy(policy).metrics) or b"").splitlines():
-            if (row := parse_or_none(line)) is not None:
-                learning.add(row)
-        notes |= dict.fromkeys(f"{policy}: {note}" for note in learning.notes())
+        lines = (try_read_bytes(run.policy(policy).metrics) or b"").splitlines()
+        rows = [row for line in lines if (row := parse_or_none(line)) is not None]
+        notes |= dict.fromkeys(f"{policy}: {note}" for note in LearningNotes.of(metrics, rows).notes())
     return list(notes)

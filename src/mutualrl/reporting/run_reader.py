@@ -228,10 +228,7 @@ def read_run(path: Path, *, logs: bool = True) -> Run:
             sums = recorded_sums(files)
             metrics = _lines(files.metrics, sums.get(files.metrics), notes, root)
             rescues = _lines(files.rescues, sums.get(files.rescues), notes, root)
-            learning = LearningNotes(rule.metrics)
-            for row in metrics:
-                learning.add(row)
-            notes += [f"{name}: {note}" for note in learning.notes()]
+            notes += [f"{name}: {note}" for note in LearningNotes.of(rule.metrics, metrics).notes()]
             limit = part(recipe, "task").get("max_prompt_tokens")
             notes += [note for note in data_notes(run, name, limit) if note not in notes]
             if not metrics:

@@ -51,9 +51,7 @@ class Mirror:
                 version = (state.st_mtime_ns, state.st_size)
                 if version == self._written.get(name) or state.st_size > LARGEST:
                     continue
-                data = read_regular(path, LARGEST)
-                if name == RUN_JSON:
-                    data = _without_directories(path)
+                data = _without_directories(path) if name == RUN_JSON else read_regular(path, LARGEST)
             except FileNotFoundError:
                 continue
             self._store.put(self._policy, PREFIX + name, data, durable=False)
@@ -64,7 +62,9 @@ class Mirror:
 def _without_directories(run_json: Path) -> bytes:
     """Return run.json with absolute paths cut to their last part: the bucket may have other readers than this
     machine."""
-    value = read_checksummed(run_json, root=run_json.parent) or {}
+    value = read_checksummed(run_json, root=run_json.parent)
+    if value is None:
+        raise FileNotFoundError(run_json)
     for key in ("recipe", "command"):
         if key in value:
             value[key] = json.loads(last_parts(json.dumps(value[key], ensure_ascii=False)))

@@ -200,9 +200,9 @@ def _wrong_kinds(directory: Path, names: Iterable[str]) -> list[str]:
         path, expected = directory / name, "directory" if name.endswith("/") else "file"
         if not path.exists():
             continue
-        found = "directory" if path.is_dir() else "file" if path.is_file() else "FIFO, device or socket"
-        if found != expected:
-            problems.append(f"{path}: found a {found}, expected a {expected}; restore it")
+        actual = "directory" if path.is_dir() else "file" if path.is_file() else "FIFO, device or socket"
+        if actual != expected:
+            problems.append(f"{path}: found a {actual}, expected a {expected}; restore it")
     return problems
 
 

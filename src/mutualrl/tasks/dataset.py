@@ -80,24 +80,19 @@ def _read_prompts(
         written = unicode_text(_label_text(label, row), "answer", path, number)
         if not written.strip():
             raise DataError(f"{path}, row {number}, field 'answer': is blank; an empty box would count as correct")
-        named = {key: row.values.get(key) for key in ("prompt_id", "group")}
-        solution = row.values.get("solution")
+        group, solution = row.values.get("group"), row.values.get("solution")
         columns = {str(key): value for key, value in row.values.items() if key not in _OURS}
         columns |= {
             key: value
-            for key, value in (("answer", label), ("group", named["group"]))
+            for key, value in (("answer", label), ("group", group))
             if value is not None and not isinstance(value, str)
         }
         prompts.append(
             Prompt(
-                id=prompt_id("dataset", split, number, text)
-                if named["prompt_id"] in (None, "")
-                else unicode_text(str(named["prompt_id"]), "prompt_id", path, number),
+                id=row.label("prompt_id") or prompt_id("dataset", split, number, text),
                 text=text,
                 answer=written,
-                group="all"
-                if named["group"] in (None, "")
-                else unicode_text(str(named["group"]), "group", path, number),
+                group=row.label("group") or "all",
                 messages=messages,
                 columns=columns,
                 solution=unicode_text(solution, "solution", path, number)

@@ -10,7 +10,7 @@ from typing import Any
 
 from mutualrl.errors import DataError, DataUnavailableError
 from mutualrl.storage.hub import OFFLINE, hub_problem
-from mutualrl.tasks.rows import quiet_bars
+from mutualrl.tasks.rows import numbered, quiet_bars
 
 PREFIX = "hub:"
 
@@ -85,8 +85,7 @@ def hub_rows(source: HubSource, split: str) -> Iterator[tuple[int, dict[str, Any
             cause = error
             problem = problem or f"{type(error).__name__}: {str(error)[:200]}"
         else:
-            for number, row in enumerate(data, 1):
-                yield number, dict(row)
+            yield from numbered(data)
             return
     raise DataUnavailableError(
         f"the data set {source.id!r} ({source.split(split) or 'test'}) cannot be loaded from the hub: {problem}; add "

@@ -12,7 +12,7 @@ from typing import Any
 
 from mutualrl.errors import DataError
 from mutualrl.records import Prompt, prompt_id
-from mutualrl.tasks.base import PAPER_TOKENS, Split, TaskData, TaskSource, held_out, unicode_text
+from mutualrl.tasks.base import PAPER_TOKENS, Split, TaskData, TaskSource, held_out
 from mutualrl.tasks.hub_data import HubSource, hub_rows, is_hub, parse_reference
 from mutualrl.tasks.rows import TABLES, DatasetRow, format_of, read_rows, version_of
 
@@ -186,8 +186,7 @@ def _prompts(
             if isinstance(built, str):
                 dropped.append(f"{where}, row {number}: {built}")
                 continue
-            given = values.get(task.id_field)
-            row_id = unicode_text(str(number if given in (None, "") else given), task.id_field, Path(where), number)
+            row_id = row.label(task.id_field) or str(number)
             prompt = Prompt(
                 prompt_id(task.name, split, row_id, built.text),
                 built.text,

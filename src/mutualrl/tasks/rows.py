@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +55,11 @@ class DatasetRow:
         if not isinstance(value, str):
             self.refuse(field, value, "a string")
         return unicode_text(value, field, Path(self.where), self.number)
+
+    def label(self, field: str) -> str | None:
+        """Return the value of a field as text; None if it is missing, null or empty."""
+        value = self.values.get(field)
+        return None if value in (None, "") else unicode_text(str(value), field, Path(self.where), self.number)
 
     def text(self, field: str) -> str:
         """Return a string field that is not blank."""
@@ -182,7 +187,7 @@ def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if len(read_table(path)) == 0:
             raise DataError(f"{path}: the file has no rows")
         data = load_dataset("parquet", data_files=str(path), split="train")
-    yield from _numbered(data)
+    yield from numbered(data)
 
 
 def _of_directory(path: Path, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -193,7 +198,7 @@ def _of_directory(path: Path, split: str) -> Iterator[tuple[int, dict[str, Any]]
         data = load_from_disk(str(path)) if saved else load_dataset(str(path))
     if isinstance(data, dict):
         data = data[split_in(list(data), split, path)]
-    yield from _numbered(data)
+    yield from numbered(data)
 
 
 @contextmanager
@@ -211,6 +216,7 @@ def _named_errors(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: cannot be read as a data set ({error})") from error
 
 
-def _numbered(data: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+def numbered(data: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (row number from 1, row) of a data set of `datasets`."""
     for number, row in enumerate(data, 1):
         yield number, dict(row)

@@ -4,7 +4,7 @@ from mutualrl.thl.align import ANCHORS, BOUND, DEFAULT_ANCHOR, Alignment, Alignm
 from mutualrl.thl.batch import AlignedBatch, align_batch
 from mutualrl.thl.bounds import clipped_bias_bound, ratio_envelope, residual_bound, second_moment_bound
 from mutualrl.thl.offsets import token_offsets
-from mutualrl.thl.text import Retokenized, decode_completion, end_token, ended, retokenize
+from mutualrl.thl.text import Retokenized, decode_completion, end_token, ended, last_tokens, retokenize
 from mutualrl.thl.words import has_cjk, word_spans
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "end_token",
     "ended",
     "has_cjk",
+    "last_tokens",
     "ratio_envelope",
     "residual_bound",
     "retokenize",

@@ -9,7 +9,8 @@ one; a truncated response must not get an EOS.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -79,15 +80,20 @@ def ended(token_ids: Sequence[int], eos_token_ids: Sequence[int]) -> bool:
     return bool(token_ids) and token_ids[-1] in eos_token_ids
 
 
+def last_tokens(completions: Iterable[tuple[Sequence[int] | None, bool]]) -> Counter[int]:
+    """Count the last tokens of the completions, (ids or None, ended) each, that ended and have any."""
+    return Counter(int(token_ids[-1]) for token_ids, done in completions if token_ids and done)
+
+
 def end_token(
     tokenizer: PreTrainedTokenizerBase, eos_token_ids: Collection[int], counts: Mapping[int, int] | None = None
 ) -> int:
     """Return the token that ends the learner's own completions, one of `eos_token_ids` (those that end generation).
 
-    The one that ended most of its rollouts (`counts`); before any, the first that its chat template writes after an
-    assistant's message; else the tokenizer's end-of-sequence token. A model may end a turn with another token than
-    that (Gemma's <end_of_turn>, Phi's <|end|>), and would never learn to end if taught with it. Raises TokenizerError
-    if there is none.
+    The one that ended most of its rollouts (`counts`, of `last_tokens`); before any, the first that its chat template
+    writes after an assistant's message; else the tokenizer's end-of-sequence token. A model may end a turn with another
+    token than that (Gemma's <end_of_turn>, Phi's <|end|>), and would never learn to end if taught with it. Raises
+    TokenizerError if there is none.
     """
     if counts:
         return max(sorted(counts), key=lambda token: counts[token])

@@ -18,12 +18,13 @@ from mutualrl.errors import ModelError
 from mutualrl.recipes import Recipe
 from mutualrl.recipes.agreement import (
     FittingPrompts,
+    all_prompts,
     compare,
     fingerprint,
     fitting_prompts,
-    load_recipe_prompts,
     require_enough,
     solutions,
+    validation_sample,
 )
 from mutualrl.recipes.batch_plan import plan_batch
 from mutualrl.recipes.schema import TaskSection
@@ -73,12 +74,12 @@ def build_trainer(
     logging.disable_progress_bar()
     allocation = info.placement[policy]
     batch = plan_batch(recipe, policy, allocation.processes)
-    prompts, validation = load_recipe_prompts(recipe, "train"), load_recipe_prompts(recipe, "validation")
-    compare(policy, fingerprint(recipe, batch, prompts, validation), info.fingerprint)
+    prompts, validation = all_prompts(recipe, "train"), all_prompts(recipe, "validation")
+    compare(policy, fingerprint(recipe, batch, prompts, validation_sample(recipe, validation)), info.fingerprint)
     tokenizers = load_tokenizers(recipe)
     turns = _turns(recipe.task, policy, tokenizers[policy])
     tools = {"tools": visible_tools(turns["tools"], turns.get("environment_factory"))} if turns else {}
-    fitting = fitting_prompts(recipe, tokenizers, tools)
+    fitting = fitting_prompts(recipe, prompts, validation, tokenizers, tools)
     prompts = fitting.training
     require_enough(prompts, batch.prompts)
     cpu = not torch.cuda.is_available() or not allocation.gpus

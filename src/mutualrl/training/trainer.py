@@ -23,7 +23,7 @@ from mutualrl.regimes import Answers, Plan, RoundView
 from mutualrl.regimes.losses import BY_ROWS
 from mutualrl.see.liveness import SCORING
 from mutualrl.tasks.rewards import adapt, distinct_names
-from mutualrl.thl import decode_completion, end_token, ended
+from mutualrl.thl import decode_completion, end_token, ended, last_tokens
 from mutualrl.thl.table import table_of
 from mutualrl.tiny import is_embedded
 from mutualrl.training.answers import PromptRows, answer
@@ -227,7 +227,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
 
     def _set_end_token(self, sharing: Sharing, rollouts: Sequence[Rollout] = ()) -> None:
         """End the texts that the policy learns as it ends its own: count the end tokens of its rollouts."""
-        sharing.end_tokens.update(rollout.token_ids[-1] for rollout in rollouts if rollout.ended and rollout.token_ids)
+        sharing.end_tokens.update(last_tokens((rollout.token_ids, rollout.ended) for rollout in rollouts))
         end = end_token(tokenizer_of(self), self.eos_token_ids, sharing.end_tokens)
         self.transfer = replace(self.transfer, end_token_id=end)
 
