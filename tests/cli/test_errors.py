@@ -89,8 +89,8 @@ def test_invalid_input_gives_one_clear_error_and_writes_nothing(
         (["--model", "tiny:ada", "--suite", "math", "--data", "noanswer.jsonl"], "row 2: no field 'answer'"),
     ],
 )
-def test_eval_rejects_invalid_options(cli: Cli, files: Path, arguments: list[str], message: str) -> None:
-    result = cli("eval", *arguments)
+def test_eval_rejects_invalid_options(cli_here: Cli, files: Path, arguments: list[str], message: str) -> None:
+    result = cli_here("eval", *arguments)
     assert (result.returncode, result.stdout) == (2, "")
     assert message in result.stderr
     assert "Traceback" not in result.stderr
@@ -113,11 +113,11 @@ def test_json_error_is_one_object_on_stdout(cli: Cli) -> None:
         ("policies: [{name: a}]\ntask: {name: math}\ntrainer: {max_completion_length: x}", "max_completion_length"),
     ],
 )
-def test_eval_of_a_damaged_run_is_rejected(cli: Cli, tmp_path: Path, recipe: str, message: str) -> None:
+def test_eval_of_a_damaged_run_is_rejected(cli_here: Cli, tmp_path: Path, recipe: str, message: str) -> None:
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "run.json").write_text('{"run_id": "x"}')
     (tmp_path / "r" / "recipe.yaml").write_text(recipe + "\n")
-    result = cli("eval", "--run", "r")
+    result = cli_here("eval", "--run", "r")
     assert result.returncode == 2
     assert "is damaged" in result.stderr
     assert message in result.stderr
@@ -242,7 +242,7 @@ def test_version(cli: Cli) -> None:
         ),
     ],
 )
-def test_invalid_staleness_is_rejected(cli: Cli, arguments: list[str], message: str) -> None:
-    result = cli("train", "--pool", "tiny", "--dry-run", *arguments)
+def test_invalid_staleness_is_rejected(cli_here: Cli, arguments: list[str], message: str) -> None:
+    result = cli_here("train", "--pool", "tiny", "--dry-run", *arguments)
     assert result.returncode == 2
     assert message in " ".join(result.stderr.split())

@@ -17,7 +17,7 @@ from buckets import Server, reachable, serving
 from conftest import PATIENCE, Cli, on_core
 from mutualrl.recipes import templates
 from mutualrl.see import open_store
-from runs import SHORT, FinishedRun, Run, members, wait_until
+from runs import SHORT, FinishedRun, Run, members, stop_at, wait_until
 
 SGT = ("--regime", "sgt", "--pool", "tiny")
 
@@ -300,30 +300,29 @@ def test_other_regimes_share_over_a_bucket_as_over_a_directory(tmp_path: Path, s
 
 
 @pytest.mark.extended
-def test_policy_resumes_on_another_machine_from_its_checkpoint_in_the_bucket(server: Server, tmp_path: Path) -> None:
+def test_policy_resumes_on_another_machine_from_its_checkpoint_in_the_bucket(
+    server: Server, unbroken: FinishedRun, tmp_path: Path
+) -> None:
     """Twice: killed during training, and after its end; the second machine has no files of the first."""
-    longer = ("--steps", "24", "--set", "run.save_every=2")
-    (tmp_path / "local").mkdir()
-    local = Run(tmp_path / "local", *SHORT, *longer)
-    assert local.process.wait(PATIENCE) == 0, local.errors.read_text()
     url = server.bucket()
-    longer += ("--set", "exchange.checkpoints=true")
-    ada = Joined(tmp_path, url, "ada", *longer)
-    bob = Joined(tmp_path, url, "bob", *longer, core=1)
+    keep = ("--set", "exchange.checkpoints=true")
+    ada = Joined(tmp_path, url, "ada", *keep, **stop_at("in-the-loss:ada:4", mark=tmp_path / "mark"))
+    bob = Joined(tmp_path, url, "bob", *keep, core=1)
     store = open_store(url)
     wait_until(lambda: "checkpoint.json" in store.names("ada"))
+    wait_until((tmp_path / "mark.0").exists)  # within the step after the checkpoint's round
     ada.process.kill()
     ada.process.wait()
     wait_until(lambda: not members(ada.path))
     shutil.rmtree(ada.directory)
-    ada = Joined(tmp_path, url, "ada", *longer)
+    ada = Joined(tmp_path, url, "ada", *keep)
     finish(ada, bob)
-    assert "policy ada resumes from its checkpoint of step" in ada.errors
-    assert {"ada": ada.weights(), "bob": bob.weights()} == local.weights()
+    assert "policy ada resumes from its checkpoint of step 3" in ada.errors
+    assert {"ada": ada.weights(), "bob": bob.weights()} == unbroken.weights()
     shutil.rmtree(ada.directory)
-    again = Joined(tmp_path, url, "ada", *longer)
+    again = Joined(tmp_path, url, "ada", *keep)
     finish(again)
-    assert again.weights() == local.weights()["ada"]
+    assert again.weights() == unbroken.weights()["ada"]
 
 
 @pytest.mark.extended

@@ -415,10 +415,10 @@ CASES = [
 
 @pytest.mark.parametrize(("arguments", "code", "message"), CASES, ids=lambda value: str(value)[:60])
 def test_invalid_settings_are_rejected_by_name(
-    cli: Cli, user_files: Path, arguments: list[str], code: int, message: str
+    cli_here: Cli, user_files: Path, arguments: list[str], code: int, message: str
 ) -> None:
     data = ["--data", "plain.jsonl"] if "--data" not in arguments else []
-    result = cli("train", "--pool", "two.yaml", *data, *arguments)
+    result = cli_here("train", "--pool", "two.yaml", *data, *arguments)
     assert result.returncode == code, result.stderr[-2000:]
     assert message in result.stderr
     assert "Traceback" not in result.stderr
@@ -442,8 +442,8 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("row", "message"), ROWS, ids=lambda value: str(value)[:40])
-def test_invalid_rows_are_named(cli: Cli, user_files: Path, row: str, message: str) -> None:
+def test_invalid_rows_are_named(cli_here: Cli, user_files: Path, row: str, message: str) -> None:
     (user_files / "bad.jsonl").write_text(row + "\n")
-    result = cli("train", "--pool", "two.yaml", "--data", "bad.jsonl")
+    result = cli_here("train", "--pool", "two.yaml", "--data", "bad.jsonl")
     assert result.returncode == 2
     assert message in result.stderr

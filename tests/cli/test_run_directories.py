@@ -50,7 +50,7 @@ def write_run(path: Path, **info: object) -> Path:
     ],
 )
 def test_unusable_run_directory_is_rejected_with_advice(
-    cli: Cli, tmp_path: Path, name: str, extra: tuple[str, ...], message: str
+    cli_here: Cli, tmp_path: Path, name: str, extra: tuple[str, ...], message: str
 ) -> None:
     (tmp_path / "link").symlink_to(write_run(tmp_path / "used"))
     (tmp_path / "foreign").mkdir()
@@ -62,7 +62,7 @@ def test_unusable_run_directory_is_rejected_with_advice(
     bare = write_run(tmp_path / "bare")
     write_checksummed(bare / "run.json", {"format": 3, "run_id": "x"}, root=bare)
     before = tree(tmp_path)
-    result = cli("train", "--run-dir", tmp_path / name, *extra, "--json")
+    result = cli_here("train", "--run-dir", tmp_path / name, *extra, "--json")
     assert result.returncode == 2, result.stderr
     assert message in result.stderr, result.stderr
     assert json.loads(result.stdout)["error"]["exit_code"] == 2
@@ -72,10 +72,10 @@ def test_unusable_run_directory_is_rejected_with_advice(
 @pytest.mark.parametrize(
     "text", ['{"format": 3, "ru', '{"format": 3, "run_id": "x"}', "[1]", '{"a": 1e999}', "{" * 9999]
 )
-def test_damaged_run_json_is_named_with_the_way_to_delete_the_run(cli: Cli, tmp_path: Path, text: str) -> None:
+def test_damaged_run_json_is_named_with_the_way_to_delete_the_run(cli_here: Cli, tmp_path: Path, text: str) -> None:
     run = write_run(tmp_path / "torn")
     (run / "run.json").write_text(text)
-    result = cli("train", "--run-dir", run, "--resume", "--json")
+    result = cli_here("train", "--run-dir", run, "--resume", "--json")
     assert result.returncode == 6, result.stderr
     assert "run.json" in result.stderr
     assert "delete the run with --clean" in result.stderr
@@ -99,25 +99,25 @@ def test_damaged_run_json_is_named_with_the_way_to_delete_the_run(cli: Cli, tmp_
     ],
 )
 def test_invalid_flags_and_names_are_rejected(
-    cli: Cli, tmp_path: Path, arguments: tuple[str, ...], message: str
+    cli_here: Cli, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
-    result = cli("train", *arguments)
+    result = cli_here("train", *arguments)
     assert result.returncode == 2, result.stderr
     assert message in result.stderr
     assert not any(tmp_path.iterdir())
 
 
-def test_invalid_recipes_are_rejected(cli: Cli, tmp_path: Path) -> None:
+def test_invalid_recipes_are_rejected(cli_here: Cli, tmp_path: Path) -> None:
     (tmp_path / "binary.yaml").write_bytes(bytes(range(256)))
     (tmp_path / "bomb.yaml").write_text(
         "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(f"b{i}: &b{i} [*a,*a]\n" for i in range(9))
     )
     (tmp_path / "large.yaml").write_text("#" * 250_001)
     for name, message in (("binary", "cannot be read"), ("bomb", "aliases"), ("large", "over 250,000 bytes")):
-        result = cli("train", tmp_path / f"{name}.yaml")
+        result = cli_here("train", tmp_path / f"{name}.yaml")
         assert result.returncode == 2
         assert message in result.stderr
-    result = cli("train", "paper/none")
+    result = cli_here("train", "paper/none")
     assert result.returncode == 2
     assert "unknown paper recipe 'none'; expected one of: 2qwen-" in result.stderr
 
@@ -274,20 +274,20 @@ def test_dry_run_estimates_the_memory_of_available_models(
         assert estimate["optimizer"] == 7 * estimate["weights"] > 0  # 2 + 12 bytes against 2, all sharded
 
 
-def test_recipes_and_batch_scripts_are_copied(cli: Cli, tmp_path: Path) -> None:
+def test_recipes_and_batch_scripts_are_copied(cli_here: Cli, tmp_path: Path) -> None:
     for kind, name, source in (*shipped(), *templates()):
-        result = cli("recipes", "cp", f"{kind}/{name}", tmp_path / f"{kind}-{name}{source.suffix}")
+        result = cli_here("recipes", "cp", f"{kind}/{name}", tmp_path / f"{kind}-{name}{source.suffix}")
         assert result.returncode == 0, result.stderr
         assert (tmp_path / f"{kind}-{name}{source.suffix}").read_bytes() == source.read_bytes()
         if len(list(tmp_path.iterdir())) > 3:
             break
     for kind, name, source in templates():
-        assert cli("recipes", "cp", f"{kind}/{name}").returncode == 0
+        assert cli_here("recipes", "cp", f"{kind}/{name}").returncode == 0
         assert (tmp_path / source.name).read_bytes() == source.read_bytes()
-    again = cli("recipes", "cp", "slurm/one-node")
+    again = cli_here("recipes", "cp", "slurm/one-node")
     assert again.returncode == 2
     assert "already exists" in again.stderr
-    unknown = cli("recipes", "cp", "nothing")
+    unknown = cli_here("recipes", "cp", "nothing")
     assert unknown.returncode == 2
     assert "slurm/ray" in unknown.stderr
 
@@ -339,9 +339,9 @@ def test_doctor_fails_where_a_run_would_fail(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["ls", "verify", "gc"])
-def test_exchange_commands_reject_paths_without_a_run(cli: Cli, tmp_path: Path, command: str) -> None:
+def test_exchange_commands_reject_paths_without_a_run(cli_here: Cli, tmp_path: Path, command: str) -> None:
     (tmp_path / "file").write_text("")
     for name, message in (("nothing", "it does not exist"), ("file", "a file"), (".", "it has no run.json")):
-        result = cli("exchange", command, tmp_path / name)
+        result = cli_here("exchange", command, tmp_path / name)
         assert result.returncode == 2
         assert message in result.stderr

@@ -16,13 +16,13 @@ SKILL = (REPOSITORY / "SKILL.md").read_text()
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_order_of_work_runs_as_written(cli: Cli, tmp_path: Path) -> None:
+def test_order_of_work_runs_as_written(cli_here: Cli, tmp_path: Path) -> None:
     block = re.search(r"```bash\n(.*?)```", SKILL.split("## Order of work")[1], flags=re.DOTALL)
     assert block is not None
     outputs = {}
     for line in block[1].splitlines():
         arguments = shlex.split(line)
-        result = cli(*arguments[1:])
+        result = cli_here(*arguments[1:])
         assert result.returncode == 0, (line, result.stderr)
         if "--json" in arguments:
             outputs[arguments[1]] = json.loads(result.stdout)

@@ -110,7 +110,10 @@ def test_exchange_is_readable_as_a_parquet_dataset(run: Path) -> None:
 
 @pytest.mark.extended
 def test_policies_with_the_same_seed_sample_differently(tiny: dict[str, Path], cli: Cli, tmp_path: Path) -> None:
-    """Two policies with the same model, seed and prompts sample different completions."""
+    """Two policies with the same model, seed and prompts sample different completions. Files in the working directory
+    are not imported."""
+    for name in ("torch", "argparse", "random"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the working directory')\n")
     (tmp_path / "twins.yaml").write_text('policies: [{name: a, model: "tiny:ada"}, {name: b, model: "tiny:ada"}]\n')
     result = cli(
         "train",
@@ -126,6 +129,7 @@ def test_policies_with_the_same_seed_sample_differently(tiny: dict[str, Path], c
         "trainer.max_completion_length=20",
         "--set",
         "run.publish=full",
+        PYTHONSAFEPATH="1",
     )
     assert result.returncode == 0, result.stderr
     table = ds.dataset(sorted((tmp_path / "r" / "exchange").glob("*/*.parquet"))).to_table().to_pandas()
@@ -160,8 +164,8 @@ def test_resolved_recipe_reproduces_the_run(run: Path, cli: Cli, tmp_path: Path)
     assert without_times(json.loads(result.stdout))["policies"] == without_times(read(run / "summary.json"))["policies"]
 
 
-def test_eval_of_the_run_agrees_with_its_final_validation(run: Path, cli: Cli) -> None:
-    result = cli("eval", "--run", run, "--suite", "arithmetic", "--json")
+def test_eval_of_the_run_agrees_with_its_final_validation(run: Path, cli_here: Cli) -> None:
+    result = cli_here("eval", "--run", run, "--suite", "arithmetic", "--json")
     assert result.returncode == 0, result.stderr
     models = json.loads(result.stdout)["models"]
     for name, policy in read(run / "summary.json")["policies"].items():
@@ -171,21 +175,10 @@ def test_eval_of_the_run_agrees_with_its_final_validation(run: Path, cli: Cli) -
     assert f"saved as {run / 'evaluations' / 'arithmetic.json'}" in result.stderr
     shutil.rmtree(run / "evaluations")
     (run / "evaluations").write_text("")  # nothing can be written there
-    again = cli("eval", "--run", run, "--suite", "arithmetic", "--json")
+    again = cli_here("eval", "--run", run, "--suite", "arithmetic", "--json")
     assert (again.returncode, json.loads(again.stdout)["models"]) == (0, models)
     assert "not saved in the run" in again.stderr
     (run / "evaluations").unlink()
-
-
-@pytest.mark.extended
-def test_files_in_the_working_directory_are_not_imported(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
-    for name in ("torch", "argparse", "random"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the working directory')\n")
-    (tmp_path / "one.yaml").write_text('policies: [{name: ada, model: "tiny:ada"}]\n')
-    result = cli(
-        "train", "--regime", "grpo", "--pool", "one.yaml", "--steps", "1", "--run-dir", "r", PYTHONSAFEPATH="1"
-    )
-    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.extended
@@ -197,16 +190,6 @@ def test_unreadable_weights_exit_with_4_and_name_the_policy(cli: Cli, tiny: dict
     assert result.returncode == 4
     assert "policy 'a'" in result.stderr
     assert "cannot be read" in result.stderr
-
-
-@pytest.mark.extended
-def test_regime_grpo_neither_rescues_nor_exchanges(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
-    strange = "[/red] a\nb: ["  # Rich markup, and a newline that must not become a key of recipe.yaml
-    result = cli("train", "--regime", "grpo", "--pool", "tiny", "--steps", "2", "--run-dir", strange)
-    assert result.returncode == 0, result.stderr
-    summary = read(tmp_path / strange / "summary.json")
-    assert [p["rescued_pairs"] for p in summary["policies"].values()] == [0, 0]
-    assert not list((tmp_path / strange / "exchange").glob("*/*.parquet"))
 
 
 def test_regime_grpo_equals_a_plain_trl_script(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
@@ -224,8 +207,12 @@ def test_regime_grpo_equals_a_plain_trl_script(cli: Cli, tiny: dict[str, Path], 
     from mutualrl.training.data import as_dataset
     from training_harness import config
 
-    result = cli("train", "--regime", "grpo", "--pool", "tiny", "--steps", "3", "--seed", "5", "--run-dir", "r")
+    strange = "[/red] a\nb: ["  # Rich markup, and a newline that must not become a key of recipe.yaml
+    result = cli("train", "--regime", "grpo", "--pool", "tiny", "--steps", "3", "--seed", "5", "--run-dir", strange)
     assert result.returncode == 0, result.stderr
+    summary = read(tmp_path / strange / "summary.json")  # grpo neither rescues nor exchanges
+    assert [p["rescued_pairs"] for p in summary["policies"].values()] == [0, 0]
+    assert not list((tmp_path / strange / "exchange").glob("*/*.parquet"))
     torch.set_num_threads(1)
     tokenizer = load_tokenizer(str(tiny["bob"]))
     keys = resolve(Request(pool="tiny")).trainer
@@ -238,7 +225,7 @@ def test_regime_grpo_equals_a_plain_trl_script(cli: Cli, tiny: dict[str, Path], 
     )
     set_seed(policy_seed(5, "bob", 0))
     trainer.train()
-    saved = load_file(tmp_path / "r" / "policies" / "bob" / "model" / "model.safetensors")
+    saved = load_file(tmp_path / strange / "policies" / "bob" / "model" / "model.safetensors")
     expected = trainer.model.state_dict()
     assert saved.keys() == expected.keys()
     assert all(torch.equal(saved[name], expected[name]) for name in saved)
@@ -254,9 +241,11 @@ def test_unavailable_hub_model_exits_with_4_and_is_named(cli: Cli, tmp_path: Pat
 
 
 @pytest.mark.extended
-def test_real_models_on_real_mathematics(cli: Cli, real_data: Path, tmp_path: Path) -> None:
+def test_real_models_on_real_mathematics(cli: Cli, cli_here: Cli, real_data: Path, tmp_path: Path) -> None:
     """Two pretrained models with different SentencePiece vocabularies; they are not expected to solve any problem."""
     models = real_data / "models"
+    lines = (real_data / "math" / "math_train.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "math.jsonl").write_text("".join(lines[:400]))
     (tmp_path / "real.yaml").write_text(
         f"policies:\n  - {{name: stories, model: {models / 'stories260K'}}}\n  - {{name: baby, model: {models / 'babyllama-tok361'}}}\n"
     )
@@ -269,7 +258,7 @@ def test_real_models_on_real_mathematics(cli: Cli, real_data: Path, tmp_path: Pa
         "--task",
         "math",
         "--data",
-        real_data / "math" / "math_train.jsonl",
+        "math.jsonl",
         "--steps",
         "3",
         "--run-dir",
@@ -286,7 +275,7 @@ def test_real_models_on_real_mathematics(cli: Cli, real_data: Path, tmp_path: Pa
     assert all(
         p["validation"]["accuracy"] == 0 and p["steps"] == 3 for p in json.loads(result.stdout)["policies"].values()
     )
-    evaluated = cli(
+    evaluated = cli_here(
         "eval",
         "--model",
         tmp_path / "r" / "policies" / "stories" / "model",

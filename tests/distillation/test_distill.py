@@ -289,12 +289,12 @@ def test_learners_are_taught_their_peers_successes_and_evaluated(
 
 
 @pytest.mark.extended
-def test_killed_distillation_resumes_from_its_checkpoint(cli: Cli, tmp_path: Path) -> None:
+def test_killed_distillation_resumes_from_its_checkpoint(cli: Cli, cli_here: Cli, tmp_path: Path) -> None:
     settings = ("--set", "round.prompts=16", "--set", "trainer.per_device_train_batch_size=64")
     completed = cli("train", "--pool", "tiny", "--steps", "3", "--exchange", "full", "--run-dir", "g", *settings)
     assert completed.returncode == 0, completed.stderr
     command = ("distill", "g", "--set", "learning_rate=5e-4", "--set", "epochs=6", "--set", "save_every=2", "--json")
-    undisturbed = cli(*command, "--out", "u")
+    undisturbed = cli_here(*command, "--out", "u")
     assert undisturbed.returncode == 0, undisturbed.stderr
     expected = json.loads(undisturbed.stdout)
     assert expected["learners"]["ada"]["steps"] > 6
@@ -307,7 +307,7 @@ def test_killed_distillation_resumes_from_its_checkpoint(cli: Cli, tmp_path: Pat
     assert process.poll() is None
     process.kill()
     process.wait()
-    completed = cli(*command, "--out", "d")
+    completed = cli_here(*command, "--out", "d")
     assert completed.returncode == 0, completed.stderr
     assert "ada: already fine-tuned" in completed.stderr
     result = json.loads(completed.stdout)
@@ -316,9 +316,9 @@ def test_killed_distillation_resumes_from_its_checkpoint(cli: Cli, tmp_path: Pat
         assert weights[0].read_bytes() == weights[1].read_bytes()
         assert result["learners"][learner]["accuracy"] == expected["learners"][learner]["accuracy"]
         assert result["learners"][learner]["loss"] == expected["learners"][learner]["loss"]
-    other = cli(*command[:2], "--set", "epochs=7", "--out", "d")
+    other = cli_here(*command[:2], "--set", "epochs=7", "--out", "d")
     assert (other.returncode, "it differs in settings" in other.stderr) == (2, True), other.stderr
     damaged = tmp_path / "d" / "policies" / "ada" / "model" / "model.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    completed = cli(*command, "--out", "d")
+    completed = cli_here(*command, "--out", "d")
     assert (completed.returncode, "according to its marker" in completed.stderr) == (6, True), completed.stderr

@@ -41,14 +41,19 @@ ARGUMENTS = (
 @pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_user_regime_and_task_resume_to_the_unbroken_run(tmp_path: Path, cli: Cli) -> None:
+def test_user_regime_and_task_resume_to_the_unbroken_run_unless_their_code_changed(
+    tmp_path: Path, cli: Cli, cli_here: Cli
+) -> None:
     (tmp_path / "unbroken").mkdir()
     (tmp_path / "killed").mkdir()
-    unbroken = Run(tmp_path / "unbroken", *ARGUMENTS)
+    regime = tmp_path / "own.py"
+    regime.write_bytes((REPOSITORY / "examples" / "own_regime.py").read_bytes())
+    arguments = ("--regime", f"{regime}:SPEC", *ARGUMENTS[2:])
+    unbroken = Run(tmp_path / "unbroken", *arguments)
     assert unbroken.process.wait(PATIENCE) == 0, unbroken.errors.read_text()
 
     mark = tmp_path / "mark"
-    killed = Run(tmp_path / "killed", *ARGUMENTS, **stop_at("in-the-loss:bob:3", mark=mark))
+    killed = Run(tmp_path / "killed", *arguments, **stop_at("in-the-loss:bob:3", mark=mark))
     stopped(mark, killed)
     killed.end()  # sends SIGKILL to the supervisor and every process of the run
     result = cli("train", "--resume", "--run-dir", killed.path, timeout=PATIENCE)
@@ -68,14 +73,21 @@ def test_user_regime_and_task_resume_to_the_unbroken_run(tmp_path: Path, cli: Cl
     weights = [row["shortest/weight"] for row in unbroken.metrics("ada") if "shortest/weight" in row]
     assert weights == pytest.approx([0.1, 0.1 * 0.5 ** (1 / 50)])  # the state counts the rounds
 
-    result = cli("report", killed.path, "--out", tmp_path / "page", "--json")
+    result = cli_here("report", killed.path, "--out", tmp_path / "page", "--json")
     assert result.returncode == 0, result.stderr
     report = json.loads((tmp_path / "page" / "report.json").read_text())
     assert report["runs"][0]["arm"] == "shortest"
     titles = {panel["title"] for figure in report["figures"] for panel in figure["panels"]}
     assert {"rescued pairs", "weight", "NLL of the successes"} <= titles
 
+    (killed.path / "summary.json").unlink()
+    regime.write_text(regime.read_text().replace("weight: float = Field(0.1", "weight: float = Field(0.9"))
+    result = cli_here("train", "--resume", "--run-dir", killed.path)
+    assert result.returncode == 2
+    assert "regime_sha256" in result.stderr
 
+
+@pytest.mark.usefixtures("undrawn")
 def test_reports_do_not_execute_code_named_in_a_run(tmp_path: Path, cli_here: Cli) -> None:
     from made_runs import made_run, set_recipe
 
@@ -132,22 +144,6 @@ def test_recipe_paths_to_code_are_relative_to_the_recipe_and_keep_its_settings(
     assert by_key.regime == {"name": f"{directory / 'own_regime.py'}:SPEC", "weight": 0.5}
 
 
-@pytest.mark.extended
-@pytest.mark.slow
-def test_run_with_changed_regime_code_is_not_resumed(tmp_path: Path, cli: Cli) -> None:
-    regime = tmp_path / "own.py"
-    regime.write_bytes((REPOSITORY / "examples" / "own_regime.py").read_bytes())
-    result = cli(
-        "train", "--regime", f"{regime}:SPEC", "--pool", "tiny", "--run-dir", "r", *ARGUMENTS[4:8], *ARGUMENTS[8:]
-    )
-    assert result.returncode == 0, result.stderr
-    (tmp_path / "r" / "summary.json").unlink()
-    regime.write_text(regime.read_text().replace("weight: float = Field(0.1", "weight: float = Field(0.9"))
-    result = cli("train", "--resume", "--run-dir", "r")
-    assert result.returncode == 2
-    assert "regime_sha256" in result.stderr
-
-
 INVALID_REGIMES = {
     "broken(\n": "SyntaxError",
     "import nothing_of_the_kind\n": "line 1: ModuleNotFoundError",
@@ -165,11 +161,11 @@ INVALID_REGIMES = {
 
 @pytest.mark.parametrize("content", INVALID_REGIMES)
 def test_invalid_regime_files_are_rejected_before_the_run_directory_exists(
-    tmp_path: Path, cli: Cli, content: str
+    tmp_path: Path, cli_here: Cli, content: str
 ) -> None:
     path = tmp_path / "bad.py"
     path.write_text(content)
-    result = cli("train", "--regime", f"{path}:SPEC", "--run-dir", "r")
+    result = cli_here("train", "--regime", f"{path}:SPEC", "--run-dir", "r")
     assert result.returncode == 2, result.stderr
     assert INVALID_REGIMES[content] in result.stderr
     assert "bad.py" in result.stderr
@@ -255,9 +251,9 @@ INVALID_TASKS = {
 
 
 @pytest.mark.parametrize("content", INVALID_TASKS)
-def test_invalid_task_files_are_rejected(tmp_path: Path, cli: Cli, content: str) -> None:
+def test_invalid_task_files_are_rejected(tmp_path: Path, cli_here: Cli, content: str) -> None:
     (tmp_path / "bad.py").write_text(content)
-    result = cli("train", "--task", "bad.py:TASK", "--run-dir", "r")
+    result = cli_here("train", "--task", "bad.py:TASK", "--run-dir", "r")
     assert result.returncode == 2, result.stderr
     assert INVALID_TASKS[content] in result.stderr
     assert not (tmp_path / "r").exists()

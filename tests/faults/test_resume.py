@@ -39,29 +39,15 @@ DEVICES = "policies: {ada: {processes: 2}, bob: {processes: 1}}\n"
 
 #: the arguments of the run and the step from which each policy resumes
 CASES = {
-    "inside a reused generation batch, in the third epoch": ((*REUSED_BATCHES, "--data"), {"ada": 9, "bob": 6}),
-    "two ranks and one, with adapters, naive pooling inside a batch": (
-        ("--set", "regime={name: prp, denominator: snapshot}", "--set", "lora.r=4", "--set", "lora.dropout=0.0", *DDP),
-        {"ada": 3, "bob": 1},
+    "naive pooling and pairs, inside a reused generation batch, in the third epoch": (
+        (*REUSED_BATCHES, "--set", "regime={name: prp+sgt, prp: {denominator: snapshot}}", "--data"),
+        {"ada": 9, "bob": 6},
+    ),
+    "two ranks and one, adapters with dropout under xgrpo, one policy from the beginning": (
+        ("--set", "regime={name: xgrpo}", "--set", "lora.r=4", "--set", "lora.dropout=0.1", *DDP),
+        {"ada": 3, "bob": 0},
     ),
     "ZeRO-3, two ranks and one": (("--set", "launch.strategy=zero3", *DDP), {"ada": 3, "bob": 2}),
-    "adapters with dropout under xgrpo, one policy from the beginning": (
-        (
-            "--steps",
-            "4",
-            "--set",
-            "round.prompts=8",
-            "--set",
-            "round.optimizer_steps=2",
-            "--set",
-            "lora.r=4",
-            "--set",
-            "lora.dropout=0.1",
-            "--set",
-            "regime={name: xgrpo}",
-        ),
-        {"ada": 0, "bob": 3},
-    ),
 }
 
 

@@ -134,6 +134,7 @@ def test_numbers_of_a_finished_run_match_its_files(cli_here: Cli, unbroken: Any,
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_every_rescued_pair_is_in_the_rescue_browser(cli_here: Cli, unbroken: Any, tmp_path: Path) -> None:
     import pyarrow as pa
 
@@ -344,6 +345,7 @@ def test_torn_and_damaged_lines_are_reported_and_the_rest_is_shown(cli_here: Cli
     assert len(page.rescues()) == 1
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_newer_and_empty_runs_have_pages_and_invalid_paths_are_rejected(cli_here: Cli, tmp_path: Path) -> None:
     _, data, summary = make_report(cli_here, made_run(tmp_path / "newer", format=7, versions={"mutualrl": "9.9"}))
     assert any("format 7 (mutualrl 9.9)" in note for note in summary["notes"])
@@ -372,6 +374,7 @@ def test_newer_and_empty_runs_have_pages_and_invalid_paths_are_rejected(cli_here
     assert (result.returncode, "--out" in result.stderr) == (2, True)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_runs_of_different_tasks_or_settings_are_not_silently_compared(cli_here: Cli, tmp_path: Path) -> None:
     runs = [
         made_run(tmp_path / "a"),
@@ -392,12 +395,14 @@ def test_runs_of_different_tasks_or_settings_are_not_silently_compared(cli_here:
     assert "Run d2: Greedy accuracy" in page.text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_runs_with_the_same_name_are_distinguished(cli_here: Cli, tmp_path: Path) -> None:
     runs = [made_run(tmp_path / parent / "r", seed=n) for n, parent in enumerate(("one", "two"))]
     _, data, _ = make_report(cli_here, *runs, "--out", "page")
     assert [run["name"] for run in data["runs"]] == ["r", "two/r"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_later_answers_come_from_the_exchange_and_damage_is_reported(cli_here: Cli, tmp_path: Path) -> None:
     run = with_rescues(
         made_run(tmp_path / "r", "sgt"), "ada", [rescue(1, "p"), rescue(1, "q"), rescue(3, "p"), rescue(1, "z")]
@@ -443,6 +448,7 @@ def test_page_fetches_nothing_and_escapes_hostile_text(cli_here: Cli, tmp_path: 
     assert not re.search(r"https?://(?!www\.w3\.org)", page.text)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_new_report_in_the_same_directory_leaves_no_stale_figure(cli_here: Cli, tmp_path: Path) -> None:
     make_report(cli_here, made_run(tmp_path / "s", "sgt"), "--out", "page")
     user_file = tmp_path / "page" / "figures" / "mine.png"
@@ -459,6 +465,7 @@ def notes_of(summary: dict[str, Any]) -> str:
 
 
 @pytest.mark.extended
+@pytest.mark.usefixtures("undrawn")
 def test_lost_policy_or_unreadable_result_has_no_final_accuracy(cli_here: Cli, tmp_path: Path) -> None:
     complete, lost = (made_run(tmp_path / f"r{n}", seed=n) for n in range(2))
     summary = json.loads((lost / "summary.json").read_text())
@@ -487,6 +494,7 @@ def test_lost_policy_or_unreadable_result_has_no_final_accuracy(cli_here: Cli, t
     assert "it finished but has no readable summary" in notes_of(output)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_reaching_grpos_accuracy_counts_from_step_0_over_finished_runs(cli_here: Cli, tmp_path: Path) -> None:
     runs = [
         made_run(tmp_path / "g", gain=-0.1),
@@ -497,6 +505,7 @@ def test_reaching_grpos_accuracy_counts_from_step_0_over_finished_runs(cli_here:
     assert [row[-1] for row in page.tables["table-2-1"][1:]] == ["0", "0"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_differing_data_versions_and_seeds_are_reported(cli_here: Cli, tmp_path: Path) -> None:
     plan = {"task": "arithmetic", "prompts_per_round": 8, "data_sha256": "a" * 64}
     one = made_run(tmp_path / "one", fingerprint=plan)

@@ -16,6 +16,7 @@ import pytest
 
 from conftest import PATIENCE, REPEATS, Cli, make_once
 from mutualrl.storage.files import write_checksummed
+from runs import wait_until
 
 POOL = """
 policies: [{name: ada, model: "tiny:ada"}]
@@ -144,15 +145,21 @@ def test_compare_accepts_a_sweep_or_its_runs_and_notes_late_claims(copy: Path, c
 
 @pytest.mark.extended
 def test_sweep_killed_repeatedly_has_the_same_results(finished_sweep: Path, tmp_path: Path) -> None:
-    for name in ("s.yaml", "claims.yaml", "one.yaml"):
-        shutil.copy2(finished_sweep / name, tmp_path / name)  # with its date, which is in the results
-    rng, command = random.Random(0), [sys.executable, "-m", "mutualrl", "sweep", "s.yaml", "--out", "out"]
+    shutil.copytree(finished_sweep, tmp_path, dirs_exist_ok=True)  # with the dates, which are in the results
+    (tmp_path / "out" / "results.json").unlink()
+    for seed in ("grpo-1", "grpo-noise-1"):  # half of the pieces are finished and remain
+        for path in (tmp_path / "out" / "pieces" / "one").glob(f"{seed}*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    command = [sys.executable, "-m", "mutualrl", "sweep", "s.yaml", "--out", "out"]
+    piece, rng = tmp_path / "out" / "pieces" / "one" / "grpo-1", random.Random(0)
     with (tmp_path / "printed.txt").open("wb") as log:
-        for _ in range(1 + REPEATS):
-            process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
-            try:
-                process.wait(rng.uniform(3, 14))
-            except subprocess.TimeoutExpired:
+        for moment in ("policies/ada/checkpoints/step-*", "summary.json"):  # in training, before the evaluation
+            for _ in range(REPEATS):
+                process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
+                wait_until(lambda moment=moment: any(piece.glob(moment)))
+                if REPEATS > 1:
+                    time.sleep(rng.uniform(0, 5))
+                assert process.poll() is None or REPEATS > 1, (tmp_path / "printed.txt").read_text()
                 process.kill()
                 process.wait()
         process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
@@ -253,7 +260,7 @@ def test_started_piece_of_another_command_and_another_grid_are_rejected(tmp_path
     assert "holds another sweep (pools one.yaml; arms grpo)" in other.stderr
 
 
-def test_compare_executes_no_code_from_a_sweep_directory(tmp_path: Path, cli: Cli) -> None:
+def test_compare_executes_no_code_from_a_sweep_directory(tmp_path: Path, cli_here: Cli) -> None:
     evil = tmp_path / "evil.py"
     evil.write_text(f"open({str(tmp_path / 'was-run')!r}, 'w')\n")
     (tmp_path / "evil.yaml").write_text(f"arms: {{a: {{regime: '{evil}:SPEC'}}}}\n")
@@ -262,7 +269,7 @@ def test_compare_executes_no_code_from_a_sweep_directory(tmp_path: Path, cli: Cl
     grid = {"pools": ["tiny"], "arms": ["a"], "seeds": [0], "reference": "a"}
     for content in ({"grid": grid, "sweep_file": str(tmp_path / "evil.yaml"), "claims": None}, {"grid": 3}, {}):
         write_checksummed(root / "sweep.json", content, root=root)
-        result = cli("compare", root)
+        result = cli_here("compare", root)
         assert result.returncode in (2, 6), result.stderr
         assert "Traceback" not in result.stderr
     assert not (tmp_path / "was-run").exists()

@@ -196,10 +196,10 @@ def _member() -> object:
     return MixtureMember(TaskSource())
 
 
-def test_recipe_and_evaluation_use_the_countdown_reward(cli: Cli) -> None:
-    output = json.loads(cli("train", "--pool", "tiny-countdown", "--dry-run", "--json").stdout)
+def test_recipe_and_evaluation_use_the_countdown_reward(cli_here: Cli) -> None:
+    output = json.loads(cli_here("train", "--pool", "tiny-countdown", "--dry-run", "--json").stdout)
     assert output["recipe"]["task"]["reward"] == ["mutualrl.tasks.countdown:reaches_target"]
-    result = cli(
+    result = cli_here(
         *("eval", "--pool", "tiny", "--suite", "countdown", "--limit", "3", "--max-new-tokens", "8"),
         *("--engine", "transformers", "--json"),
     )

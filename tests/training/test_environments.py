@@ -126,7 +126,7 @@ def conversation(prompt: str, step: int) -> list[dict[str, Any]]:
 PROMPTS = [f"Count from {number}." for number in range(16)]
 
 
-def tool_caller(directory: Path, seed: int) -> None:
+def tool_caller(directory: Path, seed: int, steps: int) -> None:
     """Train a small model to call the tool with a step from 1 to 9 and then answer "Done."."""
     templates = Path(trl.__file__).parent / "chat_templates"
     conversations = [conversation(prompt, step) for prompt in PROMPTS for step in range(1, 10)]
@@ -169,7 +169,7 @@ def tool_caller(directory: Path, seed: int) -> None:
     )
     labels = batch["input_ids"].masked_fill(~(sampled & batch["attention_mask"].bool()), -100)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for _ in range(400):
+    for _ in range(steps):
         rows = torch.randint(len(texts), (12,))
         loss = model(
             input_ids=batch["input_ids"][rows], attention_mask=batch["attention_mask"][rows], labels=labels[rows]
@@ -184,10 +184,21 @@ def tool_caller(directory: Path, seed: int) -> None:
 @pytest.fixture(scope="session")
 def callers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a directory with two policies that call tools, a pool of them, data and code."""
+    return make_callers(tmp_path_factory, "callers", steps=400)
+
+
+@pytest.fixture(scope="session")
+def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the same with random weights, for refusals and dry runs."""
+    return make_callers(tmp_path_factory, "untrained", steps=0)
+
+
+def make_callers(factory: pytest.TempPathFactory, shared_name: str, steps: int) -> Path:
+    """Make the policies once for all workers; return their directory."""
 
     def make(directory: Path) -> None:
         for seed, name in enumerate(("cara", "carl")):
-            tool_caller(directory / name, seed)
+            tool_caller(directory / name, seed, steps)
         policies = [{"name": name, "model": str(directory / name)} for name in ("cara", "carl")]
         (directory / "pool.yaml").write_text(yaml.safe_dump({"policies": policies}))
         (directory / "only-cara.yaml").write_text(yaml.safe_dump({"policies": policies[:1]}))
@@ -195,7 +206,7 @@ def callers(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (directory / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (directory / "board.py").write_text(CODE)
 
-    return make_once(tmp_path_factory, "callers", make)
+    return make_once(factory, shared_name, make)
 
 
 def recipe(callers: Path, directory: Path, regime: str = "xgrpo", **task: Any) -> Path:
@@ -370,48 +381,52 @@ def test_tool_descriptions_count_towards_the_prompt_length(callers: Path, tmp_pa
 
 @pytest.mark.parametrize("regime", ["sgt", "prp"])
 def test_regime_that_shares_texts_rejects_multi_turn_tasks(
-    callers: Path, tmp_path: Path, cli_here: Cli, regime: str
+    untrained: Path, tmp_path: Path, cli_here: Cli, regime: str
 ) -> None:
-    result = cli_here("train", recipe(callers, tmp_path, regime), "--dry-run")
+    result = cli_here("train", recipe(untrained, tmp_path, regime), "--dry-run")
     assert result.returncode == 2
     assert "task.environment" in result.stderr
     assert f"regime '{regime}' shares texts" in result.stderr
     assert "which tokens of several turns were sampled" in result.stderr
-    full = cli_here("train", recipe(callers, tmp_path, "xgrpo"), "--set", "run.publish=full", "--dry-run")
+    full = cli_here("train", recipe(untrained, tmp_path, "xgrpo"), "--set", "run.publish=full", "--dry-run")
     assert full.returncode == 2
     assert "run.publish: full" in full.stderr
 
 
-def test_dry_run_reports_that_the_reward_was_not_tried(callers: Path, tmp_path: Path, cli_here: Cli) -> None:
-    result = cli_here("train", recipe(callers, tmp_path), "--dry-run")
+def test_dry_run_reports_that_the_reward_was_not_tried(untrained: Path, tmp_path: Path, cli_here: Cli) -> None:
+    result = cli_here("train", recipe(untrained, tmp_path), "--dry-run")
     assert result.returncode == 0, result.stderr
     assert "multi-turn rollouts" in result.stdout
     assert "reward: []" in result.stdout
 
 
-def test_code_paths_are_relative_to_the_recipe(callers: Path, tmp_path: Path, cli_here: Cli) -> None:
+def test_code_paths_are_relative_to_the_recipe(untrained: Path, tmp_path: Path, cli_here: Cli) -> None:
     recipe_dir = tmp_path / "beside"
     recipe_dir.mkdir()
     (recipe_dir / "board.py").write_text(CODE)
-    recipe(callers, recipe_dir, environment="board.py:Counter", tools="board.py:double")
+    recipe(untrained, recipe_dir, environment="board.py:Counter", tools="board.py:double")
     result = cli_here("train", recipe_dir / "recipe.yaml", "--dry-run")
     assert result.returncode == 0, result.stderr
     assert f"environment: {recipe_dir / 'board.py'}:Counter" in result.stdout
     assert f"- {recipe_dir / 'board.py'}:double" in result.stdout
-    recipe(callers, recipe_dir, environment="absent.py:Counter")
+    recipe(untrained, recipe_dir, environment="absent.py:Counter")
     assert "absent.py" in cli_here("train", recipe_dir / "recipe.yaml", "--run-dir", tmp_path / "run").stderr
 
 
-def test_diagnostics_reject_multi_turn_tasks(callers: Path, tmp_path: Path, cli_here: Cli) -> None:
-    pool = yaml.safe_load((callers / "pool.yaml").read_text())
-    pool["task"] = {"name": "dataset", "data": str(callers / "rows.jsonl"), "tools": [f"{callers / 'board.py'}:double"]}
+def test_diagnostics_reject_multi_turn_tasks(untrained: Path, tmp_path: Path, cli_here: Cli) -> None:
+    pool = yaml.safe_load((untrained / "pool.yaml").read_text())
+    pool["task"] = {
+        "name": "dataset",
+        "data": str(untrained / "rows.jsonl"),
+        "tools": [f"{untrained / 'board.py'}:double"],
+    }
     (tmp_path / "pool.yaml").write_text(yaml.safe_dump(pool))
     result = cli_here("complementarity", "--pool", tmp_path / "pool.yaml")
     assert result.returncode == 2
     assert "samples one turn per prompt" in result.stderr
 
 
-def test_reward_is_required_without_an_environment(callers: Path, tmp_path: Path, cli_here: Cli) -> None:
+def test_reward_is_required_without_an_environment(untrained: Path, tmp_path: Path, cli_here: Cli) -> None:
     result = cli_here("train", "--set", "task.reward=[]", "--dry-run")
     assert result.returncode == 2
     assert "task: reward: found none" in result.stderr or "task.reward: found none" in result.stderr

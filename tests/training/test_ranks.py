@@ -118,7 +118,7 @@ def test_two_ranks_do_not_hang_and_change_only_the_order_of_sums(
 def regime_trainings(tiny: dict[str, Path], tmp_path: Path, strategy: str) -> list[dict[str, Any]]:
     """Return a training per regime, with two micro-batches per step and recorded completions, since ranks sample
     differently."""
-    keys = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
+    keys = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "max_steps": 2}
     chosen = {name: REGIMES[name] for name in BY_STRATEGY[strategy]}
     return [
         {
@@ -147,6 +147,7 @@ def check_regimes_equal_one_rank(
             tmp_path / f"{name}-a",
             sharing(tmp_path / f"{name}-one", regime, tokenizers=tokenizers, **settings),
             **trainer_keys(regime),
+            max_steps=2,
         )
         assert {rank["distributed"] for rank in records[name]} == {
             "DistributedType.MULTI_CPU" if strategy == "ddp" else "DistributedType.DEEPSPEED"
@@ -184,7 +185,7 @@ def plain_trainings(tmp_path: Path, strategy: str) -> list[dict[str, Any]]:
     spec = [run for run in spec if run["name"] in ("plain", *PLAIN[strategy])]
     for run in spec:
         exchange = str(tmp_path / run.get("exchange", "none"))
-        run |= {"strategy": strategy, "keys": {"per_device_train_batch_size": 16}, "exchange": exchange}
+        run |= {"strategy": strategy, "keys": {"per_device_train_batch_size": 16, "max_steps": 2}, "exchange": exchange}
     return spec
 
 
@@ -203,9 +204,10 @@ def check_equal_to_grpo_trainer(records: dict[str, list[Any]], tmp_path: Path, s
 def unequal_trainings(tiny: dict[str, Path], tmp_path: Path, strategy: str) -> list[dict[str, Any]]:
     """Return trainings with a pair or a peer row on only one rank, in only one micro-batch, or nowhere: ranks with
     unequal passes would hang under DDP and ZeRO-3."""
-    rounds = sampled_rounds(8, 2)
+    rounds = sampled_rounds(8, 1)
     tokenizer = load_tokenizer(str(tiny["bob"]))
-    keys = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "max_steps": 2}
+    keys = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "max_steps": 1}
+    keys["max_completion_length"] = 8  # what is sampled does not matter
     spec: list[dict[str, Any]] = []
     for solved in UNEQUAL[strategy][0]:
         publish_peer(tmp_path / f"s{solved}", rounds, solved=rounds[0][:solved])

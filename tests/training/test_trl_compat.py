@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 from pathlib import Path
@@ -62,11 +63,16 @@ def test_every_private_member_in_use_is_declared() -> None:
     assert (foreign_privates(COMPAT) | overridden) - ours <= declared
 
 
+@functools.cache
+def source_of(owner: type) -> str:
+    """Return the source of a class and of its bases."""
+    return "".join(inspect.getsource(base) for base in owner.__mro__ if base is not object)
+
+
 @pytest.mark.parametrize("assumption", ASSUMPTIONS, ids=lambda assumption: assumption.member)
 def test_assumed_member_exists_and_has_a_test(assumption: object) -> None:
     member, meaning, test = assumption  # type: ignore[misc]
     owner, name = member.split(".")
-    source = "".join(inspect.getsource(base) for base in OWNERS[owner].__mro__ if base is not object)
-    assert hasattr(OWNERS[owner], name) or re.search(rf"self\.{name}\b", source), member
+    assert hasattr(OWNERS[owner], name) or re.search(rf"self\.{name}\b", source_of(OWNERS[owner])), member
     assert meaning
     assert (REPOSITORY / test).is_file()
