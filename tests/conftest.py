@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -29,6 +30,47 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tests run in two processes
 os.environ.setdefault("MUTUALRL_REPORT", "0")  # a run's page takes seconds; its tests enable it
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+PRELOADED = Path(__file__).parent / "preloaded"
+WORKER_SERVER = "MUTUALRL_TEST_SERVER"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the server of preloaded workers, for all pytest-xdist workers; MUTUALRL_TEST_PRELOAD=0: none."""
+    if (
+        hasattr(config, "workerinput")
+        or not hasattr(os, "pidfd_open")
+        or os.environ.get("MUTUALRL_TEST_PRELOAD") == "0"
+    ):
+        return
+    directory = Path(tempfile.mkdtemp(prefix="mutualrl-tests-"))
+    paths = [str(PRELOADED / "hooks"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    os.environ[WORKER_SERVER] = str(directory / "socket")
+    arguments = [os.environ[WORKER_SERVER], str(directory / "refused.log")]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # as workers have it without a GPU
+    with (directory / "server.log").open("wb") as log:
+        server = subprocess.Popen(
+            [sys.executable, str(PRELOADED / "server.py"), *arguments],
+            stdin=subprocess.PIPE,
+            stderr=log,
+            env=environment,
+        )
+
+    def stop() -> None:
+        assert server.stdin is not None
+        server.stdin.close()
+        server.wait()
+        shutil.rmtree(directory)
+
+    config.add_cleanup(stop)
+
+
+@pytest.fixture
+def exec_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start workers as users start them: for tests that freeze, inspect or list their processes."""
+    monkeypatch.delenv(WORKER_SERVER, raising=False)
 
 
 #: modules that mostly wait, begun first: their tests would otherwise be the last ones, alone on the machine

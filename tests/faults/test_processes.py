@@ -19,6 +19,8 @@ from mutualrl.see import Exchange
 from mutualrl.storage.checkpoints import Checkpoints
 from runs import SHORT, FinishedRun, Run, members, pythonpath_with_hooks, stop_at, stopped, wait_until
 
+pytestmark = pytest.mark.usefixtures("exec_workers")
+
 
 @pytest.fixture
 def start_run(tiny: dict[str, Path], tmp_path: Path) -> object:

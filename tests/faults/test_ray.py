@@ -20,7 +20,7 @@ from runs import SHORT, FinishedRun, Run, logged_steps, members, stop_at, stoppe
 pytest.importorskip("ray", reason="Ray is not installed (pip install 'mutualrl[ray]')")
 from ray._private.services import find_gcs_addresses
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("exec_workers")]
 
 SGT = ("--regime", "sgt", "--pool", "tiny")
 
