@@ -132,7 +132,7 @@ def _become_worker(request: dict[str, Any], descriptors: list[int], handler: int
     tempfile.tempdir = None
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # as inherited from the agent
-    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115, PTH123  (for the process's lifetime)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  (for the process's lifetime)
     sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     sys.stderr.reconfigure(write_through=True)  # type: ignore[union-attr]
 

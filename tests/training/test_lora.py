@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import load_file
 
-from conftest import PATIENCE, needs_zero
+from conftest import PATIENCE, Cli, needs_zero
 from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.storage.files import read_checksummed
 from training_harness import STEPS, ReplayedMutual, publish_rollouts, sampled_rounds, sharing, train
@@ -107,3 +108,41 @@ def test_policies_on_several_processes_train_adapters_from_the_command_line(
     assert evaluated.returncode == 0, evaluated.stderr[-2000:]
     for policy, policy_summary in json.loads(evaluated.stdout)["models"].items():
         assert policy_summary["accuracy"] == pytest.approx(expected[policy]["validation"]["accuracy"], abs=0.05)
+
+
+QUANTIZED = "trainer.model_init_kwargs={quantization_config: {load_in_4bit: true}}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "message"),
+    [
+        ((QUANTIZED,), 2, "quantized weights are not trained; expected an adapter (lora: {r: 16})"),
+        (("trainer.model_init_kwargs={load_in_4bit: true}",), 2, "expected quantization_config: {load_in_4bit: true}"),
+        ((QUANTIZED, "lora.r=4"), 4, "bitsandbytes, for trainer.model_init_kwargs.quantization_config (pip install"),
+    ],
+)
+def test_four_bits_that_cannot_train_are_refused_by_name(
+    cli_here: Cli, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...], code: int, message: str
+) -> None:
+    monkeypatch.setattr("mutualrl.machine.requirements.find_spec", lambda name: None)
+    chosen = [word for setting in settings for word in ("--set", setting)]
+    result = cli_here("train", "--regime", "sgt", "--pool", "tiny", "--run-dir", "r", *chosen)
+    assert (result.returncode, message in result.stderr) == (code, True), result.stderr
+
+
+@pytest.mark.extended
+@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
+def test_adapter_trains_on_weights_of_four_bits_and_is_merged_in_full_precision(
+    cli: Cli, tmp_path: Path, tiny: dict[str, Path]
+) -> None:
+    short = ("--steps", "1", "--set", "run.validation_limit=4", "--no-report", "--run-dir", "r")
+    result = cli("train", "--regime", "sgt", "--pool", "tiny", *short, "--set", QUANTIZED, "--set", "lora.r=4")
+    assert result.returncode == 0, result.stderr
+    for policy in ("ada", "bob"):
+        files = tmp_path / "r" / "policies" / policy
+        assert (files / "adapter" / "adapter_model.safetensors").is_file()
+        merged, start = (load_file(d / "model.safetensors") for d in (files / "model", tiny[policy]))
+        assert {name: (t.shape, t.dtype) for name, t in merged.items()} == {
+            name: (t.shape, t.dtype) for name, t in start.items()
+        }
+        assert any(not torch.equal(start[name], merged[name]) for name in start)

@@ -56,7 +56,7 @@ def test_script_resumes_from_a_transformers_checkpoint(
         return Sharing.over(tmp_path / "x", "ada", ["bob"], regime, tokenizers=tokenizers, resume=resume, **settings)
 
     if regime is not None:
-        publish_rollouts(tmp_path / "x", tokenizers["bob"], sampled_rounds(16, 2, repeat=4))
+        publish_rollouts(tmp_path / "x" / "exchange", tokenizers["bob"], sampled_rounds(16, 2, repeat=4))
     keys = dict(KEYS)
     for part in () if regime is None else parts_of(regime):
         keys |= trainer_keys(part)

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +8,6 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from conftest import PATIENCE
 from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.errors import PlanMismatchError, UsageError
 from mutualrl.see import Exchange
@@ -214,24 +210,3 @@ def test_rounds_that_straddle_optimizer_steps_are_rejected(tiny: dict[str, Path]
             gradient_accumulation_steps=4,
             per_device_train_batch_size=16,
         )
-
-
-@pytest.mark.extended
-def test_two_scripts_share_over_a_directory(tiny: dict[str, Path], tmp_path: Path) -> None:
-    script = Path(__file__).with_name("script_policy.py")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), policy, peer, str(tiny[policy]), str(tmp_path)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for policy, peer in (("ada", "bob"), ("bob", "ada"))
-    ]
-    for process in processes:
-        output, errors = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 0, errors[-2000:]
-        assert float(output.split()[-1]) > 0
-    assert {p.name for p in (tmp_path / "exchange").glob("*/heartbeat.json")} == {"heartbeat.json"}
-    assert len(list((tmp_path / "exchange").glob("*/*.parquet"))) == 2 * STEPS

@@ -57,7 +57,8 @@ def watch(
 
         def is_live() -> bool:
             if not remote:
-                return holder_of(directory.lock) is not None
+                locks = [directory.lock, *(directory.policy(name).lock for name in current.policies)]
+                return any(holder_of(lock) is not None for lock in locks)
             fetch_run(run, path)
             return not directory.summary.exists()
 
@@ -68,6 +69,8 @@ def watch(
             current = read_run(path, logs=False)
         if current.state in ("running", "elsewhere"):  # the user left the screen
             print_text(screen(), f"{run} is still running")
+        elif current.by_scripts and current.state == "finished":
+            print_text(screen(), f"{run} has finished; its scripts measure no accuracy. See: mutualrl report {run}")
         elif current.summary is None or current.state != "finished":
             raise MutualRLError(f"the run {clean(run)} is {current.state}: {'; '.join(current.notes)}")
         else:

@@ -8,6 +8,7 @@ from mutualrl.errors import MachineError
 from mutualrl.machine.devices import Machine
 from mutualrl.process.ports import in_use
 from mutualrl.recipes.schema import Recipe
+from mutualrl.recipes.trainer_keys import BITS, quantization
 
 
 def lacking(recipe: Recipe, machine: Machine) -> list[str]:
@@ -27,6 +28,9 @@ def lacking(recipe: Recipe, machine: Machine) -> list[str]:
     )
     if zero and find_spec("deepspeed") is None:
         lines.append("deepspeed, for ZeRO (pip install 'mutualrl[node]', or --set launch.strategy=ddp)")
+    quantized = any(set(BITS) & quantization(recipe.trainer_settings(p.name)).keys() for p in recipe.policies)
+    if quantized and find_spec("bitsandbytes") is None:
+        lines.append("bitsandbytes, for trainer.model_init_kwargs.quantization_config (pip install bitsandbytes)")
     for tracker in recipe.run.report_to:
         if find_spec(tracker) is None:
             lines.append(f"{tracker}, for --report-to {tracker} (pip install {tracker})")

@@ -28,7 +28,7 @@ from mutualrl.recipes.schema import (
     RunSection,
     TaskSection,
 )
-from mutualrl.recipes.trainer_keys import validate_trainer_key
+from mutualrl.recipes.trainer_keys import quantization, validate_trainer_key
 from mutualrl.regimes import (
     SEPARATOR,
     RegimeSettings,
@@ -259,7 +259,7 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
             break
     for index, policy in enumerate(recipe.policies):
         settings = recipe.trainer_settings(policy.name)
-        problems = ratio_problems(settings, traced=traced)
+        problems = [*ratio_problems(settings, traced=traced)]
         problems += aggregation_problem(settings, moves_advantages=spec.moves_advantages)
         problems += spec.check(recipe.regime_settings(policy.name), settings)
         for key, problem in spec.ineffective_settings(recipe.regime_settings(policy.name)):
@@ -267,6 +267,9 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
             section = ("policies", str(index), "regime") if overridden else ("regime",)
             lines.append(_line(layers, (*section, *key.split(".")), problem))
         lora = recipe.lora_settings(policy.name)
+        if quantization(settings) and lora is None:
+            problem = "quantization_config: quantized weights are not trained; expected an adapter (lora: {r: 16})"
+            problems.append(("model_init_kwargs", problem))
         published = traced or recipe.run.publish == "full"
         if published and lora is not None and lora.dropout > 0 and not settings.get("use_vllm"):
             publisher = f"regime {spec.name!r}" if traced else "run.publish: full"

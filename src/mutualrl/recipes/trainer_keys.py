@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from mutualrl.recipes.trainer_table import fields
@@ -79,6 +80,16 @@ CHOICES = {
 POSITIVE = ("temperature", "vllm_gpu_memory_utilization")
 
 
+BITS = ("load_in_4bit", "load_in_8bit")  # keys of bitsandbytes' quantization_config
+
+
+def quantization(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the `quantization_config` with which a policy's model is loaded; empty if it is not quantized."""
+    loading = settings.get("model_init_kwargs") or {}
+    config = loading.get("quantization_config")
+    return config if isinstance(config, dict) else {}
+
+
 def _kind(value: Any) -> str:
     return "null" if value is None else type(value).__name__
 
@@ -107,6 +118,8 @@ def validate_trainer_key(key: str, value: Any) -> str | None:
         return "must not contain trust_remote_code; use policies[].trust_remote_code"
     if key == "model_init_kwargs" and isinstance(value, dict) and value.keys() & {"token", "use_auth_token"}:
         return "must not contain a token, which would be written to the run's files; use HF_TOKEN or `hf auth login`"
+    if key == "model_init_kwargs" and isinstance(value, dict) and (given := sorted(value.keys() & set(BITS))):
+        return f"{given[0]} is no argument of from_pretrained; expected quantization_config: {{{given[0]}: true}}"
     if isinstance(value, int | float) and not isinstance(value, bool):
         if key in MINIMUM and value < MINIMUM[key]:
             return f"found {value!r}, expected at least {MINIMUM[key]}"

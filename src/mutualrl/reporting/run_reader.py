@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -167,6 +167,11 @@ class Run:
         return " ".join(map(str, arguments)) if isinstance(arguments, list) else "unknown"
 
     @property
+    def by_scripts(self) -> bool:
+        """Return whether users' own scripts train its policies."""
+        return self.info.get("scripts") is True
+
+    @property
     def planned_steps(self) -> int | None:
         """Return the planned number of steps."""
         steps = part(self.recipe, "run").get("steps")
@@ -241,7 +246,7 @@ def read_run(path: Path, *, logs: bool = True) -> Run:
         )
     if not policies:
         notes.append("it has no policies: it ended before any of them started")
-    state = _state(run, summary, notes)
+    state = _state(run, summary, notes, list(policies) if info.get("scripts") is True else ())
     if not (root / "exchange").is_dir() and not info.get("exchange"):
         notes.append("it has no exchange: published data is not shown")
     evaluations = _evaluations(run, info, notes)
@@ -473,9 +478,26 @@ def _lines(path: Path, recorded: FileDigest | None, notes: list[str], root: Path
     return tuple(rows)
 
 
-def _state(run: RunDirectory, summary: Row | None, notes: list[str]) -> str:
+def _state_of_scripts(run: RunDirectory, policies: Sequence[str], notes: list[str]) -> str:
+    """Return the state of a run whose policies are trained by users' own scripts."""
+    if any(holder_of(run.policy(name).lock) for name in policies):
+        notes.append("it is still running: this page shows its state at the time of the report")
+        return "running"
+    unfinished = [name for name in policies if not run.policy(name).result.exists()]
+    if not unfinished:
+        return "finished"
+    notes.append(
+        f"the script of {', '.join(unfinished)} ended before its last step, or has not begun; resume it with "
+        "Sharing.over(..., resume=True) and train(resume_from_checkpoint=True)"
+    )
+    return "ended"
+
+
+def _state(run: RunDirectory, summary: Row | None, notes: list[str], scripts: Sequence[str] = ()) -> str:
     if summary is not None:
         return "finished"
+    if scripts:
+        return _state_of_scripts(run, scripts, notes)
     try:
         holder = holder_of(run.lock)
     except OSError as error:

@@ -68,7 +68,7 @@ def verify_run(run: RunDirectory) -> Verification:
             kind = "evaluations" if path.parent == run.evaluations else path.name
             result.look(kind, partial(read_checksummed, path, root=run.root))
     for name in _policies(run):
-        _verify_policy(run, run.policy(name), result)
+        _verify_policy(run, run.policy(name), result, has_model=not info.scripts)
     verify_exchange(run, result)
     verify_checkpoints(run, result)
     return result
@@ -84,14 +84,15 @@ def _recipe(run: RunDirectory, text: str) -> None:
         raise FileDamagedError(f"{run.recipe}: is not the recipe in run.json")
 
 
-def _verify_policy(run: RunDirectory, files: PolicyFiles, result: Verification) -> None:
+def _verify_policy(run: RunDirectory, files: PolicyFiles, result: Verification, *, has_model: bool) -> None:
+    """Verify a policy's files. `has_model`: False for users' own scripts, which save their models elsewhere."""
     name = files.root.name
     for path in (files.before, files.prompts, files.result):
         if path.exists():
             result.look(path.name, partial(read_checksummed, path, root=run.root))
     for path, expected in recorded_sums(files).items():
         result.look(path.name, partial(verify_log, path, expected))
-    if files.result.exists() or has_trained_model(run, name):
+    if (files.result.exists() and has_model) or has_trained_model(run, name):
         result.look("model", lambda: trained_model(run, name, verify=True))
     if files.adapter.exists():
         result.look("adapter", lambda: _adapter(files))

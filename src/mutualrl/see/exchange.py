@@ -291,13 +291,21 @@ class Exchange:
                 lost |= self._lost(missing, round_index, now - start)
                 if now - start > self.timeouts.peer_timeout and (late := set(missing) - lost - slow):
                     slow |= late
-                    callbacks.slow(
-                        f"{WAITING} for round {round_index} of {', '.join(sorted(late))} for {now - start:.0f} s; its "
-                        f"heartbeat continues (until run.round_timeout, {self.timeouts.round_timeout:.0f} s)"
-                    )
+                    for peer in sorted(late):
+                        callbacks.slow(self._describe_wait(peer, round_index, now - start))
                 next_check = now + self.store.liveness_seconds
             time.sleep(pause)
             pause = min(2 * pause, longest)
+
+    def _describe_wait(self, peer: str, round_index: int, seconds: float) -> str:
+        """Return a message about a long wait for a peer that may still publish."""
+        silent, phase = self._heartbeats.seconds_since(peer)
+        alive = silent <= self.timeouts.peer_timeout
+        state = "its heartbeat continues" if alive else f"no heartbeat for {silent:.0f} s (last seen: {phase})"
+        return (
+            f"{WAITING} for round {round_index} of {peer} for {seconds:.0f} s; {state} (until run.round_timeout, "
+            f"{self.timeouts.round_timeout:.0f} s)"
+        )
 
     def _collect(
         self, peers: Sequence[str], round_index: int, shards: dict[str, Shard], callbacks: WaitCallbacks, start: float

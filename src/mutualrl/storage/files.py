@@ -271,12 +271,22 @@ def write_checksummed(path: Path, value: JsonObject, *, root: Path | None = None
     """Write a JSON object atomically with its own sha256, so that any changed byte is detected. With `root`, the
     directory that it belongs to, it also has its relative path there, so that a file moved from another place is
     detected."""
-    if root is not None:
-        relative = path.relative_to(root).as_posix()
-        if value.get(PATH_KEY, relative) != relative:
-            raise ValueError(f"{PATH_KEY}: found {value[PATH_KEY]!r}, expected {relative!r}")
-        value = {**value, PATH_KEY: relative}
-    write_atomic(path, checksummed_bytes(value))
+    write_atomic(path, checksummed_bytes(_located(path, value, root)))
+
+
+def create_checksummed(path: Path, value: JsonObject, *, root: Path | None = None) -> bool:
+    """Write a JSON object as `write_checksummed` does, unless the file exists; return whether it was written."""
+    return create_atomic(path, checksummed_bytes(_located(path, value, root)))
+
+
+def _located(path: Path, value: JsonObject, root: Path | None) -> JsonObject:
+    """Return an object with its path relative to `root`, if there is one."""
+    if root is None:
+        return value
+    relative = path.relative_to(root).as_posix()
+    if value.get(PATH_KEY, relative) != relative:
+        raise ValueError(f"{PATH_KEY}: found {value[PATH_KEY]!r}, expected {relative!r}")
+    return {**value, PATH_KEY: relative}
 
 
 def read_checksummed(path: Path, *, root: Path | None = None) -> JsonObject | None:

@@ -52,7 +52,8 @@ class RunInfo(Stored):
 
     `exchange`: URL of its exchange; empty if that is in the run's directory. `models`: digest of each policy's base
     model (`engines.model_files.model_digest`). `recipe`: the resolved recipe, of which recipe.yaml is a copy;
-    `recipe_sha256`: its sha256; `recipe_before_sha256`: the sha256 before the newest session.
+    `recipe_sha256`: its sha256; `recipe_before_sha256`: the sha256 before the newest session. `scripts`: users' own
+    scripts train the policies, and `recipe` has only what these share.
     """
 
     format: int = 0
@@ -72,6 +73,7 @@ class RunInfo(Stored):
     recipe: str = ""
     recipe_sha256: str = ""
     recipe_before_sha256: str = ""
+    scripts: bool = False
 
 
 class Validation(Stored):
@@ -86,10 +88,11 @@ class Validation(Stored):
 
 
 class PolicyResult(Stored):
-    """`result.json`: a policy's final report. Times in seconds, over all its attempts."""
+    """`result.json`: a policy's final report. Times in seconds, over all its attempts. `validation`: None for a policy
+    that its own script trained."""
 
     initial_validation: Validation | None
-    validation: Validation
+    validation: Validation | None
     steps: int
     rescued_pairs: int
     rescued_prompts: int

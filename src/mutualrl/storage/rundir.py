@@ -86,6 +86,11 @@ class PolicyFiles:
         return self.root / "prompts.json"
 
     @property
+    def lock(self) -> Path:
+        """Return the path of the lock that the policy's own script holds while it trains."""
+        return self.root / ".script.lock"
+
+    @property
     def failure(self) -> Path:
         """Return the path of the policy's error, if it could write one."""
         return self.root / "failure.json"
@@ -109,9 +114,15 @@ class RunDirectory:
 
     def recipe_text(self) -> str:
         """Return the run's recipe from run.json, or from recipe.yaml for a run of an older format. Raises as `info`
-        does, FileDamagedError if recipe.yaml is needed and cannot be read."""
-        if text := self.info().recipe:
-            return text
+        does, UsageError for a run of scripts, FileDamagedError if recipe.yaml is needed and cannot be read."""
+        info = self.info()
+        if info.scripts:
+            raise UsageError(
+                f"{self.root}: its policies were trained by scripts (Sharing.over) and have no recipe, which this "
+                "command needs; report, watch, runs, and exchange ls, verify and export read such a run"
+            )
+        if info.recipe:
+            return info.recipe
         try:
             return read_regular(self.recipe).decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:

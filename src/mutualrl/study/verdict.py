@@ -37,6 +37,10 @@ def _of_one(run: Run) -> Verdict:
     final = pool_accuracy(run)
     if run.state == RUNNING:
         return Verdict(f"{run.name} is running: no result yet.", (), (f"mutualrl watch {_quoted(run)}",))
+    if run.state == FINISHED and run.by_scripts:
+        return Verdict(f"{run.name} was trained by scripts, which measure no accuracy: the gain is unknown.", (), ())
+    if run.state != FINISHED and run.by_scripts:
+        return Verdict(f"{run.name} has not finished ({run.state}): no result yet.", (), ())
     if run.state != FINISHED:
         again = (f"mutualrl train --resume --run-dir {_quoted(run)}",) if _is_local(run) else ()
         return Verdict(f"{run.name} has not finished ({run.state}): no result yet.", (), again)

@@ -16,13 +16,14 @@ from mutualrl.tasks.arithmetic import ArithmeticTask
 from mutualrl.tasks.base import Split, Task, TaskData, TaskSource, load_prompts
 from mutualrl.tasks.countdown import COUNTDOWN_TASKS
 from mutualrl.tasks.dataset import DatasetTask
+from mutualrl.tasks.gsm8k import GSM8K_TASK
 from mutualrl.tasks.math import MATH_TASKS
 from mutualrl.tasks.mixture import MixtureTask
 from mutualrl.tasks.qa import QA_TASKS
 
 GROUP = "mutualrl.tasks"
 _GENERATED: tuple[Task, ...] = (ArithmeticTask(), *COUNTDOWN_TASKS, AdditionChainTask())
-_SINGLE: tuple[Task, ...] = (*_GENERATED, *MATH_TASKS, *QA_TASKS, DatasetTask())
+_SINGLE: tuple[Task, ...] = (*_GENERATED, *MATH_TASKS, GSM8K_TASK, *QA_TASKS, DatasetTask())
 TASKS: dict[str, Task] = {task.name: task for task in _SINGLE}
 TASKS["mixture"] = MixtureTask(dict(TASKS))
 

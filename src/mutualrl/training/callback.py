@@ -85,8 +85,8 @@ class StopCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transforme
 
 
 class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transformers are followed as Any
-    """Callback that writes one JSON line per step to `metrics.jsonl`, flushed at the end of the step, and runs greedy
-    validation every N steps.
+    """Callback that writes one JSON line per logged step to `metrics.jsonl`, flushed at the end of the step, and runs
+    greedy validation every N steps; never without `validate`.
 
     A non-finite value is written as null: JSON has no NaN. On a GPU the line has the peak memory allocated so far on
     the first rank. `log_validation` is called with every validation.
@@ -95,9 +95,9 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transfo
     def __init__(
         self,
         path: Path,
-        validate: Callable[[], Validation],
-        every: int,
-        steps: int,
+        validate: Callable[[], Validation] | None = None,
+        every: int = 0,
+        steps: int = 0,
         log_validation: Callable[[Validation], None] = lambda validation: None,
     ) -> None:
         self._log_validation = log_validation
@@ -110,7 +110,7 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transfo
     def on_step_end(self, args: Args, state: State, control: Control, **kwargs: object) -> None:
         """Validate every N steps, except after the last step: the final validation is run elsewhere."""
         step = state.global_step
-        if self._every and step % self._every == 0 and step < self._steps:
+        if self._validate is not None and self._every and step % self._every == 0 and step < self._steps:
             self._validation = self._validate()
             self._log_validation(self._validation)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accelerate.utils import broadcast_object_list, gather_object
+from pydantic import ValidationError
 
 from mutualrl.console.lines import notify
 from mutualrl.errors import PlanMismatchError, RoundAbortedError, UsageError
-from mutualrl.records import PublishSchema, Rollout
+from mutualrl.records import POLICY_NAME, PublishSchema, Rollout, name_problem
 from mutualrl.regimes import (
     GuideView,
     Needs,
@@ -29,9 +31,11 @@ from mutualrl.regimes import (
 )
 from mutualrl.regimes.advantages import success_rate
 from mutualrl.regimes.spec import needs_nothing
-from mutualrl.see import Exchange, Heartbeat, ReadLog, Shard
+from mutualrl.see import Exchange, Heartbeat, ReadLog, Shard, WaitTimeouts
+from mutualrl.storage.rundir import RunDirectory
 from mutualrl.training.peers import PeerLink, PeerRounds
 from mutualrl.training.rescues import RescueLog
+from mutualrl.training.script_run import ScriptRun
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -80,7 +84,8 @@ class Sharing:
     `solutions`: the data's correct completions, by prompt id. `rescues`: log of texts learnt from peers. `resume`: the
     next training claims the policy as a new attempt. `state`: of the regime. `uses`: number of nll rows per prompt.
     `dead`: prompts whose last group had no reward above 0. `past`: own rounds that peers may not have reached.
-    `end_tokens`: how often each token ended an own rollout. The last five are saved in checkpoints.
+    `end_tokens`: how often each token ended an own rollout. These five are saved in checkpoints. `script`: the run that
+    users' own scripts share; None under `mutualrl train`.
     """
 
     link: PeerLink
@@ -98,6 +103,7 @@ class Sharing:
     dead: set[str] = field(default_factory=set)
     past: dict[int, PastRound] = field(default_factory=dict)
     end_tokens: Counter[int] = field(default_factory=Counter)
+    script: ScriptRun | None = None
 
     @classmethod
     def over(
@@ -114,25 +120,32 @@ class Sharing:
         resume: bool = False,
         solutions: Mapping[str, str] | None = None,
         staleness: int = 0,
+        timeouts: WaitTimeouts | None = None,
         **settings: object,
     ) -> Sharing:
-        """Share over a directory, for `MutualGRPOTrainer` in a user's script.
+        """Share over a run directory, for `MutualGRPOTrainer` in a user's script.
 
-        All policies of a run use the same `root` and `run_id`. `regime`: a name, an import path, or a RegimeSpec. A
+        All policies of a run use the same `root`, `run_id`, regime settings and number of steps. The exchange is in
+        `root/exchange`, metrics and rescues in `root/policies/POLICY`, where `mutualrl report` and `watch` find them.
+        `timeouts`: how long the policy waits; by default up to an hour per round, for a peer that starts later or was
+        killed and is started again. `regime`: a name, an import path, or a RegimeSpec. A
         regime that aligns traces needs the peers' `tokenizers` by name; one that learns the data's solutions needs
         `solutions` by prompt id. A script that resumes from a checkpoint (`train(resume_from_checkpoint=...)`) passes
         `resume=True` and becomes a new attempt of its policy, which fences the previous one. A peer may be `staleness`
         rounds behind before the policy waits for it.
         Raises UsageError when this policy has already published in `root` (rounds of an earlier run must not be
-        treated as this run's), or when tokenizers or solutions are missing.
+        treated as this run's), for names or settings that are wrong, or when tokenizers or solutions are missing.
         """
-        exchange = Exchange(root, policy, run_id)
+        spec = regime if isinstance(regime, RegimeSpec) else get_regime(regime)
+        _require_peers(policy, peers, spec)
+        regime_settings = _settings(spec, settings)
+        run = RunDirectory(root)
+        waits = timeouts or WaitTimeouts(on_peer_loss="wait", late_start=True)
+        exchange = Exchange(run.exchange, policy, run_id, timeouts=waits)
         if not resume and exchange.rounds(policy):
             raise UsageError(
                 f"{exchange.location(policy)} has rounds of an earlier run; use a separate directory per run"
             )
-        spec = regime if isinstance(regime, RegimeSpec) else get_regime(regime)
-        regime_settings = spec.settings(**settings)
         schema = publish_schema(spec, [regime_settings])
         peer_tokenizers = dict(tokenizers or {})
         missing = sorted(set(peers) - set(peer_tokenizers))
@@ -165,6 +178,8 @@ class Sharing:
             tokenizers=peer_tokenizers,
             solutions=dict(solutions or {}),
             resume=resume,
+            rescues=RescueLog(run.policy(policy).rescues),
+            script=ScriptRun(run, run_id, tuple(sorted({policy, *peers})), spec, regime_settings, run_seed),
         )
 
     def claim_attempt(self, accelerator: Accelerator) -> None:
@@ -353,6 +368,37 @@ class Sharing:
         revived = alive & self.dead
         self.dead = (self.dead - revived) | (set(groups) - alive)
         return {"prompts/dead": float(len(self.dead)), "prompts/revived": float(len(revived))}
+
+
+def _require_peers(policy: str, peers: Sequence[str], spec: RegimeSpec) -> None:
+    """Raise UsageError for names of policies that cannot form a pool."""
+    for name in (policy, *peers):
+        form = "expected lower-case letters, digits, '.', '_' or '-'"
+        problem = name_problem(name) if re.match(POLICY_NAME, name) else form
+        if problem is not None:
+            raise UsageError(f"Sharing.over: found the policy name {name!r}; {problem}")
+    if policy in peers:
+        raise UsageError(f"Sharing.over: peers={list(peers)!r} has policy={policy!r} itself; name only the others")
+    if repeated := [name for name, count in Counter(peers).items() if count > 1]:
+        raise UsageError(f"Sharing.over: peers={list(peers)!r} names {repeated[0]!r} twice")
+    if spec.reads_peers and not peers:
+        raise UsageError(
+            f"Sharing.over: regime {spec.name!r} shares between policies; expected at least one name in peers"
+        )
+
+
+def _settings(spec: RegimeSpec, given: Mapping[str, object]) -> RegimeSettings:
+    """Return the regime's settings. Raises UsageError naming those that are unknown or wrong."""
+    try:
+        return spec.settings(**given)
+    except ValidationError as error:
+        lines = []
+        for detail in error.errors(include_url=False):
+            key = ".".join(map(str, detail["loc"]))
+            unknown = detail["type"] == "extra_forbidden"
+            problem = f"expected one of: {', '.join(spec.settings.model_fields)}" if unknown else detail["msg"]
+            lines.append(f"{key}: found {detail['input']!r:.80}; {problem}")
+        raise UsageError(f"Sharing.over: regime {spec.name!r}: {'; '.join(lines)}") from None
 
 
 def capabilities(view: RoundView) -> dict[str, float]:

@@ -27,10 +27,11 @@ from mutualrl.thl import decode_completion, end_token, ended, last_tokens
 from mutualrl.thl.table import table_of
 from mutualrl.tiny import is_embedded
 from mutualrl.training.answers import PromptRows, answer
-from mutualrl.training.callback import SharingCallback
+from mutualrl.training.callback import MetricsCallback, SharingCallback
 from mutualrl.training.checkpointing import Checkpointer, StepEnd, random_state, set_random_state
 from mutualrl.training.extra_rows import ExtraRows
 from mutualrl.training.sampled_text import require_sampled_text
+from mutualrl.training.script_run import ScriptRunCallback
 from mutualrl.training.sharing import OwnBatch, PromptTokens, SharedRound, Sharing, remember
 from mutualrl.training.state import load_state, save_state
 from mutualrl.training.transfer import TokenTransfer
@@ -97,6 +98,9 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         self._set_end_token(sharing)
         self._require_tokenizers(sharing)
         self.prompt_rows = PromptRows(self)
+        if sharing.script is not None:
+            self.add_callback(ScriptRunCallback(self, sharing.script))
+            self.add_callback(MetricsCallback(sharing.script.run.policy(sharing.link.policy).metrics))
         self.add_callback(SharingCallback(sharing.link))
         self._check_settings(sharing)
         self.reward_func_names: list[str] = distinct_names(self.reward_func_names)

@@ -1,0 +1,176 @@
+"""Two policies in training scripts of their own: `examples/two_scripts.py`, started as its header says."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import PATIENCE, REPOSITORY, Cli, on_core, xdist_worker_number
+from mutualrl.errors import RunDirectoryError, UsageError
+from mutualrl.regimes import get_regime
+from mutualrl.storage.rundir import RunDirectory, hold
+from mutualrl.training import Sharing
+from mutualrl.training.script_run import ScriptRun, cut_after
+from runs import wait_until
+
+SCRIPT = str(REPOSITORY / "examples" / "two_scripts.py")
+STEPS = 12
+
+
+class Scripts:
+    """The scripts of one run, each in a process of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, policy: str, *arguments: str, program: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
+        """Start the script of a policy, under `program` (a launcher)."""
+        command = [sys.executable, *program, SCRIPT, policy, "--steps", str(STEPS), *arguments]
+        with on_core(xdist_worker_number()), (self.directory / f"{policy}.log").open("ab") as log:
+            process = subprocess.Popen(
+                command, cwd=self.directory, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}
+            )
+        self.processes.append(process)
+        return process
+
+    def finish(self) -> None:
+        """Wait for all scripts that have not been killed; fail if one failed."""
+        for process in self.processes:
+            assert process.wait(PATIENCE) in (0, -signal.SIGKILL), self.logs()
+
+    def logs(self) -> str:
+        return "".join(path.read_text() for path in sorted(self.directory.glob("*.log")))
+
+    def lines(self, policy: str, name: str = "metrics.jsonl") -> list[dict[str, object]]:
+        path = self.directory / "runs" / "two-scripts" / "policies" / policy / name
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def weights(self) -> dict[str, str]:
+        """Return the sha256 of each policy's trained weights."""
+        models = self.directory.glob("checkpoints/*/trained/model.safetensors")
+        return {path.parts[-3]: hashlib.sha256(path.read_bytes()).hexdigest() for path in models}
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> Iterator[Scripts]:
+    started = Scripts(tmp_path)
+    yield started
+    for process in started.processes:
+        process.kill()
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+def test_killed_script_resumes_while_its_peer_waits_and_ends_in_the_same_weights(
+    scripts: Scripts, tmp_path_factory: pytest.TempPathFactory, cli: Cli
+) -> None:
+    undisturbed = Scripts(tmp_path_factory.mktemp("undisturbed"))
+    for policy in ("ada", "bob"):
+        undisturbed.start(policy)
+    undisturbed.finish()
+    ada = scripts.start("ada")
+    wait_until(lambda: "waiting for bob, which has published nothing yet. Start its script" in scripts.logs())
+    scripts.start("bob")
+    wait_until(lambda: len(scripts.lines("ada")) >= 7)  # past the checkpoint of step 5
+    ada.kill()
+    ada.wait()
+    scripts.start("ada", "--resume")
+    scripts.finish()
+    for policy in ("ada", "bob"):
+        assert [line["step"] for line in scripts.lines(policy)] == list(range(1, STEPS + 1))
+        assert scripts.lines(policy, "rescues.jsonl") == undisturbed.lines(policy, "rescues.jsonl") != []
+    assert scripts.weights() == undisturbed.weights()
+    assert set(scripts.weights()) == {"ada", "bob"}
+
+    run = scripts.directory / "runs" / "two-scripts"
+    (row,) = json.loads(cli("runs", "ls", run, "--json").stdout)["runs"]
+    assert (row["state"], row["regime"], row["steps"]) == ("finished", "sgt", STEPS)
+    assert json.loads(cli("runs", "verify", run, "--json").stdout)["damaged"] == []
+    assert "has finished; its scripts measure no accuracy" in cli("watch", run).stdout
+    report = cli("report", run, "--json", MUTUALRL_REPORT="1")
+    assert "was trained by scripts" in Path(json.loads(report.stdout)["page"]).read_text()
+    refused = cli("complementarity", "--run", run)
+    assert (refused.returncode, "trained by scripts (Sharing.over)" in refused.stderr) == (2, True)
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+def test_policy_over_two_processes_shares_with_a_single_process(scripts: Scripts) -> None:
+    scripts.start("ada", program=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"))
+    scripts.start("bob")
+    scripts.finish()
+    for policy in ("ada", "bob"):
+        lines = scripts.lines(policy)
+        assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+        assert sum(line["sgt/pairs"] for line in lines) > 0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"policy": "a", "peers": ["a"]}, "has policy='a' itself"),
+        ({"peers": ["b", "b"]}, "names 'b' twice"),
+        ({"peers": []}, "shares between policies"),
+        ({"policy": "run.json"}, "looks like a file of a run"),
+        ({"policy": "../a"}, "expected lower-case letters"),
+        ({"wieght": 0.1}, "wieght: found 0.1; expected one of: "),
+        ({"weight": "heavy"}, "weight: found 'heavy'; "),
+    ],
+)
+def test_wrong_names_and_settings_are_refused(tmp_path: Path, changed: dict[str, object], message: str) -> None:
+    arguments: dict[str, object] = {"policy": "a", "peers": ["b"], "regime": "sgt", **changed}
+    with pytest.raises(UsageError) as error:
+        Sharing.over(tmp_path, **arguments)  # type: ignore[arg-type]
+    assert message in str(error.value)
+
+
+def script_run(root: Path, run_id: str = "script", **settings: object) -> ScriptRun:
+    spec = get_regime("sgt")
+    return ScriptRun(RunDirectory(root), run_id, ("a", "b"), spec, spec.settings(**settings), seed=0)
+
+
+def test_scripts_that_differ_are_refused_by_key(tmp_path: Path) -> None:
+    first = script_run(tmp_path)
+    first.join(first.info(10, ["exact"]))
+    first.join(first.info(10, ["exact"]))  # a second script that agrees
+    for other, steps, key in (
+        (script_run(tmp_path, weight=0.5), 10, "regime"),
+        (script_run(tmp_path), 11, "run"),
+        (script_run(tmp_path, run_id="x"), 10, "run_id"),
+    ):
+        with pytest.raises(UsageError, match=rf"must agree and differ: {key}: found .*, here "):
+            other.join(other.info(steps, ["exact"]))
+    assert RunDirectory(tmp_path).info().scripts
+
+
+def test_policy_is_trained_by_one_script_at_a_time(tmp_path: Path) -> None:
+    lock = RunDirectory(tmp_path).policy("a").lock
+    lock.parent.mkdir(parents=True)
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom mutualrl.storage.rundir import hold\n"
+        "with hold(Path(sys.argv[1]), 'x'):\n    print('held', flush=True)\n    sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        with pytest.raises(RunDirectoryError, match="is in use"), hold(lock, "r, policy 'a',"):
+            raise AssertionError
+        other.communicate("")
+
+
+def test_logs_are_cut_after_the_step_of_the_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"step": 5}\n{"step": 6}\n{"step"')
+    cut_after(path, 5)
+    assert path.read_bytes() == b'{"step": 1}\n{"step": 5}\n'
+    cut_after(tmp_path / "absent.jsonl", 5)
