@@ -6,7 +6,7 @@
     mutualrl report runs/two-scripts
 
     python examples/two_scripts.py ada --resume        # after a crash; bob waits meanwhile, for up to an hour
-    torchrun --nproc-per-node 2 examples/two_scripts.py ada     # one policy in two processes; so does accelerate launch
+    torchrun --nproc-per-node 2 examples/two_scripts.py ada     # one policy in two processes
 
 Equal in both scripts: the run directory, the regime and its settings, the number of steps, and the rows with their
 order, which `seed`, the number of prompts per round and of rollouts per prompt decide. Model, tokenizer, learning rate

@@ -301,3 +301,37 @@ def test_page_is_usable_by_keyboard_alone(cli_here: Cli, tmp_path: Path, browser
     assert {"summary", "rescue-policy", "rescue-outcome", "rescue-search"} <= set(reached)
     ActionChains(browser).send_keys(Keys.ENTER).perform()
     assert browser.find_element("id", "rescue-status").text == "11 to 20 of 25 rescues"
+
+
+def test_phone_scrolls_tables_and_plots_instead_of_shrinking_them(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
+    long = "a-name-of-a-run-that-is-rather-long"
+    runs = [made_run(tmp_path / f"{long}-{regime}", regime, seed=0, gain=0.2) for regime in ("grpo", "sgt")]
+    with_rescues(runs[-1], "ada", [rescue(1)])
+    page = page_of(cli_here, *runs, "--out", "page")
+    size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        open_page(browser, page)
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
+        narrowest = "return Math.min(...[...document.querySelectorAll('.sortable td')].map(e => e.clientWidth))"
+        assert browser.execute_script(narrowest) >= 24
+        lines = (
+            "return [...document.querySelectorAll('.sortable td, .sortable th')].map(e => {"
+            " const words = e.textContent.split(/[^A-Za-z]+/).filter(w => w.length <= 12);"
+            " const longest = Math.max(0, ...words.map(w => w.length));"
+            " return e.clientWidth / Math.max(1, longest); })"
+        )
+        assert min(browser.execute_script(lines)) > 6  # pixels per letter: no word of a column name is broken
+        heights = "return [...document.querySelectorAll('figure svg text')].map(e => e.getBoundingClientRect().height)"
+        upright = [height for height in browser.execute_script(heights) if height > 0]
+        assert upright and min(upright) >= 9
+        plot = browser.find_element("css selector", "figure .scroll")
+        assert browser.execute_script("return arguments[0].scrollWidth > arguments[0].clientWidth", plot)
+        intro = browser.find_element("css selector", "#rescues > p").text
+        assert "own answers (above)" in intro and "trained on (below)" in intro
+        own, peer = browser.find_elements("css selector", ".rescue .pair > div")
+        assert own.rect["y"] + own.rect["height"] <= peer.rect["y"]
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    open_page(browser, page)
+    assert "own answers (left)" in browser.find_element("css selector", "#rescues > p").text

@@ -42,6 +42,9 @@ def draw_figure(figure: Figure, directory: Path) -> str:
     return inline(svg, figure.name, round(96 * (width * columns + 0.4)))
 
 
+LEAST = 0.85  # of a drawing's width, at which its smallest text (8 pt) has 9 pixels
+
+
 STYLE: dict[str, Any] = {
     "svg.fonttype": "none",  # keep text as text: searchable and small
     "text.parse_math": False,  # names may contain dollar signs
@@ -132,7 +135,7 @@ def _legend(canvas: Any, axes: Any) -> None:
 
 
 def inline(svg: str, name: str, width: int) -> str:
-    """Return the drawing for a page, at most `width` pixels wide: no prologue, unique ids, and the page's colours in
+    """Return the drawing for a page, at most `width` pixels wide, on a narrow page at least LEAST of it: no prologue, unique ids, and the page's colours in
     place of black and white."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
@@ -144,4 +147,5 @@ def inline(svg: str, name: str, width: int) -> str:
     # scales with the page; hidden from screen readers, which have the caption and the table
     tag, rest = body.split(">", 1)
     attributes = re.sub(r'\b(width|height)="[^"]*"', "", tag.removeprefix("<svg"))
-    return f'<svg aria-hidden="true" focusable="false" style="max-width: {width}px" {attributes}>{rest}'
+    style = f"max-width: {width}px; --least-width: {round(LEAST * width)}px"
+    return f'<svg aria-hidden="true" focusable="false" style="{style}" {attributes}>{rest}'
