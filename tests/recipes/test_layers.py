@@ -252,3 +252,29 @@ def test_reward_files_next_to_a_pool_file_are_resolved(tmp_path: Path) -> None:
     layers.add_file(directory / "pool.yaml")
     rewards = [f"{directory / 'judge.py'}:score", "elsewhere.py:score", "boxed", "package.module:score"]
     assert layers.value["task"]["reward"] == rewards
+
+
+def test_pool_with_settings_of_a_regime_serves_every_regime(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pool = tmp_path / "pool.yaml"
+    policies = "policies:\n  - {name: a, model: 'tiny:ada', regime: {weight: 0.2}}\n  - {name: b, model: 'tiny:bob'}\n"
+    pool.write_text(policies + "regime: {weight: 0.3, success_above: 0.7}\n")
+    chosen = resolve(Request(pool=str(pool), regime="sgt"))
+    first, second = (chosen.regime_settings(name).model_dump() for name in ("a", "b"))
+    assert (first["weight"], second["weight"]) == (0.2, 0.3)  # not replaced by what is shipped with sgt
+    assert (second["success_above"], second["failure_below"]) == (0.7, 0.2)
+    assert not caplog.messages
+    for regime in ("grpo", "xgrpo"):
+        assert resolve(Request(pool=str(pool), regime=regime)).regime_name == regime
+    assert caplog.messages[0] == "the pool sets regime.weight, regime.success_above, which grpo does not have: left out"
+    caplog.clear()
+    assert resolve(Request(pool=str(pool))).regime_name == "grpo"  # as the diagnostics, to which no regime matters
+    assert not caplog.messages
+    given = resolve(Request(pool=str(pool), regime="sgt", assignments=("regime.weight=0.9",)))
+    assert given.regime_settings("b").model_dump()["weight"] == 0.9
+
+
+def test_setting_of_no_regime_in_a_pool_is_refused(tmp_path: Path) -> None:
+    pool = tmp_path / "pool.yaml"
+    pool.write_text("policies: [{name: a, model: 'tiny:ada', regime: {wieght: 0.2}}, {name: b, model: 'tiny:bob'}]\n")
+    with pytest.raises(RecipeError, match="regime.wieght: unknown key"):
+        resolve(Request(pool=str(pool), regime="grpo"))

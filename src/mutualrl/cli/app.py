@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +29,7 @@ from mutualrl.cli.tasks import tasks
 from mutualrl.cli.thl_check import thl_check
 from mutualrl.cli.train import train
 from mutualrl.cli.watch import watch
-from mutualrl.console.display import print_text
+from mutualrl.console.display import correct_columns, print_text
 from mutualrl.process.parent_watch import stop_with_parent
 
 #: the exception that an invalid flag raises, in whichever click Typer uses
@@ -103,6 +105,9 @@ def root(
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line. If code that it calls aborts the process, such as the library of a reward function, the
+    file, line and function are printed."""
+    faulthandler.enable()
+    correct_columns(os.environ)
     stop_with_parent()
     app()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from mutualrl.cli.output import emit, screen
+from mutualrl.cli.output import emit, screen, show_table
 from mutualrl.console.display import clean, print_text
 from mutualrl.engines.model_files import is_local
 from mutualrl.errors import DataUnavailableError, MachineError, MutualRLError
@@ -28,6 +28,7 @@ from mutualrl.recipes.trainer_table import defaults
 from mutualrl.records import Prompt
 from mutualrl.see.files import PUBLISH_REQUESTS, READ_REQUESTS
 from mutualrl.see.mirror import BEATS
+from mutualrl.storage.hub import hub_problem
 from mutualrl.storage.rundir import require_creatable
 from mutualrl.tasks.reward_trial import TRIAL_PROMPTS, Trial, try_rewards
 from mutualrl.tasks.rewarding import BOXED
@@ -99,7 +100,8 @@ def plan_of(recipe: Recipe, launch: Launch) -> Plan:
         except MutualRLError as error:
             placements[label] = str(error)
             impossible.append(error)
-    failure = impossible[0] if len(impossible) == len(machines) else None
+    on_recipe = next(iter(placements.values()))  # the hardware that the recipe names, else this machine
+    failure = impossible[0] if isinstance(on_recipe, str) else None
     missing = lacking(recipe, machine)
     notes: Sequence[str] = ()
     trials: dict[str, list[Trial]] = {}
@@ -115,6 +117,7 @@ def plan_of(recipe: Recipe, launch: Launch) -> Plan:
         if placement is not None:
             recipe, _ = check_batch(recipe, placement.allocations[0].batch, inputs)
         check_models(recipe, [p.name for p in recipe.policies])
+        missing += _absent_models(recipe)
         tokenizers = None if recipe.task.has_turns else _local_tokenizers(recipe)
         if tokenizers is not None:
             notes = [*notes, *_prompt_notes(recipe, inputs.prompts, tokenizers)]
@@ -129,6 +132,13 @@ def plan_of(recipe: Recipe, launch: Launch) -> Plan:
         if not isinstance(planned_placement, str):
             memory[label] = {a.policy: estimate_allocation(recipe, a) for a in planned_placement.allocations}
     return Plan(recipe, placements, memory, trials, untried, missing, notes, failure)
+
+
+def _absent_models(recipe: Recipe) -> list[str]:
+    """Return the models that are neither on this machine nor, without a hub, to be downloaded."""
+    absent = [p for p in recipe.policies if not is_local(resolve_path(p.model), p.revision)]
+    problem = hub_problem() if absent else None
+    return [] if problem is None else [f"the model {p.model!r} of policy {p.name!r} ({problem})" for p in absent]
 
 
 def _local_tokenizers(recipe: Recipe) -> Mapping[str, PreTrainedTokenizerBase] | None:
@@ -162,7 +172,7 @@ def plan_json(plan: Plan) -> dict[str, object]:
         "lacking": plan.missing,
         "notes": list(plan.notes),
         "exchange": requests(plan.recipe),
-        "rewards": {policy: [asdict(trial) for trial in trials] for policy, trials in plan.trials.items()},
+        "rewards": {policy: [_trial_json(trial) for trial in trials] for policy, trials in plan.trials.items()},
     }
 
 
@@ -170,7 +180,10 @@ def show_plan(plan: Plan) -> None:
     """Print a plan without its recipe."""
     console, recipe = screen(), plan.recipe
     for label, placement in plan.placements.items():
-        console.print(_placement_table(label, placement, plan.memory.get(label, {})))
+        if isinstance(placement, str):
+            print_text(console, f"Placement on {label}: {placement}")
+        else:
+            show_table(_placement_table(label, placement, plan.memory.get(label, {})))
     if recipe.bucket is not None:
         counts = requests(recipe)
         message = (
@@ -183,7 +196,7 @@ def show_plan(plan: Plan) -> None:
     if (waits := waiting(recipe, first)) is not None:
         print_text(console, waits)
     for policy, trials in plan.trials.items():
-        console.print(_trial_table(policy, recipe.task.reward, trials))
+        show_table(_trial_table(policy, recipe.task.reward, trials))
     if plan.untried:
         print_text(console, f"The reward function was not tried: {plan.untried}")
     if (unset := unset_defaults(recipe)) is not None:
@@ -223,8 +236,17 @@ def _trial_table(policy: str, paths: Sequence[str], trials: Sequence[Trial]) -> 
     names = ", ".join(path.rpartition("/")[2] for path in paths)
     table = Table("completion", "rewards", title=clean(f"{names} on the first prompts as {policy} sees them"))
     for trial in trials:
-        table.add_row(trial.completion, ", ".join(f"{reward:g}" for reward in trial.rewards))
+        table.add_row(trial.completion, ", ".join(map(_reward, trial.rewards)))
     return table
+
+
+def _trial_json(trial: Trial) -> dict[str, object]:
+    rewards = [None if math.isnan(reward) else reward for reward in trial.rewards]
+    return {"completion": trial.completion, "rewards": rewards}
+
+
+def _reward(value: float) -> str:
+    return "no reward" if math.isnan(value) else f"{value:g}"
 
 
 def unset_defaults(recipe: Recipe) -> str | None:
@@ -296,9 +318,7 @@ def _placements_json(planned: dict[str, Placement | str]) -> dict[str, object]:
     return placements
 
 
-def _placement_table(label: str, placement: Placement | str, memory: dict[str, Estimate | None]) -> Table | str:
-    if isinstance(placement, str):
-        return f"Placement on {label}: {placement}"
+def _placement_table(label: str, placement: Placement, memory: dict[str, Estimate | None]) -> Table:
     table = Table(
         "policy",
         "devices",

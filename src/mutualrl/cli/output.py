@@ -62,7 +62,7 @@ def plain_lines(table: Table) -> list[str]:
     lines = [str(table.title)] if table.title else []
     for row in zip(*(column.cells for column in table.columns), strict=True):
         lines += ["", *(f"{name}: {value}" for name, value in zip(names, row, strict=True))]
-    return lines
+    return [*lines, str(table.caption)] if table.caption else lines
 
 
 def show_verification(result: Verification, *, as_json: bool) -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 from mutualrl.cli.completion import copied_names
 from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, reports_errors, screen, show_table
-from mutualrl.console.display import print_text
+from mutualrl.console.display import PLAIN_BELOW, print_text
 
 FRAME = 10  # columns that the borders of a three-column table take
 
@@ -56,7 +56,7 @@ def ls(
     table = Table("kind", "name", "about")
     for kind, name, about in shown:
         description = Text(about)
-        if not verbose:
+        if not verbose and screen().width >= PLAIN_BELOW:
             description.truncate(max(width, 10), overflow="ellipsis")
         table.add_row(kind, name, description)
     show_table(table)

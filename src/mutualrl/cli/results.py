@@ -26,7 +26,7 @@ def show_summary(summary: dict[str, Any], run_dir: Path | str) -> None:
     table = Table("policy", "all", *map(cell, shown), *sharing)
     for name, result in summary["policies"].items():
         before, after = result["initial_validation"], result["validation"]
-        cells = [f"{before['accuracy']:.2f} -> {after['accuracy']:.2f}"]
+        cells = [" -> ".join(map(_accuracy, (before, after)))]
         cells += [f"{before['by_group'][g]:.2f} -> {after['by_group'][g]:.2f}" for g in shown]
         if sharing:
             cells += [str(result["rescued_pairs"]), f"{result['wait_seconds']:.0f} s"]
@@ -51,6 +51,11 @@ def show_summary(summary: dict[str, Any], run_dir: Path | str) -> None:
     for note in summary.get("notes", ()):
         print_text(console, f"Note: {note}")
     print_text(console, f"{summary['seconds']:.0f} s in total; the run is in {run_dir!s}")
+
+
+def _accuracy(validation: dict[str, Any]) -> str:
+    unscored = validation.get("unscorable") and validation["unscorable"] == validation["n"]
+    return "no reward" if unscored else f"{validation['accuracy']:.2f}"
 
 
 def run_row(overview: Overview) -> dict[str, Any]:

@@ -5,12 +5,24 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
+from collections.abc import MutableMapping
 
 from rich.console import Console
 from rich.markup import escape
 
 NARROWEST = 20  # columns below which a width is not believed: COLUMNS=0 would print nothing
 PLAIN_BELOW = 60  # columns below which a table is printed as lines
+
+
+def correct_columns(environment: MutableMapping[str, str]) -> None:
+    """Replace a width in COLUMNS that nothing can be printed in: below NARROWEST by that, 0 and no number by none."""
+    given = environment.get("COLUMNS")
+    if given is None:
+        return
+    if not given.strip().isdecimal() or int(given) == 0:
+        del environment["COLUMNS"]
+    elif int(given) < NARROWEST:
+        environment["COLUMNS"] = str(NARROWEST)
 
 
 def make_console(*, stderr: bool = False, width: int | None = None) -> Console:

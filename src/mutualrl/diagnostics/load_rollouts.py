@@ -202,7 +202,9 @@ def _sample_policy(
         (prompt, number, c) for prompt, group in zip(prompts, groups, strict=True) for number, c in enumerate(group)
     ]
     weights = sampled.recipe.trainer_settings(name).get("reward_weights")
-    rewards = rewards_of(sampled.recipe.task.reward, weights, [(prompt, c) for prompt, _, c in flat], tokenizer)
+    answered = [(prompt, completion) for prompt, _, completion in flat]
+    timeout = sampled.recipe.run.step_timeout
+    rewards = rewards_of(sampled.recipe.task.reward, weights, answered, tokenizer, timeout)
     columns: dict[str, list[Any]] = {
         "policy": [name] * len(flat),
         "round": [0] * len(flat),

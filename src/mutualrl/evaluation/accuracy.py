@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,10 +20,11 @@ def k_values(samples: int) -> list[int]:
 
 def figures(prompts: Sequence[Prompt], rows: Sequence[Row], samples: int) -> dict[str, Any]:
     """Return `{"n", "accuracy", "stderr", "by_group", "groups", "facets", "no_box", "truncated", "too_long",
-    "pass_at_k"}` over all prompts, `samples` rows each in the prompts' order.
+    "unscorable", "pass_at_k"}` over all prompts, `samples` rows each in the prompts' order.
 
-    accuracy: mean reward; stderr: over the prompts' mean rewards; no_box, truncated, too_long: fractions of all
-    completions. `groups` and `facets` (subject, level) map names to `{"n", "accuracy", "stderr"}`. Raises ValueError
+    accuracy: mean reward; stderr: over the prompts' mean rewards; no_box, truncated, too_long, unscorable (without a
+    reward, which counts as 0): fractions of all completions. `groups` and `facets` (subject, level) map names to
+    `{"n", "accuracy", "stderr"}`. Raises ValueError
     when the counts differ.
     """
     if not prompts or len(rows) != samples * len(prompts):
@@ -32,7 +34,7 @@ def figures(prompts: Sequence[Prompt], rows: Sequence[Row], samples: int) -> dic
     for prompt, group in zip(prompts, groups, strict=True):
         if any(row["prompt_id"] != prompt.id for row in group):
             raise ValueError("completions are not in the order of their prompts")
-        means.append(sum(row["reward"] for row in group) / samples)
+        means.append(sum(row["reward"] for row in group if not math.isnan(row["reward"])) / samples)
         hits.append(sum(row["reward"] == 1.0 for row in group))
     by_group = breakdown([p.group for p in prompts], means)
     facets = {}
@@ -48,6 +50,7 @@ def figures(prompts: Sequence[Prompt], rows: Sequence[Row], samples: int) -> dic
         "no_box": _fraction(rows, "no_box"),
         "truncated": sum(not row["ended"] for row in rows) / len(rows),
         "too_long": _fraction(rows, "too_long"),
+        "unscorable": sum(math.isnan(row["reward"]) for row in rows) / len(rows),
         "tokens": sum(row["tokens"] for row in rows) / len(rows),
     }
     if samples > 1:

@@ -20,11 +20,13 @@ def _main(result: Row) -> str:
     first = rows[0][3]
     passes = [k for k in first.get("pass_at_k", {}) if k != "1"]
     long = any(t["too_long"] for *_, t in rows)
+    unscorable = any(t["unscorable"] for *_, t in rows)
     verify = any("math_verify" in t for *_, t in rows)
     head = ["model", "task", "evaluated", "engine", "n", "accuracy", "standard error"]
     head += [f"pass@{k}" for k in passes] + (["math-verify", "unverified"] if verify else [])
     boxed = any(t["no_box"] is not None for *_, t in rows)  # checked only under the boxed reward
     head += (["no box"] if boxed else []) + ["truncated"] + (["too long"] if long else [])
+    head += ["no reward"] if unscorable else []
     cells = []
     for model, task, m, t in rows:
         line = [name(model), task, name(result["tasks"][task]["evaluated"]), m["engine"], str(t["n"])]
@@ -34,6 +36,7 @@ def _main(result: Row) -> str:
             line += [number(t["math_verify"]["accuracy"], 3), str(t["math_verify"]["unverified"])]
         line += [number(t["no_box"], 2)] if boxed else []
         line += [number(t["truncated"], 2)] + ([number(t["too_long"], 2)] if long else [])
+        line += [number(t["unscorable"], 2)] if unscorable else []
         cells.append(line)
     return table(f"{name(result['suite'])}: {how(result)}", head, cells)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from mutualrl.console.display import clean
 from mutualrl.mwra.placement import Allocation
 from mutualrl.process import loopback
 from mutualrl.see.exchange import claimed_attempt
-from mutualrl.see.liveness import clear_heartbeats, last_heartbeat
+from mutualrl.see.liveness import SCORING, clear_heartbeats, last_heartbeat
 from mutualrl.see.location import record_store
 from mutualrl.storage.files import remove_temporaries, try_read_json
 from mutualrl.storage.rundir import RunDirectory
@@ -194,6 +195,17 @@ def describe_death(run: RunDirectory, policy: str, code: int) -> str:
     seen = f", last seen: {clean(str(beat['phase']), 200)}" if beat.get("phase") else ""
     cause = f", no error recorded{seen}" if failure is None else f": {failure[1]}"
     return f"died (exit code {code}{cause})"
+
+
+def reward_failure(run: RunDirectory, policy: str, code: int) -> str | None:
+    """Return the message for a policy whose process ended by itself while a reward function ran, such as one whose
+    library aborts: a restart would end in the same way. None for another end, and for a process that was killed."""
+    beat = last_heartbeat(record_store(run), policy) or {}
+    phase = str(beat.get("phase", ""))
+    killed = {128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)}
+    if not phase.startswith(f"{SCORING}:") or code in killed:
+        return None
+    return f"{clean(phase.removeprefix(f'{SCORING}: '), 200)} ended its process (exit code {code})"
 
 
 def tail(log: Path, lines: int = 5) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from mutualrl.console.display import print_text
-from mutualrl.errors import MutualRLError, PeerLostError, exit_code_of
+from mutualrl.errors import MutualRLError, PeerLostError, RewardError, exit_code_of
 from mutualrl.mwra.group import (
     CONSEQUENCES,
     ProcessGroup,
@@ -21,6 +21,7 @@ from mutualrl.mwra.group import (
     end,
     failure_of,
     next_attempt,
+    reward_failure,
     tail,
 )
 from mutualrl.mwra.placement import Allocation
@@ -117,6 +118,7 @@ class PolicySupervisor:
     def _start(self, managed: ManagedPolicy) -> None:
         if managed.group is not None:  # its agent has ended, but a worker may still run
             end([managed.group], self._tag(managed), grace=0)
+        self.run.require_present()
         managed.attempt = next_attempt(self.run, managed.name)
         clear_attempt(self.run, managed.name)
         managed.watch.reset()
@@ -206,7 +208,12 @@ class PolicySupervisor:
     def _error_of(self, managed: ManagedPolicy) -> MutualRLError | None:
         """Return the error in a policy's failure file, or None for a death that a restart may fix, including one that
         another policy caused."""
+        assert managed.group is not None
         failure = failure_of(self.run, managed.name)
+        code = managed.group.exit_code()
+        crash = None if failure is not None or code is None else reward_failure(self.run, managed.name, code)
+        if crash is not None:
+            return RewardError(f"policy {managed.name!r}: {crash}\nlog: {managed.group.log}\n{tail(managed.group.log)}")
         if failure is None or failure[0] == "died":
             return None
         kind, message = failure
@@ -214,14 +221,10 @@ class PolicySupervisor:
             time.sleep(CAUSE_SECONDS)  # handle the cause first
             if self._another_died(managed):
                 return None
-        assert managed.group is not None
-        code = exit_code_of(kind)
-        error = MutualRLError(
-            f"policy {managed.name!r} failed (exit code {managed.group.exit_code()}): {message}\n"
-            f"log: {managed.group.log}"
-        )
+        exit_code = exit_code_of(kind)
+        error = MutualRLError(f"policy {managed.name!r} failed (exit code {code}): {message}\nlog: {managed.group.log}")
         error.kind, error.exit_code = (
-            (kind, code) if code is not None else (PeerLostError.kind, PeerLostError.exit_code)
+            (kind, exit_code) if exit_code is not None else (PeerLostError.kind, PeerLostError.exit_code)
         )
         return error
 

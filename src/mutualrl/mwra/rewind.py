@@ -41,9 +41,9 @@ def resume_cursors(
         older = [cursor for cursor in cursors[policy] if cursor <= round_index]
         if not older:
             raise ExchangeDamagedError(
-                f"round {round_index} of {policy!r} is not in the exchange, another policy needs it, and no checkpoint "
-                f"of {policy!r} is as old: restore its exchange or an older checkpoint, or train from the start with "
-                "--clean or another --run-dir"
+                f"round {round_index} of {policy!r} is not in the exchange, another policy needs it, and {policy!r} "
+                "cannot publish it again (it has finished, or has no checkpoint as old): restore its exchange or an "
+                "older checkpoint, or train from the start with --clean or another --run-dir"
             )
         chosen[policy] = older[0]
     return chosen
@@ -69,15 +69,20 @@ def rewind(run: RunDirectory, recipe: Recipe, console: Console) -> None:
 
     Raises CheckpointDamagedError if a policy has no intact checkpoint, ExchangeDamagedError if no checkpoint helps.
     """
-    run_id, store = run.info().run_id, record_store(run)
+    info, store = run.info(), record_store(run)
+    run_id = info.run_id
     markers: dict[str, dict[int, int]] = {}
     finished = set()
+    per_round = int(info.fingerprint.get("optimizer_steps_per_round", 1))
     for policy in (p.name for p in recipe.policies):
         checkpoints = Checkpoints(run.policy(policy).root)
+        result = policy_result(run.policy(policy).result, run.root)
+        if result is not None:  # it has published every round, and needs no checkpoint
+            finished.add(policy)
+            markers[policy] = {result.steps: -(-result.steps // per_round)}
+            continue
         newest = checkpoints.newest(run_id, policy, lambda note: print_text(console, f"Note: {note}"))
         markers[policy] = {} if newest is None else checkpoints.cursors()
-        if policy_result(run.policy(policy).result, run.root) is not None:
-            finished.add(policy)
     if not recipe.spec.reads_peers:
         return
     missing = {policy: MissingPeers(store, policy) for policy in markers}
@@ -89,12 +94,6 @@ def rewind(run: RunDirectory, recipe: Recipe, console: Console) -> None:
     cursors = {policy: sorted(own.values(), reverse=True) for policy, own in markers.items()}
     chosen = resume_cursors(cursors, published, recipe.exchange.staleness, excused)
     newer = [(policy, step) for policy, own in markers.items() for step in own if own[step] > chosen[policy]]
-    for policy, _ in newer:
-        if policy in finished:
-            raise ExchangeDamagedError(
-                f"rounds of {policy!r}, which has finished, are not in the exchange, and its peers need them: "
-                "restore its exchange, or train from the start with --clean or another --run-dir"
-            )
     for policy, step in newer:
         Checkpoints(run.policy(policy).root).quarantine(step)
         print_text(

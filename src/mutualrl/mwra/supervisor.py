@@ -12,7 +12,7 @@ from rich.console import Console
 
 from mutualrl.console.display import print_text
 from mutualrl.engines.model_files import model_digest
-from mutualrl.errors import MachineError, MutualRLError, RunInterruptedError, UsageError
+from mutualrl.errors import MutualRLError, RunInterruptedError, UsageError
 from mutualrl.machine.devices import Machine, this_machine
 from mutualrl.machine.ray_cluster import join_cluster, require_capacity
 from mutualrl.machine.requirements import require
@@ -41,7 +41,7 @@ from mutualrl.reporting.progress import Progress
 from mutualrl.reporting.run_notes import notes_of
 from mutualrl.storage.files import try_stat, write_checksummed
 from mutualrl.storage.run_info import Fingerprint, policy_result
-from mutualrl.storage.rundir import RunDirectory, clean_run, hold, require_creatable
+from mutualrl.storage.rundir import RunDirectory, clean_run, directory_is_gone, hold, require_creatable
 from mutualrl.tiny import resolve_path
 
 POLL_SECONDS = 0.2
@@ -174,17 +174,18 @@ def run_policies(
     request: StopSignals,
 ) -> None:
     """Start the policies and supervise them until they end; end every process if the run fails or is stopped."""
+    run.require_present()
     status_writer = StatusWriter(run.root, session)
     policy_supervisor = PolicySupervisor(run, recipe, placement.allocations, status_writer, console)
     kill_immediately = False
-    require_present = watch_directory(run.root)
+    require_same = watch_directory(run)
     try:
         names, limit = launch.policies(recipe), recipe.task.max_prompt_tokens
         with Progress(run, names, recipe.run.steps, console, recipe.spec.metrics, limit) as progress:
             policy_supervisor.start()
             deadline = None
             while policy_supervisor.active:
-                require_present()
+                require_same()
                 if deadline is None and (request.received or run.stop_file.exists()):
                     deadline = time.monotonic() + recipe.run.round_timeout
                     policy_supervisor.stopping = True
@@ -207,19 +208,17 @@ def run_policies(
         end(policy_supervisor.groups, ProcessTag(str(run.root)), grace=0.0 if kill_immediately else GRACE_SECONDS)
 
 
-def watch_directory(root: Path) -> Callable[[], None]:
+def watch_directory(run: RunDirectory) -> Callable[[], None]:
     """Return a function that raises MachineError once a run's directory is no longer the one that it is now."""
-    inode = root.stat().st_ino
+    inode = run.root.stat().st_ino
 
-    def require_present() -> None:
-        state = try_stat(root)
-        if state is None or state.st_ino != inode or not (root / "run.json").exists():
-            raise MachineError(
-                f"the run directory {root} is gone: it was renamed or removed while the run used it; the policies are "
-                "stopped. Move it back, and resume with: mutualrl train --resume --run-dir DIR"
-            )
+    def require_same() -> None:
+        state = try_stat(run.root)
+        if state is None or state.st_ino != inode:
+            raise directory_is_gone(run.root)
+        run.require_present()
 
-    return require_present
+    return require_same
 
 
 def summarize(run: RunDirectory, recipe: Recipe, names: Sequence[str], seconds: float) -> dict[str, object]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import NoReturn
 
 
@@ -14,12 +16,14 @@ class ExitError(BaseException):
     """User code that called `os._exit`; a BaseException, as SystemExit is."""
 
 
-#: what user code may raise that ends neither this process nor a block that catches `Exception`
-LEAVING = (SystemExit, GeneratorExit, ExitError)
+#: what user code may raise that ends neither this process nor a block that catches `Exception`; a KeyboardInterrupt
+#: only if `interrupted()` is False
+LEAVING = (SystemExit, GeneratorExit, ExitError, KeyboardInterrupt)
 
 _lock = threading.Lock()
 _blocks = 0  # asynchronous functions overlap: the first block changes the process, the last restores it
 _stdout = sys.stdout
+_interrupted = False  # by a signal
 #: ends this process also while user code runs
 exit_now = os._exit
 
@@ -28,6 +32,11 @@ exit_now = os._exit
 def contained() -> Iterator[None]:
     """Run user code: what it prints goes to stderr, and `os._exit` raises ExitError in this process; its
     forked children may exit."""
+    with _signalled_interrupts():
+        yield from _without_stdout()
+
+
+def _without_stdout() -> Iterator[None]:
     global _blocks, _stdout  # noqa: PLW0603  (they belong to the process, as what they replace)
     with _lock:
         if _blocks == 0:
@@ -44,6 +53,33 @@ def contained() -> Iterator[None]:
                 os._exit = exit_now
 
 
+def interrupted() -> bool:
+    """Return whether a KeyboardInterrupt in the current block came from SIGINT, and not from the user's code."""
+    return _interrupted
+
+
+@contextmanager
+def _signalled_interrupts() -> Iterator[None]:
+    """Record SIGINT where Python's own handler would raise KeyboardInterrupt for it."""
+    global _interrupted  # noqa: PLW0603  (of the process, as signals are)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    def record(number: int, frame: FrameType | None) -> NoReturn:
+        global _interrupted  # noqa: PLW0603
+        _interrupted = True
+        raise KeyboardInterrupt
+
+    _interrupted = False
+    signal.signal(signal.SIGINT, record)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def _refuser(owner: int) -> Callable[[int], NoReturn]:
     def refuse(status: int) -> NoReturn:
         if os.getpid() != owner:
@@ -55,6 +91,8 @@ def _refuser(owner: int) -> Callable[[int], NoReturn]:
 
 def describe(error: BaseException) -> str:
     """Return what user code raised, as text: an exception, or the way in which it tried to end the process."""
+    if isinstance(error, KeyboardInterrupt):
+        return "raised KeyboardInterrupt"
     if isinstance(error, SystemExit):
         return f"called sys.exit({'' if error.code is None else repr(error.code)})"
     return str(error) if isinstance(error, ExitError) else f"{type(error).__name__}: {error}"

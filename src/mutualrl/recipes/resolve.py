@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -61,6 +62,8 @@ BASE_TRAINER: dict[str, Any] = {
 DEFAULT_PROMPTS = 8
 GONE = "gone/"
 
+logger = logging.getLogger(__name__)
+
 _SECTIONS: dict[str, type[BaseModel]] = {
     "task": TaskSection,
     "round": RoundSection,
@@ -114,7 +117,13 @@ def resolve(request: Request) -> Recipe:
         for layer in (layers.value, file_layer):
             if _name(layer, key) not in (None, chosen):
                 layer[key] = {}  # drop the settings of a task or regime other than the requested one
+        if key == "regime":
+            _drop_settings_of_other_regimes(layers.value, chosen, warn=requested is not None)
+        own = layers.value.get(key)  # of the pool: more specific than what is shipped with the task or regime
+        own = {name: setting for name, setting in own.items() if name != "name"} if isinstance(own, dict) else {}
         _add_shipped(layers, key, chosen)
+        if own:
+            layers.add({key: own}, str(pool))
         layers.add({key: {"name": chosen}}, f"--{key} {chosen}" if chosen == requested else "defaults")
     if request.recipe is not None:
         recipe_layer = {key: value for key, value in file_layer.items() if key != "pool" or pool is None}
@@ -123,6 +132,28 @@ def resolve(request: Request) -> Recipe:
     for assignment in request.assignments:
         layers.set(assignment)
     return validate(layers)
+
+
+def _drop_settings_of_other_regimes(value: Layer, chosen: str, *, warn: bool) -> None:
+    """Remove the pool's settings of regimes other than the chosen one: a pool serves every regime. Settings that no
+    regime has are left to be refused."""
+    known = chosen in regimes() or is_import_path(chosen) or chosen in entry_points("mutualrl.regimes")
+    if is_combined(chosen) or not known:  # settings under the names of its parts; a name that is refused later
+        return
+    own = get_regime(chosen).settings.model_fields
+    others = {name for spec in regimes().values() for name in spec.settings.model_fields}
+    policies = value.get("policies")
+    dropped: dict[str, None] = {}
+    for section in (value, *(policies if isinstance(policies, list) else ())):
+        settings = section.get("regime") if isinstance(section, dict) else None
+        if not isinstance(settings, dict):
+            continue
+        for name in [*settings]:
+            if name != "name" and name not in own and name in others:
+                del settings[name]
+                dropped[name] = None
+    if dropped and warn:
+        logger.warning("the pool sets regime.%s, which %s does not have: left out", ", regime.".join(dropped), chosen)
 
 
 def revise(run: RunDirectory, request: Request) -> Recipe:

@@ -135,8 +135,8 @@ def _legend(canvas: Any, axes: Any) -> None:
 
 
 def inline(svg: str, name: str, width: int) -> str:
-    """Return the drawing for a page, at most `width` pixels wide, on a narrow page at least LEAST of it: no prologue, unique ids, and the page's colours in
-    place of black and white."""
+    """Return the drawing for a page, at most `width` pixels wide, on a narrow page at least LEAST of it: no prologue,
+    unique ids, and the page's colours in place of black and white."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     key = re.sub(r"[^A-Za-z0-9]+", "-", name)

@@ -12,6 +12,7 @@ from mutualrl.errors import FileDamagedError
 from mutualrl.recipes.agreement import too_long_notes
 from mutualrl.regimes.spec import Metric
 from mutualrl.storage.files import finite_number, parse_or_none, read_checksummed, try_read_bytes
+from mutualrl.storage.run_info import policy_result
 from mutualrl.storage.rundir import RunDirectory
 
 LIVE_STEPS = 10  # after which a run that still trains gets a note
@@ -32,6 +33,7 @@ class LearningNotes:
         self._actions = [metric.key for metric in declared if metric.role in ("rescues", "action")]
         self.steps = 0
         self._rewards: set[float] = set()
+        self._unrewarded = 0  # steps in which no rollout had a reward
         self._varied = False
         self._sums: dict[str, float] = {}
 
@@ -47,6 +49,7 @@ class LearningNotes:
         """Add a step."""
         self.steps += 1
         reward, spread = finite_number(row.get("reward")), finite_number(row.get("reward_std"))
+        self._unrewarded += reward is None and bool(finite_number(row.get("rewards/unscorable")))
         self._varied = self._varied or reward is None or spread != 0
         if reward is not None:
             self._rewards.add(reward)
@@ -59,6 +62,11 @@ class LearningNotes:
         if not self.steps:
             return []
         span = f"in all {self.steps} steps"
+        if self._unrewarded == self.steps:
+            return [
+                f"no rollout has a reward {span}: the reward functions returned None, NaN or an infinite number, so "
+                "there is nothing to learn from. Try them on known answers (mutualrl train ... --dry-run)"
+            ]
         if not self._varied and len(self._rewards) == 1:
             (reward,) = self._rewards
             return [f"every reward is {reward:g} {span}: there is nothing to learn from. {_advice(reward)}"]
@@ -113,6 +121,14 @@ def data_notes(run: RunDirectory, policy: str, limit: int | None) -> list[str]:
     return too_long_notes(splits, limit)
 
 
+def unscorable_note(policy: str, validation: Mapping[str, Any] | None) -> list[str]:
+    """Return the note on held-out completions without a reward, if there are any."""
+    count, n = ((validation or {}).get(key) for key in ("unscorable", "n"))
+    if not isinstance(count, int) or not count:
+        return []
+    return [f"{policy}: {count} of {n} held-out completions have no reward (None or NaN); they count as 0"]
+
+
 def notes_of(run: RunDirectory, policies: Sequence[str], metrics: Sequence[Metric], limit: int | None) -> list[str]:
     """Return the notes on a run's data, each once, and on what each policy learned from, with its name."""
     notes: dict[str, None] = {}
@@ -122,4 +138,7 @@ def notes_of(run: RunDirectory, policies: Sequence[str], metrics: Sequence[Metri
         lines = (try_read_bytes(run.policy(policy).metrics) or b"").splitlines()
         rows = [row for line in lines if (row := parse_or_none(line)) is not None]
         notes |= dict.fromkeys(f"{policy}: {note}" for note in LearningNotes.of(metrics, rows).notes())
+        result = policy_result(run.policy(policy).result, run.root)
+        if result is not None and result.validation is not None:
+            notes |= dict.fromkeys(unscorable_note(policy, result.validation.to_json()))
     return list(notes)

@@ -17,7 +17,7 @@ from mutualrl.recipes import yaml_file
 from mutualrl.records import POLICY_NAME
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.regimes.spec import SUCCESS_ABOVE, flat
-from mutualrl.reporting.run_notes import LearningNotes, data_notes
+from mutualrl.reporting.run_notes import LearningNotes, data_notes, unscorable_note
 from mutualrl.storage.artifacts import FileDigest
 from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.files import (
@@ -234,6 +234,7 @@ def read_run(path: Path, *, logs: bool = True) -> Run:
             metrics = _lines(files.metrics, sums.get(files.metrics), notes, root)
             rescues = _lines(files.rescues, sums.get(files.rescues), notes, root)
             notes += [f"{name}: {note}" for note in LearningNotes.of(rule.metrics, metrics).notes()]
+            notes += unscorable_note(name, part(result or {}, "validation"))
             limit = part(recipe, "task").get("max_prompt_tokens")
             notes += [note for note in data_notes(run, name, limit) if note not in notes]
             if not metrics:
@@ -363,7 +364,14 @@ def part(tree: Mapping[str, Any], key: str) -> JsonObject:
 
 
 def validation_of(value: Any) -> Row | None:
-    """Return `{"accuracy", "by_group"}` of a recorded validation; None for anything else."""
+    """Return `{"accuracy", "by_group"}` of a recorded validation; None for anything else, and for a validation in which
+    no completion had a reward."""
+    if isinstance(value, dict) and value.get("unscorable") and value["unscorable"] == value.get("n"):
+        return None
+    return _recorded_validation(value)
+
+
+def _recorded_validation(value: Any) -> Row | None:
     accuracy = finite_number(value.get("accuracy")) if isinstance(value, dict) else None
     if accuracy is None or not isinstance(value.get("by_group"), dict):
         return None
@@ -431,7 +439,7 @@ def _summary(run: RunDirectory, info: Row, notes: list[str]) -> Row | None:
 
 def _has_validations(result: Any) -> bool:
     keys = ("initial_validation", "validation")
-    return isinstance(result, dict) and all(validation_of(result.get(key)) for key in keys)
+    return isinstance(result, dict) and all(_recorded_validation(result.get(key)) for key in keys)
 
 
 def _recipe(run: RunDirectory, info: Row, notes: list[str]) -> Row:

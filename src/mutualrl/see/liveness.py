@@ -46,6 +46,7 @@ class Heartbeat:
         self._phase = "starting"
         self._step = 0
         self._progress = 0
+        self._written = True  # the last one
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -65,12 +66,15 @@ class Heartbeat:
         self._repeater = Repeater(subject, lambda: self.write_to(store), interval)
         self._repeater.start()
 
-    def set(self, phase: str, step: int | None = None) -> None:
-        """Set the policy's phase, published with the next heartbeat. A new phase counts as progress."""
+    def set(self, phase: str, step: int | None = None, *, at_once: bool = False) -> None:
+        """Set the policy's phase, published with the next heartbeat, or at once: before code that may end the process.
+        A new phase counts as progress."""
         self._phase = phase
         self._progress += 1
         if step is not None:
             self._step = step
+        if at_once and self._thread.is_alive():
+            self._beat_if_possible()
 
     def advance(self) -> None:
         """Record progress within the phase."""
@@ -108,15 +112,18 @@ class Heartbeat:
             self._repeater.stop()
 
     def _run(self) -> None:
-        written = True
         while not self._stop.wait(self._interval):
-            try:
-                self.beat()
-                written = True
-            except (OSError, DiskError) as error:  # e.g. a full disk; the next heartbeat may succeed
-                if written:
-                    notify(f"the heartbeat of {self._policy!r} cannot be written: {error}")
-                written = False
+            self._beat_if_possible()
+
+    def _beat_if_possible(self) -> None:
+        """Write the heartbeat; say once if it cannot be written, e.g. on a full disk: the next one may succeed."""
+        try:
+            self.beat()
+            self._written = True
+        except (OSError, DiskError) as error:
+            if self._written:
+                notify(f"the heartbeat of {self._policy!r} cannot be written: {error}")
+            self._written = False
 
 
 @dataclass(slots=True)

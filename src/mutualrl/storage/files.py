@@ -162,15 +162,21 @@ def require_writable(directory: Path) -> None:
     except (DiskError, OSError) as error:
         if isinstance(error, OSError) and not is_disk_failure(error):
             raise
-        raise DiskError(f"{directory}: {PROBE_BYTES:,} bytes cannot be written ({_free(directory)}): {error}") from None
+        raise DiskError(
+            f"{directory}: {PROBE_BYTES:,} bytes cannot be written ({free_space(directory)}): {error}"
+        ) from None
 
 
-def _free(directory: Path) -> str:
+def free_space(directory: Path) -> str:
+    """Return what a file system has left, as text: bytes and files, or that it has no inodes left."""
     try:
         usage = os.statvfs(directory)
     except OSError as error:
         return f"free space unknown: {error.strerror}"
-    return f"{usage.f_bavail * usage.f_frsize:,} bytes and {usage.f_favail:,} files free"
+    free = f"{usage.f_bavail * usage.f_frsize:,} bytes"
+    if usage.f_files and not usage.f_favail:
+        return f"{free} but no inodes free: remove files, however small"
+    return f"{free} and {usage.f_favail:,} files free"
 
 
 def sync_directory(path: Path) -> None:

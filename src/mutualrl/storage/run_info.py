@@ -78,13 +78,15 @@ class RunInfo(Stored):
 
 class Validation(Stored):
     """Validation: accuracy over `n` prompts and by group; `no_box`: fraction of completions without a boxed answer;
-    `solved`: 1 or 0 for each prompt in order, 1 if its score is above 0.5 (empty in runs of earlier versions)."""
+    `solved`: 1 or 0 for each prompt in order, 1 if its score is above 0.5 (empty in runs of earlier versions);
+    `unscorable`: completions without a reward, which count as 0."""
 
     n: int
     accuracy: float
     by_group: dict[str, float]
     no_box: float | None
     solved: str = ""
+    unscorable: int = 0
 
 
 class PolicyResult(Stored):

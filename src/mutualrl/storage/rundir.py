@@ -9,8 +9,9 @@ import platform
 import re
 import shutil
 import sys
+import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import metadata
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from mutualrl.errors import DiskError, FileDamagedError, RunDirectoryError, UsageError
+from mutualrl.errors import DiskError, FileDamagedError, MachineError, RunDirectoryError, UsageError
 from mutualrl.storage.files import (
     CHECKSUM_KEY,
     JsonObject,
@@ -148,6 +149,11 @@ class RunDirectory:
         """Return the directory of the models' evaluations, one file per suite."""
         return self.root / "evaluations"
 
+    def require_present(self) -> None:
+        """Raise MachineError if the run's directory no longer exists: writing would make one of its name anew."""
+        if not self.run_json.exists():
+            raise directory_is_gone(self.root)
+
     def policy(self, name: str) -> PolicyFiles:
         """Return the paths of one policy."""
         return PolicyFiles(self.root / "policies" / name)
@@ -183,37 +189,36 @@ class RunDirectory:
             raise UsageError(f"{self.run_json}: {where}: {first['msg']}, found {first['input']!r:.80}") from None
 
 
-#: names in a run's directory and in a policy's that must be directories or, without a slash, regular files
-RUN_KINDS = ("run.json", "recipe.yaml", "summary.json", "exchange/", "policies/", "supervisor/")
-POLICY_KINDS = (
-    *("metrics.jsonl", "rescues.jsonl", "before.json", "prompts.json", "result.json", "failure.json"),
-    *("logs/", "model/", "adapter/", "checkpoints/", "trainer/"),
+def directory_is_gone(root: Path) -> MachineError:
+    """Return the error for a run's directory that was renamed or removed."""
+    return MachineError(
+        f"the run directory {root} is gone: it was renamed or removed while the run used it; the policies are stopped. "
+        "Move it back, and resume with: mutualrl train --resume --run-dir DIR"
+    )
+
+
+#: paths in a run's directory, as patterns, that must be directories or, without a slash at the end, regular files
+KINDS = (
+    *("run.json", "recipe.yaml", "summary.json", ".node-0.lock", "supervisor/*.json", "evaluations/*.json"),
+    *("exchange/", "policies/", "supervisor/", "evaluations/", "report/", "policies/[!.]*/"),
+    "exchange/*/heartbeat*.json",
+    *("policies/*/*.json", "policies/*/*.jsonl", "policies/*/logs/*.log"),
+    *(f"policies/*/{name}/" for name in ("logs", "model", "adapter", "checkpoints", "trainer")),
+    *("policies/*/checkpoints/latest.json", "policies/*/checkpoints/step-*/"),
+    "policies/*/checkpoints/step-*/complete.json",
 )
 
 
 def wrong_kinds(run: RunDirectory) -> list[str]:
     """Return messages about paths of a run that are of another kind than expected, such as a directory where a file
     was."""
-    problems = _wrong_kinds(run.root, RUN_KINDS)
-    for parent, names in ((run.root / "policies", POLICY_KINDS), (run.exchange, ())):
-        for entry in sorted(parent.iterdir()) if parent.is_dir() else ():
-            if entry.name.startswith(".") or entry.name.endswith(".json"):
-                continue
-            if not entry.is_dir():
-                problems.append(f"{entry}: found a file, expected a directory; restore it")
-            problems += _wrong_kinds(entry, names)
-    return problems
-
-
-def _wrong_kinds(directory: Path, names: Iterable[str]) -> list[str]:
     problems = []
-    for name in names:
-        path, expected = directory / name, "directory" if name.endswith("/") else "file"
-        if not path.exists():
-            continue
-        actual = "directory" if path.is_dir() else "file" if path.is_file() else "FIFO, device or socket"
-        if actual != expected:
-            problems.append(f"{path}: found a {actual}, expected a {expected}; restore it")
+    for pattern in KINDS:
+        expected = "directory" if pattern.endswith("/") else "file"
+        for path in sorted(run.root.glob(pattern.rstrip("/"))):
+            actual = "directory" if path.is_dir() else "file" if path.is_file() else "FIFO, device or socket"
+            if actual != expected:
+                problems.append(f"{path}: found a {actual}, expected a {expected}; restore it")
     return problems
 
 
@@ -265,8 +270,11 @@ def require_creatable(path: Path, *, clean: bool = False) -> None:
     problem = None
     if not existing.is_dir():
         problem = f"{existing} is not a directory"
-    elif not os.access(existing, os.W_OK | os.X_OK):
-        problem = f"{existing} is not writable"
+    else:
+        try:  # permissions do not tell: root may not write to /proc
+            tempfile.TemporaryDirectory(dir=existing, prefix=".mutualrl-", suffix=".tmp").cleanup()
+        except OSError as error:
+            problem = f"{existing} is not writable ({error.strerror or error})"
     if problem is not None:
         raise RunDirectoryError(f"run directory {path} cannot be written: {problem}; name another with --run-dir")
 

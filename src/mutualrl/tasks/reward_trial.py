@@ -18,7 +18,7 @@ TRIAL_SECONDS = 60.0  # per call
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Rewards of one kind of completion, in the order of the prompts."""
+    """Rewards of one kind of completion, in the order of the prompts; NaN: the functions do not score it."""
 
     completion: str
     rewards: tuple[float, ...]

@@ -25,7 +25,8 @@ def rewards_of(
     timeout: float = REWARD_SECONDS,
     trainer_state: object = None,
 ) -> list[float]:
-    """Return the reward of each completion: exact match of the boxed answer, or the weighted sum of reward functions.
+    """Return the reward of each completion: exact match of the boxed answer, or the weighted sum of reward functions,
+    NaN where it cannot be scored.
 
     Each function is called once with all completions, as in TRL, and is limited to `timeout` seconds. Raises
     RewardError with the function's name, UsageError when one cannot be imported.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import math
 import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -146,6 +147,8 @@ def named_errors(what: str) -> Iterator[None]:
     except (RunInterruptedError, RewardError):  # a signal's, or already named
         raise
     except (Exception, *LEAVING) as error:
+        if isinstance(error, KeyboardInterrupt) and user_code.interrupted():
+            raise
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != user_code.__file__]
         where = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}"
         raise RewardError(f"{what}: {describe(error)} ({where})") from error
@@ -199,15 +202,17 @@ def weighted(
     given: dict[str, Any],
     timeout: float | None = None,
 ) -> list[float]:
-    """Return the weighted sum of adapted reward functions, each called as in TRL; None counts as 0.
+    """Return the weighted sum of adapted reward functions, each called as in TRL, over those that returned a number;
+    NaN (unscorable) where none did.
 
     `given`: the keyword arguments of every call. `timeout`: limit of a call in seconds. Raises RewardError with the
     function's name.
     """
-    total = [0.0] * len(given["completions"])
+    total = [math.nan] * len(given["completions"])
     for function, name, weight in zip(functions, names, weights, strict=True):
-        values = _call(function, name, given, timeout)
-        total = [t + weight * (0.0 if v is None else v) for t, v in zip(total, values, strict=True)]
+        for place, value in enumerate(_call(function, name, given, timeout)):
+            if value is not None:
+                total[place] = weight * value + (0.0 if math.isnan(total[place]) else total[place])
     return total
 
 

@@ -20,12 +20,15 @@ def score(prompts: Sequence[Prompt], completions: Sequence[str]) -> Validation:
 
 def score_rewards(prompts: Sequence[Prompt], rewards: Sequence[float]) -> Validation:
     """Return the mean reward in place of accuracy, for tasks with their own reward functions; boxes are not checked.
+    A NaN (unscorable) counts as 0 and is counted.
 
     Raises ValueError if there are none, or the counts differ.
     """
     if not prompts or len(prompts) != len(rewards):
         raise ValueError(f"{len(rewards)} rewards for {len(prompts)} prompts; expected one each")
-    return _averaged(prompts, list(rewards), None)
+    unscorable = sum(map(math.isnan, rewards))
+    validation = _averaged(prompts, [0.0 if math.isnan(reward) else reward for reward in rewards], None)
+    return validation.model_copy(update={"unscorable": unscorable})
 
 
 def _averaged(prompts: Sequence[Prompt], hits: list[float], no_box: float | None) -> Validation:

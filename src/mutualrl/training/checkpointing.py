@@ -17,7 +17,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from mutualrl.errors import DiskError
 from mutualrl.storage.artifacts import file_sum, relative_files
 from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints
-from mutualrl.storage.files import is_disk_failure
+from mutualrl.storage.files import free_space, is_disk_failure
 from mutualrl.training.state import save_state
 from mutualrl.training.trl_compat import micro_step, micro_steps_per_round
 
@@ -66,7 +66,7 @@ class Checkpointer:
             raise DiskError(
                 f"{self.store.path(step)}: cannot be written ({error}); a checkpoint needs "
                 f"{self.store.size() or estimated_bytes(trainer):,} bytes, the disk has "
-                f"{shutil.disk_usage(self.store.root).free:,} free; earlier checkpoints are intact. "
+                f"{free_space(self.store.root)}; earlier checkpoints are intact. "
                 "Free some space and run: mutualrl train --resume"
             ) from error
         self.saved = step

@@ -124,10 +124,10 @@ class PeerLink:
         self.wait_seconds += waited
         return waited
 
-    def set_phase(self, phase: str, step: int | None = None) -> None:
+    def set_phase(self, phase: str, step: int | None = None, *, at_once: bool = False) -> None:
         """Set the policy's phase, as published to the supervisor and the peers."""
         if self.heartbeat is not None:
-            self.heartbeat.set(phase, step)
+            self.heartbeat.set(phase, step, at_once=at_once)
 
     def advance(self) -> None:
         """Record progress within the phase."""

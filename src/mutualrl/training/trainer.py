@@ -173,9 +173,9 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
             self.prefixes = prefixes
 
     def _on_reward(self, name: str) -> None:
-        """Set the phase to the running reward function: it may be a judge that hangs."""
+        """Set the phase to the running reward function: it may hang, or end the process."""
         if self.sharing is not None:
-            self.sharing.link.set_phase(f"{SCORING}: reward function {name}")
+            self.sharing.link.set_phase(f"{SCORING}: reward function {name}", at_once=True)
 
     def scored(self, score: Callable[[], torch.Tensor], inputs: list[Inputs]) -> torch.Tensor:
         """Score with TRL's reward functions. Raises RewardError naming them if the result is not a reward."""

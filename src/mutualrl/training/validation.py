@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -63,7 +62,7 @@ class Validator:
         return validation
 
     def _multi_turn_rewards(self, prompts: list[Prompt]) -> list[float]:
-        """Return the reward of a greedy rollout of each prompt, sampled and scored by TRL; None and NaN count as 0."""
+        """Return the reward of a greedy rollout of each prompt, sampled and scored by TRL; NaN where it has none."""
         trainer = self._trainer
         rewards: list[float] = []
         with evaluating(trainer.model), self._greedy():
@@ -72,7 +71,7 @@ class Validator:
                 scored = total_rewards(trainer, reward_turns(trainer, rows, self._environments))
                 start = trainer.accelerator.process_index * len(rows)
                 rewards += scored[start : start + len(rows)].tolist()
-        return [0.0 if math.isnan(reward) else reward for reward in rewards]
+        return rewards
 
     @contextmanager
     def _greedy(self) -> Iterator[None]:
@@ -121,7 +120,7 @@ class Validator:
         return score_rewards(self._prompts, self._rewards(completions))
 
     def _rewards(self, completions: list[Completion]) -> list[float]:
-        """Return the weighted sum of the reward functions, called as in TRL; None and NaN count as 0."""
+        """Return the weighted sum of the reward functions, called as in TRL; NaN where no function scores."""
         trainer = self._trainer
         answered = list(zip(self._prompts, completions, strict=True))
         arguments = reward_arguments(answered, tokenizer_of(trainer), trainer.state)
