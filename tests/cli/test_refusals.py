@@ -102,3 +102,104 @@ def test_json_command_without_its_object_fails(cli_here: Cli, rows: Path, tmp_pa
     result = cli_here("train", *settings, "--set", "round.prompts=32", "--dry-run", "--json")
     assert json.loads(result.stdout)["error"]["message"].endswith("called sys.exit(0)")
     assert result.returncode == 2
+
+
+REWARDS = """
+import os
+def none(completions, **_): return [None] * len(completions)
+def aborts(completions, **_): os.abort()
+def loops(completions, **_):
+    while True:
+        try:
+            while True: pass
+        except BaseException: pass
+"""
+
+
+def pool(tmp_path: Path, function: str) -> str:
+    (tmp_path / "rw.py").write_text(REWARDS)
+    task = f"task: {{name: dataset, data: rows.jsonl, reward: 'rw.py:{function}', template: '{{question}}'}}"
+    (tmp_path / "pool.yaml").write_text(
+        f"policies: [{{name: ada, model: 'tiny:ada'}}, {{name: bob, model: 'tiny:bob'}}]\n{task}\n"
+    )
+    return "pool.yaml"
+
+
+def test_rewards_of_none_are_never_shown_as_zero(cli_here: Cli, rows: Path, tmp_path: Path) -> None:
+    name = pool(tmp_path, "none")
+    plan = cli_here("train", "--pool", name, "--set", "round.prompts=32", "--dry-run", "--json")
+    trials = json.loads(plan.stdout)["rewards"]["ada"]
+    assert {reward for trial in trials for reward in trial["rewards"]} == {None}
+    shown = cli_here("train", "--pool", name, "--set", "round.prompts=32", "--dry-run").stdout
+    assert "no reward, no reward" in shown
+    evaluated = cli_here("eval", "--pool", name, "--limit", "2", "--json")
+    assert json.loads(evaluated.stdout)["models"]["ada"]["unscorable"] == 1.0
+    assert "no reward from " in evaluated.stderr and "they are unscorable" in evaluated.stderr
+    assert "| no reward |" in cli_here("eval", "--pool", name, "--limit", "2").stdout
+
+
+@pytest.mark.slow
+def test_reward_that_aborts_is_named_by_every_command(cli: Cli, rows: Path, tmp_path: Path) -> None:
+    name = pool(tmp_path, "aborts")
+    small = ("--prompts", "2", "--samples", "1", "--max-new-tokens", "2")
+    for command in (("eval", "--pool", name, "--limit", "2"), ("complementarity", "--pool", name, *small)):
+        result = cli(*command)
+        assert result.returncode == -6
+        assert 'rw.py", line 4 in aborts' in result.stderr, result.stderr
+    sizes = ("round.prompts=4", "trainer.per_device_train_batch_size=16", "run.validation_limit=4")
+    settings = [word for size in (*sizes, "trainer.num_generations=4") for word in ("--set", size)]
+    trained = cli(
+        "train", "--regime", "sgt", "--pool", name, "--steps", "1", *settings, "--no-report", "--run-dir", "r"
+    )
+    assert trained.returncode == 1, trained.stderr
+    assert "reward function aborts ended its process (exit code 134)" in trained.stderr
+    assert "Restarting" not in trained.stderr
+
+
+def test_reward_that_never_returns_ends_a_diagnostic_by_name(cli: Cli, rows: Path, tmp_path: Path) -> None:
+    name = pool(tmp_path, "loops")
+    with (tmp_path / name).open("a") as file:
+        file.write("run: {step_timeout: 1.0}\n")
+    result = cli("complementarity", "--pool", name, "--prompts", "2", "--samples", "1", "--max-new-tokens", "2")
+    assert "rw.py:loops: no progress for 1 s" in result.stderr
+    assert result.returncode == 1
+
+
+def test_reward_is_imported_before_any_model_is_sampled(cli_here: Cli, rows: Path, tmp_path: Path) -> None:
+    name = pool(tmp_path, "none")
+    (tmp_path / "rw.py").write_text("import sys\nsys.exit(0)\n")
+    result = cli_here("complementarity", "--pool", name, "--prompts", "2", "--samples", "1", "--max-new-tokens", "2")
+    assert (result.returncode, "called sys.exit(0)" in result.stderr) == (2, True)
+    assert "sampling" not in result.stderr
+
+
+def test_dry_run_refuses_a_placement_that_the_recipes_hardware_cannot_have(cli_here: Cli) -> None:
+    result = cli_here("train", "--regime", "sgt", "--pool", "tiny", "--set", "hardware.gpus=1", "--dry-run")
+    assert (result.returncode, "2 policies need at least 2 GPUs" in result.stderr) == (4, True)
+    assert (
+        cli_here("train", "--regime", "sgt", "--pool", "tiny", "--set", "hardware.gpus=2", "--dry-run").returncode == 0
+    )
+
+
+def test_dry_run_names_models_that_are_neither_here_nor_to_be_had(cli_here: Cli) -> None:
+    result = cli_here("train", "--pool", "tiny", "--set", "policies.ada.model=no/such", "--dry-run", "--json")
+    assert "the model 'no/such' of policy 'ada' (HF_HUB_OFFLINE is set)" in json.loads(result.stdout)["lacking"]
+
+
+def test_run_directory_that_not_even_root_can_make_is_refused(cli_here: Cli) -> None:
+    result = cli_here("train", "--pool", "tiny", "--run-dir", "/proc/x", "--dry-run")
+    assert (result.returncode, "/proc is not writable" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "", "x", "-5"])
+def test_width_that_cannot_be_is_not_believed(cli: Cli, columns: str) -> None:
+    result = cli("nosuch", COLUMNS=columns)
+    assert result.returncode == 2
+    assert "No such command" in " ".join(result.stderr.split())
+
+
+def test_narrow_terminal_gets_complete_lines(cli_here: Cli) -> None:
+    shown = cli_here("recipes", "ls", COLUMNS="20").stdout
+    assert "\u2026" not in shown and "..." not in shown
+    plan = cli_here("train", "--pool", "tiny", "--dry-run", COLUMNS="20").stdout
+    assert "policy: ada" in plan.splitlines()

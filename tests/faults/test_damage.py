@@ -14,11 +14,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import Cli
-from mutualrl.errors import DiskError, FileDamagedError, UsageError
+from mutualrl.errors import DiskError, FileDamagedError, MachineError, UsageError
+from mutualrl.mwra.group import agent
+from mutualrl.mwra.placement import Allocation
+from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.reporting.verify_run import verify_run
 from mutualrl.storage.artifacts import commit_directory
 from mutualrl.storage.files import (
     CHECKSUM_KEY,
+    free_space,
     is_disk_failure,
     read_checksummed,
     try_read_json,
@@ -26,7 +30,7 @@ from mutualrl.storage.files import (
     write_checksummed,
 )
 from mutualrl.storage.rundir import RunDirectory
-from runs import FinishedRun
+from runs import FinishedRun, mounted_tmpfs
 
 EVAL = ("eval", "--limit", "4", "--max-new-tokens", "4", "--engine", "transformers", "--run", "r")
 
@@ -299,3 +303,51 @@ def test_listing_a_long_run_reads_only_the_end_of_its_metrics(
     assert run["policies"]["ada"]["step"] == 20_006
     assert run["policies"]["ada"]["last"] is not None
     assert sum(sizes) < 200_000
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "supervisor/node-0.json",
+        "evaluations",
+        "exchange/ada/heartbeat.json",
+        "policies/ada/metrics.jsonl",
+        "policies/ada/logs/attempt-0.log",
+        "policies/ada/checkpoints/latest.json",
+        "policies/ada/checkpoints/step-000006",
+        "policies/ada/checkpoints/step-000006/complete.json",
+    ],
+)
+def test_path_of_another_kind_is_named_by_verify_and_resume(copy: Path, cli_here: Cli, name: str) -> None:
+    path = copy / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    if name in ("evaluations", "policies/ada/checkpoints/step-000006"):
+        path.write_text("not a directory")
+    else:
+        path.unlink(missing_ok=True)
+        path.mkdir(parents=True)
+    (copy / "summary.json").unlink()
+    verified = cli_here("runs", "verify", "r", "--json")
+    assert verified.returncode == 6
+    assert any(f"{path}: found a " in line for line in json.loads(verified.stdout)["damaged"])
+    resumed = cli_here("train", "--resume", "--run-dir", "r", "--dry-run")
+    assert (resumed.returncode, f"{path}: found a " in resumed.stderr) == (6, True), resumed.stderr
+
+
+def test_disk_without_inodes_is_called_that(tmp_path: Path) -> None:
+    with mounted_tmpfs(tmp_path / "disk", "nr_inodes=4") as disk:
+        (disk / "a").touch()
+        (disk / "b").touch()
+        (disk / "c").touch()
+        assert "but no inodes free: remove files" in free_space(disk)
+    assert free_space(tmp_path).endswith(" files free")
+
+
+def test_removed_run_directory_is_not_made_anew(copy: Path) -> None:
+    run = RunDirectory(copy)
+    allocation = Allocation("ada", (), 1, 1, "ddp", BatchPlan(4, 4, 16, 1, 1))
+    shutil.rmtree(copy)
+    with pytest.raises(MachineError, match="is gone: it was renamed or removed"):
+        agent(run, allocation, 0)
+    assert not copy.exists()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ import pytest
 
 from conftest import PATIENCE, needs_zero, on_core, xdist_worker_number
 from mutualrl.process import loopback
+from runs import Run, members
 
 SMALL = ("--steps", "1", "--set", "run.validation_limit=4", "--no-report")
 
@@ -76,6 +78,42 @@ def test_deepspeed_of_one_process_listens_on_the_loopback_only(tmp_path: Path, z
     command = [sys.executable, "-m", "mutualrl", "train", "--regime", "grpo", "--pool", "one.yaml"]
     command += [*SMALL, "--set", "launch.strategy=zero2", "--run-dir", "r"]
     assert addresses_of(command, tmp_path) == {"127.0.0.1"}
+
+
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+@pytest.mark.slow
+def test_engine_of_a_policy_listens_on_the_loopback_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one.yaml").write_text("policies: [{name: ada, model: 'tiny:ada'}]\ntask: arithmetic\n")
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    command = [sys.executable, "-m", "mutualrl", "train", "--regime", "grpo", "--pool", "one.yaml"]
+    command += [*SMALL, "--set", "trainer.use_vllm=true", "--set", "run.validate_every=0", "--run-dir", "r"]
+    for key in ("vllm_gpu_memory_utilization=0.2", "vllm_max_model_length=128"):
+        command += ["--set", f"trainer.{key}"]
+    assert addresses_of(command, tmp_path) <= {"127.0.0.1"}
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+def test_ranks_under_ray_listen_on_the_loopback_only(tmp_path: Path, exec_workers: None) -> None:
+    from ray_cluster import ray_cluster
+
+    (tmp_path / "one.yaml").write_text("policies: [{name: ada, model: 'tiny:ada'}]\ntask: arithmetic\n")
+    of = ("--regime", "grpo", "--pool", str(tmp_path / "one.yaml"), "--set", "launch.processes=2")
+    sizes = ("--set", "round.prompts=8", "--set", "trainer.per_device_train_batch_size=16")
+    seen: set[str] = set()
+    with ray_cluster(2) as cluster:
+        run = Run(tmp_path, *SMALL, *sizes, "--launcher", "ray", "--address", cluster.address, of=of)
+        try:
+            deadline = time.monotonic() + PATIENCE
+            while run.process.poll() is None and time.monotonic() < deadline:
+                for member in members(run.path):
+                    seen |= set(listening(member))
+                time.sleep(0.1)
+            assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
+        finally:
+            run.end()
+    assert seen == {"127.0.0.1"}
 
 
 def test_store_listens_on_its_own_address() -> None:

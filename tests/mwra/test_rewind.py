@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from mutualrl.storage.artifacts import file_sum
 from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints
 from mutualrl.storage.files import write_checksummed
 from mutualrl.storage.run_info import PolicyResult, RunInfo, Validation
-from mutualrl.storage.rundir import create
+from mutualrl.storage.rundir import RunDirectory, create
 
 
 def test_newest_checkpoints_are_kept_where_every_round_is_there() -> None:
@@ -53,6 +54,23 @@ def test_lost_peer_is_excused() -> None:
     ) == {"ada": 4, "bob": 2}
 
 
+def stopped_run(path: Path, stack: ExitStack) -> RunDirectory:
+    """Return a run of three policies at the cursors 4, 4 and 2, whose rounds 2 and 3, which cyd reads, are gone."""
+    run = create(path, RunInfo(run_id="x"), stack)
+    for name, cursors in {"ada": (2, 4), "bob": (2, 4), "cyd": (2,)}.items():
+        store = Checkpoints(run.policy(name).root)
+        for cursor in cursors:
+            weights = store.staged(cursor) / "w"
+            weights.parent.mkdir(parents=True)
+            weights.write_bytes(b"w")
+            store.commit(CheckpointMarker("x", name, cursor, cursor, 0, 1, {"w": file_sum(weights)}))
+        rounds = run.exchange / name
+        rounds.mkdir(parents=True, exist_ok=True)
+        for round_index in (0, 1):
+            (rounds / marker_name(round_index)).write_text("{}")
+    return run
+
+
 def test_refusal_for_a_finished_policy_leaves_the_checkpoints_of_its_peers(tmp_path: Path) -> None:
     recipe = resolve(Request(pool="tiny-three", regime="sgt"))
     validation = Validation(n=4, accuracy=0.5, by_group={}, no_box=None)
@@ -70,23 +88,28 @@ def test_refusal_for_a_finished_policy_leaves_the_checkpoints_of_its_peers(tmp_p
         resumed_from=[],
     )
     with ExitStack() as stack:
-        run = create(tmp_path / "r", RunInfo(run_id="x"), stack)
-        for name, cursors in {"ada": (2, 4), "bob": (2, 4), "cyd": (2,)}.items():
-            store = Checkpoints(run.policy(name).root)
-            for cursor in cursors:
-                weights = store.staged(cursor) / "w"
-                weights.parent.mkdir(parents=True)
-                weights.write_bytes(b"w")
-                store.commit(CheckpointMarker("x", name, cursor, cursor, 0, 1, {"w": file_sum(weights)}))
-            rounds = run.exchange / name
-            rounds.mkdir(parents=True, exist_ok=True)
-            for round_index in (0, 1):  # rounds 2 and 3 are gone, which cyd reads
-                (rounds / marker_name(round_index)).write_text("{}")
+        run = stopped_run(tmp_path / "r", stack)
         console = Console(file=io.StringIO(), width=400)
         write_checksummed(run.policy("bob").result, finished.model_dump(mode="json"), root=run.root)
-        with pytest.raises(ExchangeDamagedError, match="rounds of 'bob', which has finished"):
+        with pytest.raises(ExchangeDamagedError, match="'bob' cannot publish it again"):
             rewind(run, recipe, console)
         assert Checkpoints(run.policy("ada").root).steps() == [2, 4]
-        run.policy("bob").result.unlink()
-        rewind(run, recipe, console)  # now both go back
+        shutil.rmtree(
+            Checkpoints(run.policy("bob").root).path(4)
+        )  # the rounds up to its end count, not its checkpoints
+        with pytest.raises(ExchangeDamagedError, match="'bob' cannot publish it again"):
+            rewind(run, recipe, console)
+        shutil.rmtree(Checkpoints(run.policy("bob").root).path(2))
+        for round_index in (2, 3):
+            for name in ("ada", "bob"):
+                (run.exchange / name / marker_name(round_index)).write_text("{}")
+        rewind(run, recipe, console)  # a finished policy needs no checkpoint
+        assert [Checkpoints(run.policy(name).root).steps() for name in ("ada", "cyd")] == [[2, 4], [2]]
+
+
+def test_policies_go_back_to_the_rounds_that_are_there(tmp_path: Path) -> None:
+    recipe = resolve(Request(pool="tiny-three", regime="sgt"))
+    with ExitStack() as stack:
+        run = stopped_run(tmp_path / "r", stack)
+        rewind(run, recipe, Console(file=io.StringIO(), width=400))
         assert [Checkpoints(run.policy(name).root).steps() for name in ("ada", "bob", "cyd")] == [[2]] * 3

@@ -276,5 +276,5 @@ def test_pool_with_settings_of_a_regime_serves_every_regime(tmp_path: Path, capl
 def test_setting_of_no_regime_in_a_pool_is_refused(tmp_path: Path) -> None:
     pool = tmp_path / "pool.yaml"
     pool.write_text("policies: [{name: a, model: 'tiny:ada', regime: {wieght: 0.2}}, {name: b, model: 'tiny:bob'}]\n")
-    with pytest.raises(RecipeError, match="regime.wieght: unknown key"):
+    with pytest.raises(RecipeError, match=r"regime\.wieght: unknown key"):
         resolve(Request(pool=str(pool), regime="grpo"))

@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,9 @@ import pytest
 from conftest import PATIENCE, REPOSITORY
 from mutualrl.cli.results import show_summary
 from mutualrl.errors import RewardError, UsageError
-from mutualrl.tasks.rewards import adapt, distinct_names, load_rewards
+from mutualrl.records import Prompt
+from mutualrl.tasks.rewards import adapt, distinct_names, load_rewards, weighted
+from mutualrl.tasks.scoring import score_rewards
 
 
 def test_docs_example_accepts_texts_and_conversations() -> None:
@@ -79,6 +82,44 @@ def loud(completions: list[str], **columns: object) -> list[float]:
 def test_reward_that_ends_the_process_is_named(function: Any, message: str) -> None:
     with pytest.raises(RewardError, match=rf"reward function f: {message} \(test_own_rewards.py, line \d+\)"):
         adapt(function, "f")(completions=["x"])
+
+
+def interrupts(completions: list[str], **columns: object) -> list[float]:
+    raise KeyboardInterrupt
+
+
+def test_keyboard_interrupt_of_a_reward_is_its_error() -> None:
+    with pytest.raises(RewardError, match=r"reward function f: raised KeyboardInterrupt \(test_own_rewards.py"):
+        adapt(interrupts, "f")(completions=["x"])
+
+
+def test_ctrl_c_while_a_reward_runs_stays_an_interrupt() -> None:
+    def waits(completions: list[str], **columns: object) -> list[float]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return [1.0]
+
+    with pytest.raises(KeyboardInterrupt):
+        adapt(waits, "f")(completions=["x"])
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_completion_that_no_function_scores_has_no_reward_and_others_the_sum_of_those_that_do() -> None:
+    def first(completions: list[str], **columns: object) -> list[float | None]:
+        return [None, None, 2.0]
+
+    def second(completions: list[str], **columns: object) -> list[float | None]:
+        return [None, 3.0, 5.0]
+
+    functions = [adapt(function, function.__name__) for function in (first, second)]
+    total = weighted(functions, ["first", "second"], [1.0, 0.5], {"completions": ["a", "b", "c"]})
+    assert math.isnan(total[0])
+    assert total[1:] == [1.5, 4.5]
+
+
+def test_validation_counts_completions_without_a_reward() -> None:
+    prompts = [Prompt(str(i), "x", "1", "all") for i in range(4)]
+    validation = score_rewards(prompts, [1.0, math.nan, 0.5, math.nan])
+    assert (validation.unscorable, validation.accuracy, validation.solved) == (2, 0.375, "1000")
 
 
 def test_forked_child_of_a_reward_may_exit() -> None:

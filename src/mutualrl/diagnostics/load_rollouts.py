@@ -129,8 +129,10 @@ def _sample(request: DiagnosticRequest, sampled: Sampled, bars: ProgressBars) ->
     """Sample all models on the prompts. A prompt that leaves any of them no room for a response is dropped for all."""
     with fast_imports():
         from mutualrl.engines.transformers_engine import context_of, load_tokenizer
+    from mutualrl.tasks.rewards import load_rewards
     from mutualrl.tiny import resolve_path
 
+    load_rewards(sampled.recipe.task.reward)  # refused before any model is sampled
     names = [p.name for p in sampled.recipe.policies]
     paths = {name: resolve_path(request.ends[name].path) for name in names}
     ids: dict[str, list[list[int]]] = {}

@@ -67,7 +67,8 @@ class ProcessGroup:
 
 
 def agent(run: RunDirectory, allocation: Allocation, attempt: int) -> ProcessGroup:
-    """Start the agent of a policy's process group on its devices."""
+    """Start the agent of a policy's process group on its devices. Raises MachineError if the run has no directory."""
+    run.require_present()
     command = [
         sys.executable,
         "-m",

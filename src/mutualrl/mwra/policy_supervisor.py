@@ -118,7 +118,6 @@ class PolicySupervisor:
     def _start(self, managed: ManagedPolicy) -> None:
         if managed.group is not None:  # its agent has ended, but a worker may still run
             end([managed.group], self._tag(managed), grace=0)
-        self.run.require_present()
         managed.attempt = next_attempt(self.run, managed.name)
         clear_attempt(self.run, managed.name)
         managed.watch.reset()

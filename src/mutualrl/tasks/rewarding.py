@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from mutualrl.console.lines import notify
 from mutualrl.records import Completion, Prompt, columns_of
 from mutualrl.tasks.boxed import boxed_score
 from mutualrl.tasks.prompting import as_prompt
@@ -35,7 +37,10 @@ def rewards_of(
         return [boxed_score(completion.text, prompt.answer) for prompt, completion in answered]
     functions = load_rewards(paths)
     arguments = reward_arguments(answered, tokenizer, trainer_state)
-    return weighted(functions, paths, weights or [1.0] * len(functions), arguments, timeout)
+    rewards = weighted(functions, paths, weights or [1.0] * len(functions), arguments, timeout)
+    if all(map(math.isnan, rewards)):
+        notify(f"no reward from {', '.join(paths)} for any of {len(rewards)} completions: they are unscorable")
+    return rewards
 
 
 def reward_arguments(

@@ -215,7 +215,8 @@ def _check_fields(task: RowTask, row: DatasetRow) -> None:
     missing = [name for name in task.fields if name not in row.values]
     if not missing:
         return
-    others = [other.name for other in _ROW_TASKS if set(other.fields) <= set(row.values)]
+    matching = [other for other in _ROW_TASKS if set(other.fields) <= set(row.values)]
+    others = [other.name for other in sorted(matching, key=lambda other: -len(other.fields))]
     try:
         row.take(missing[0])
     except DataError as error:
