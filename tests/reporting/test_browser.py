@@ -114,6 +114,7 @@ def test_rescue_browser_pages_and_filters(cli_here: Cli, tmp_path: Path, browser
     assert "Own answers (2)" in first
     assert "(empty)" in first
     assert "in round 1: 1 of 1 correct" in first
+    assert "after-a-rescue" in browser.page_source
     browser.find_element("id", "rescue-on").click()
     browser.find_element("id", "rescue-on").click()
     assert status.text == "21 to 26 of 26 rescues"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 from contextlib import ExitStack
@@ -10,6 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from conftest import Cli
@@ -416,12 +418,68 @@ def test_later_answers_come_from_the_exchange_and_damage_is_reported(cli_here: C
     publish(run, "ada", rounds)
     page, _, summary = make_report(cli_here, run)
     later = {(r["step"], n): r["later"] for n, r in enumerate(page.rescues())}
-    assert later == {(1, 0): [2, 1, 2, " \\boxed{6}"], (1, 1): [3, 0, 1, None], (1, 2): None, (3, 3): None}
+    at_1 = {"round": 1, "correct": 0, "of": 1, "text": None}
+    at_3 = {"round": 3, "correct": 0, "of": 1, "text": None}
+    assert later == {(1, 0): at_1, (1, 1): at_3, (1, 2): None, (3, 3): None}
+    assert [record["visits"] for record in page.rescues()] == [[[0, 1], [1, 2]], [[0, 1]], [], []]
     shard = run / "exchange" / "ada" / "000002.parquet"
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
     page, _, summary = make_report(cli_here, run)
-    assert [record["later"] for record in page.rescues()] == ["unknown"] * 4  # it may have been right in the lost round
+    assert [record["later"] for record in page.rescues()] == [at_1, "unknown", "unknown", None]
     assert any("round 2 of 'ada' is left out" in note for note in summary["notes"])
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("with_control", [False, True])
+def test_fractions_after_a_rescue_are_those_of_the_exchange(cli_here: Cli, tmp_path: Path, with_control: bool) -> None:
+    """Recompute the summary above the cards with pyarrow, from the exchange and rescues.jsonl alone."""
+    draw = random.Random(0)
+    runs = {}
+    for regime in ("sgt", "grpo") if with_control else ("sgt",):
+        runs[regime] = made_run(tmp_path / regime, regime)
+        rounds = []
+        for _ in range(12):
+            prompts = draw.sample(["p", "q", "s", "t"], 3)
+            rounds.append([(prompt, float(draw.random() < 0.15), None) for prompt in prompts for _ in range(4)])
+        for name in ("ada", "bob"):
+            publish(runs[regime], name, rounds)
+
+    def visits_of(run: Path) -> dict[str, list[tuple[int, int]]]:
+        visits: dict[str, list[tuple[int, int]]] = {}
+        for path in sorted((run / "exchange" / "ada").glob("*.parquet")):
+            rows = pq.read_table(path).to_pylist()
+            for key in {row["prompt_id"] for row in rows}:
+                correct = sum(row["reward"] for row in rows if row["prompt_id"] == key)
+                visits.setdefault(key, []).append((int(path.stem), int(correct)))
+        return visits
+
+    own = visits_of(runs["sgt"])
+    failed = [(key, number) for key, each in own.items() for number, correct in each if correct == 0]
+    rescued = [event for event in failed if event[0] != "t" and draw.random() < 0.6]
+    with_rescues(runs["sgt"], "ada", [rescue(number + 1, key, round=number) for key, number in rescued])
+    page, _, _ = make_report(cli_here, *runs.values(), "--out", tmp_path / "page")
+    (rows,) = [rows for name, rows in page.tables.items() if name.startswith("rescued-")]
+
+    def expected(visits: dict[str, list[tuple[int, int]]], events: list[tuple[str, int]], since: int) -> list[str]:
+        later = [[c for n, c in visits[key] if n > number] for key, number in events]
+        counts = [each[since - 1] for each in later if len(each) >= since]
+        if not counts:
+            return ["0", "", ""]
+        solved = sum(c > 0 for c in counts) / len(counts)
+        return [str(len(counts)), f"{solved:.3f}", f"{sum(counts) / (4 * len(counts)):.3f}"]
+
+    if with_control:
+        others = visits_of(runs["grpo"])
+        keys = {key for key, _ in rescued}
+        beside = [(key, number) for key, each in others.items() if key in keys for number, c in each if c == 0]
+    else:
+        others, beside = own, [event for event in failed if event not in rescued]
+    assert len(rescued) > 5
+    assert len(beside) > 5
+    for since, row in enumerate(rows[1:], 1):
+        assert row == ["ada", str(since), *expected(own, rescued, since), *expected(others, beside, since)]
+    head = rows[0]
+    assert head[5] == ("failed in grpo: visits" if with_control else "failed, not rescued: visits")
 
 
 def test_page_fetches_nothing_and_escapes_hostile_text(cli_here: Cli, tmp_path: Path) -> None:

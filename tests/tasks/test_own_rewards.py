@@ -31,6 +31,7 @@ def test_docs_example_accepts_texts_and_conversations() -> None:
     near = names["near"]
     assert near(["it is 12", "no"], answer=["12", "3"]) == [1.0, 0.0]
     assert near(["it is 15", "5"], answer=["5", 5]) == [0.0, 1.0]
+    assert near(["so 1,000", "1000.0", "x"], answer=["1000", "1,000", "Paris"]) == [1.0, 1.0, None]
     chats = [[{"role": "assistant", "content": text}] for text in ("it is 12", "no")]
     assert near(chats, answer=["12", "3"]) == [1.0, 0.0]
 

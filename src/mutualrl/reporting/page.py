@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -18,6 +18,7 @@ from markupsafe import Markup
 from mutualrl.console.display import clean
 from mutualrl.reporting.figure_specs import Figure, Line
 from mutualrl.reporting.report_tables import Table
+from mutualrl.reporting.rescues import RescueReport
 
 CHUNK = 500  # rescues per data block; a block is parsed on first use
 TOLD = 17  # points per curve in its table
@@ -51,8 +52,8 @@ def render(
     sections: Sequence[PageSection],
     made: Sequence[Table],
     recipes: Sequence[tuple[str, str]],
-    rescues: Sequence[Mapping[str, Any]],
-    rescue_notes: Sequence[str],
+    rescued: RescueReport,
+    rescue_figures: Sequence[tuple[Figure, str]],
     *,
     several: bool,
 ) -> str:
@@ -91,12 +92,14 @@ def render(
         made=[_table(table, f"made-{number}") for number, table in enumerate(made, 1)],
         recipes=[{"run": clean(run, 200), "href": quote(path)} for run, path in recipes],
         rescues={
-            "total": len(rescues),
+            "total": len(rescued.records),
             "size": CHUNK,
             "several": several,
-            "policies": sorted({str(rescue["policy"]) for rescue in rescues}),
-            "notes": [clean(note) for note in rescue_notes],
-            "chunks": [Markup(as_block(rescues[i : i + CHUNK])) for i in range(0, len(rescues), CHUNK)],
+            "policies": sorted({str(rescue["policy"]) for rescue in rescued.records}),
+            "notes": [clean(note) for note in rescued.notes],
+            "tables": [_table(table, f"rescued-{number}") for number, table in enumerate(rescued.tables, 1)],
+            "figures": [_figure(f, svg, f"rescue-figure-{i}") for i, (f, svg) in enumerate(rescue_figures, 1)],
+            "chunks": [Markup(as_block(rescued.records[i : i + CHUNK])) for i in range(0, len(rescued.records), CHUNK)],
         },
     )
 

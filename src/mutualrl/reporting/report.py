@@ -70,7 +70,7 @@ def write_report(
         sections.append(PageSection("By pool", (), (), drawing(pools)))
     if bars := _distillations(distilled):
         sections.append(PageSection("Sequential distillation", (), (), drawing(bars)))
-    rescue_rows, rescue_notes = rescues.collect_rescues(runs)
+    rescued = rescues.collect_rescues(runs)
     provenance = [report_tables.commands(runs), *(report_tables.settings(run) for run in runs[:1])]
     title = f"{len(runs)} runs side by side" if runs else "Distillation"
     if len(runs) == 1:
@@ -83,8 +83,8 @@ def write_report(
         sections,
         provenance,
         _recipes(runs, directory),
-        rescue_rows,
-        rescue_notes,
+        rescued,
+        drawing(rescued.figures),
         several=len(runs) > 1,
     )
     _clear_stale(directory, {figure.name for figure in drawn})
@@ -92,7 +92,7 @@ def write_report(
     write_atomic(directory / DATA, data.encode(), durable=False)
     write_atomic(directory / INDEX, page.encode("utf-8", "replace"))
     notes = [note for section in sections for note in section.notes]
-    return Report(directory / INDEX, len(drawn), tuple(dict.fromkeys([*notes, *rescue_notes])))
+    return Report(directory / INDEX, len(drawn), tuple(dict.fromkeys([*notes, *rescued.notes])))
 
 
 def _clear_stale(directory: Path, drawn: set[str]) -> None:

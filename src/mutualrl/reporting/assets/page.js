@@ -113,14 +113,15 @@
       pair.append(own, peer);
       box.append(pair);
       const parts = element("dl");
-      if (rescue.later === "unknown") entry(parts, "Later answer", "unknown: rounds are missing from the exchange");
-      else if (rescue.later === null) entry(parts, "Later answer", "none yet");
+      if (rescue.later === "unknown") entry(parts, "Next visit", "unknown: rounds are missing from the exchange");
+      else if (rescue.later === null) entry(parts, "Next visit", "none yet");
       else {
-        const [round, correct, total, answer] = rescue.later;
-        const answers = [element("div", `in round ${round}: ${correct} of ${total} correct`, correct ? "good" : "bad")];
-        if (answer !== null) answers.push(text(answer, "good"));
-        entry(parts, "Later answer", ...answers);
+        const { round, correct, of, text: answer } = rescue.later;
+        const answers = [element("div", `in round ${round}: ${correct} of ${of} correct`, correct ? "good" : "bad")];
+        if (answer !== null) answers.push(text(answer));
+        entry(parts, "Next visit", ...answers);
       }
+      if (rescue.visits.length > 1) entry(parts, "All later visits", element("div", rescue.visits.map(([k, n]) => `${k}/${n}`).join("  "), "fractions"));
       box.append(parts);
       return box;
     };
@@ -143,7 +144,7 @@
         for (let i = 0; i < total; i++) {
           const rescue = record(i);
           if (name && rescue.policy !== name) continue;
-          const answered = Array.isArray(rescue.later), solved = answered && rescue.later[1] > 0;
+          const answered = rescue.later !== null && rescue.later !== "unknown", solved = answered && rescue.later.correct > 0;
           if (wanted === "solved" && !solved) continue;
           if (wanted === "unsolved" && (solved || !answered)) continue;
           if (wanted === "never" && rescue.later !== null) continue;
