@@ -37,7 +37,7 @@ def plain(policy: str, recipe_file: Path, root: Path) -> None:
     from mutualrl.recipes import load
     from mutualrl.recipes.agreement import load_recipe_prompts
     from mutualrl.recipes.batch_plan import plan_batch
-    from mutualrl.storage.files import write_json
+    from mutualrl.storage.files import write_checksummed
     from mutualrl.tasks.rewards import load_rewards
     from mutualrl.tiny import resolve_path
     from mutualrl.training.build import seed_policy
@@ -71,22 +71,26 @@ def plain(policy: str, recipe_file: Path, root: Path) -> None:
     trainer.train()
     seconds = time.monotonic() - began
     result = {
-        "initial_validation": before,
-        "validation": validator(),
+        "initial_validation": before.to_json(),
+        "validation": validator().to_json(),
         "steps": recipe.run.steps,
         "train_seconds": seconds,
     }
-    write_json(files / "result.json", result)
+    write_checksummed(files / "result.json", result, root=root)
 
 
 def run_plain(ours: Path, root: Path) -> None:
     """Train all policies of the run `ours` with plain TRL, in parallel, into a directory that reads like a run."""
-    info = json.loads((ours / "run.json").read_text())
+    from mutualrl.storage.files import read_checksummed, write_checksummed
+
+    info = read_checksummed(ours / "run.json", root=ours)
+    assert info is not None
     root.mkdir(parents=True)
     recipe = root / "recipe.yaml"
     shutil.copy(ours / "recipe.yaml", recipe)
-    info |= {"regime": "trl", "command": ["python", "benchmarks/fidelity.py"]}
-    (root / "run.json").write_text(json.dumps(info))
+    described = {**info["regime_info"], "name": "trl"}
+    info |= {"regime": "trl", "regime_info": described, "command": ["python", "benchmarks/fidelity.py"]}
+    write_checksummed(root / "run.json", info, root=root)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     children = [
         subprocess.Popen(
@@ -96,9 +100,13 @@ def run_plain(ours: Path, root: Path) -> None:
     ]
     if any([child.wait() for child in children]):  # noqa: C419  (wait for every one)
         raise SystemExit("a plain run failed")
-    results = {name: json.loads((root / "policies" / name / "result.json").read_text()) for name in info["placement"]}
+    results = {}
+    for name in info["placement"]:
+        result = read_checksummed(root / "policies" / name / "result.json", root=root)
+        assert result is not None
+        results[name] = result
     summary = {"regime": "trl", "seconds": max(r["train_seconds"] for r in results.values()), "policies": results}
-    (root / "summary.json").write_text(json.dumps(summary))
+    write_checksummed(root / "summary.json", summary, root=root)
 
 
 def compared(ours: Path, trl_root: Path) -> tuple[dict[str, Any], str]:

@@ -275,8 +275,9 @@ def test_dry_run_tries_the_user_reward(cli_here: Cli, user_files: Path, monkeypa
     assert list(rewards) == ["ada", "cat"]  # one reads text, the other messages
     for trials in rewards.values():
         by_kind = {trial["completion"]: trial["rewards"] for trial in trials}
-        assert by_kind["the answer alone"] == by_kind["the answer in \\boxed{}"] == [1.0, 0.0]  # `near` scores odd ones
-        assert by_kind["no text"] == [0.0, 0.0]
+        # `near` scores odd answers only
+        assert by_kind["the answer alone"] == by_kind["the answer in \\boxed{}"] == [1.0, None]
+        assert by_kind["no text"] == [0.0, None]
     shown = cli_here(*options, "task.reward=rewards.py:near").stdout
     assert "rewards.py:near on the first prompts as ada sees them" in " ".join(shown.split())
     stepping = cli_here(*options, "task.reward=rewards.py:stepping", "--json")  # trainer_state exists, as in training

@@ -43,8 +43,12 @@ CASES = {
         (*REUSED_BATCHES, "--set", "regime={name: prp+sgt, prp: {denominator: snapshot}}", "--data"),
         {"ada": 9, "bob": 6},
     ),
-    "two ranks and one, adapters with dropout under xgrpo, one policy from the beginning": (
-        ("--set", "regime={name: xgrpo}", "--set", "lora.r=4", "--set", "lora.dropout=0.1", *DDP),
+    "two ranks and one, adapters with dropout under xgrpo, whitened, one policy from the beginning": (
+        (
+            *("--set", "regime={name: xgrpo}", "--set", "lora.r=4", "--set", "lora.dropout=0.1"),
+            *("--set", "round.whiten_advantages=true", "--set", "trainer.scale_rewards=none"),
+            *DDP,
+        ),
         {"ada": 3, "bob": 0},
     ),
     "ZeRO-3, two ranks and one": (("--set", "launch.strategy=zero3", *DDP), {"ada": 3, "bob": 2}),

@@ -151,8 +151,8 @@ def test_learner_waits_for_a_peer_further_behind(tiny: dict[str, Path], tmp_path
     shared.link.heartbeat = Heartbeat(root, "ada")
     set_phase = shared.link.heartbeat.set
 
-    def set_and_notify(phase: str, step: int | None = None) -> None:
-        set_phase(phase, step)
+    def set_and_notify(phase: str, step: int | None = None, *, at_once: bool = False) -> None:
+        set_phase(phase, step, at_once=at_once)
         if "round 0" in phase:
             waiting.set()
 

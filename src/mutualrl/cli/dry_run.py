@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 class Plan:
     """Plan of a run: the recipe with its steps, placements (or the reason for none) and memory by machine, reward
     trials by policy (or the reason for none), the requirements that this machine does not meet, notes, and the error
-    with which the start would be refused."""
+    with which the start would be refused, and the numbers and origins of the prompts."""
 
     recipe: Recipe
     placements: dict[str, Placement | str]
@@ -52,6 +52,7 @@ class Plan:
     missing: Sequence[str]
     notes: Sequence[str] = ()
     failure: MutualRLError | None = None
+    data: Mapping[str, object] = field(default_factory=dict)
 
 
 def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
@@ -104,6 +105,7 @@ def plan_of(recipe: Recipe, launch: Launch) -> Plan:
     failure = impossible[0] if isinstance(on_recipe, str) else None
     missing = lacking(recipe, machine)
     notes: Sequence[str] = ()
+    data: Mapping[str, object] = {}
     trials: dict[str, list[Trial]] = {}
     untried = ""
     try:
@@ -112,7 +114,7 @@ def plan_of(recipe: Recipe, launch: Launch) -> Plan:
         missing.append(str(error))
     try:
         inputs = check_inputs(recipe)
-        notes = inputs.notes
+        notes, data = inputs.notes, inputs.data
         placement = next((p for p in placements.values() if isinstance(p, Placement)), None)
         if placement is not None:
             recipe, _ = check_batch(recipe, placement.allocations[0].batch, inputs)
@@ -131,7 +133,7 @@ def plan_of(recipe: Recipe, launch: Launch) -> Plan:
     for label, planned_placement in placements.items():
         if not isinstance(planned_placement, str):
             memory[label] = {a.policy: estimate_allocation(recipe, a) for a in planned_placement.allocations}
-    return Plan(recipe, placements, memory, trials, untried, missing, notes, failure)
+    return Plan(recipe, placements, memory, trials, untried, missing, notes, failure, data)
 
 
 def _absent_models(recipe: Recipe) -> list[str]:
@@ -171,6 +173,7 @@ def plan_json(plan: Plan) -> dict[str, object]:
         "memory": memory,
         "lacking": plan.missing,
         "notes": list(plan.notes),
+        "data": dict(plan.data),
         "exchange": requests(plan.recipe),
         "rewards": {policy: [_trial_json(trial) for trial in trials] for policy, trials in plan.trials.items()},
     }

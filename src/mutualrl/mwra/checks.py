@@ -9,7 +9,7 @@ from mutualrl.engines.model_files import check_model
 from mutualrl.errors import ModelError
 from mutualrl.mwra.session import counted
 from mutualrl.recipes import Recipe
-from mutualrl.recipes.agreement import fingerprint, load_recipe_prompts, require_enough, solutions
+from mutualrl.recipes.agreement import data_note, fingerprint, read_splits, require_enough, solutions, validation_sample
 from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.records import Prompt
 from mutualrl.storage.run_info import Fingerprint
@@ -22,22 +22,25 @@ from mutualrl.tiny import resolve_path
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Checked inputs of a run: its prompts, and notes about them for the user."""
+    """Checked inputs of a run: its prompts, notes about them for the user, and what run.json says of the data."""
 
     prompts: list[Prompt]
     validation: list[Prompt]
     notes: tuple[str, ...]
+    data: dict[str, object]
 
 
 def check_inputs(recipe: Recipe) -> Inputs:
     """Check the user's code (without running it) and the data. Raises UsageError, DataError."""
     require_rewards(recipe.task.reward)
     require_turns(recipe.task.environment, recipe.task.tools)
-    prompts, validation = load_recipe_prompts(recipe, "train"), load_recipe_prompts(recipe, "validation")
+    splits = read_splits(recipe)
+    prompts, validation = splits.train.prompts, validation_sample(recipe, splits.validation.prompts)
+    data = splits.to_json(len(validation))
     for policy in recipe.policies:
         solutions(recipe, policy.name, prompts)
-    notes = column_notes(prompts) + (boxed_notes(prompts) if recipe.task.reward == BOXED else [])
-    return Inputs(prompts, validation, tuple(notes))
+    notes = [data_note(data)] + column_notes(prompts) + (boxed_notes(prompts) if recipe.task.reward == BOXED else [])
+    return Inputs(prompts, validation, tuple(notes), data)
 
 
 def check_models(recipe: Recipe, names: Sequence[str]) -> None:

@@ -134,6 +134,7 @@ def start_run(
     models: dict[str, str],
     launch: Launch,
     held: ExitStack,
+    data: dict[str, object],
     run_id: str | None = None,
 ) -> RunDirectory:
     """Claim a new run directory, locked while `held` is open, and write the files that the workers read."""
@@ -149,6 +150,7 @@ def start_run(
         regime_info=RegimeInfo.of(recipe.spec).model_dump(mode="json"),
         pool=recipe.pool,
         fingerprint=plan,
+        data=data,
         models=models,
         placement=_by_policy(placement),
         exchange="" if recipe.bucket is None else recipe.bucket.url,

@@ -16,7 +16,7 @@ from mutualrl.errors import MutualRLError, RunInterruptedError, UsageError
 from mutualrl.machine.devices import Machine, this_machine
 from mutualrl.machine.ray_cluster import join_cluster, require_capacity
 from mutualrl.machine.requirements import require
-from mutualrl.mwra.checks import check_batch, check_inputs, check_models
+from mutualrl.mwra.checks import Inputs, check_batch, check_inputs, check_models
 from mutualrl.mwra.device_map import read_device_map
 from mutualrl.mwra.group import GRACE_SECONDS, ProcessTag, end
 from mutualrl.mwra.joining import claim_exchange, fetch_checkpoint, install_checkpoint, require_run
@@ -83,15 +83,15 @@ def _open(
         return _reopen(recipe, machine, launch, console, held)
     if path is not None:
         require_creatable(path, clean=launch.clean)
-    recipe, placement, plan, data_notes = planned(recipe, machine, launch)
+    recipe, placement, plan, inputs = planned(recipe, machine, launch)
     models = model_digests(only(recipe, launch.policies(recipe)))
     run_id = None if recipe.bucket is None else claim_exchange(recipe, plan, launch, console)
     if launch.clean and path is not None:
         clean_run(path, held)
     staged = None if run_id is None or path is None else fetch_checkpoint(recipe, launch, run_id, path, models)
-    run = start_run(recipe, placement, plan, models, launch, held, run_id)
+    run = start_run(recipe, placement, plan, models, launch, held, inputs.data, run_id)
     fetched = [] if staged is None else [install_checkpoint(staged, run)]
-    return run, placement, [*placement.notes, *data_notes, *fetched]
+    return run, placement, [*placement.notes, *inputs.notes, *fetched]
 
 
 class Resumption(NamedTuple):
@@ -143,9 +143,9 @@ def only(recipe: Recipe, names: Sequence[str]) -> Recipe:
     return recipe.model_copy(update={"policies": policies, "launch": launch})
 
 
-def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, Placement, Fingerprint, tuple[str, ...]]:
+def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, Placement, Fingerprint, Inputs]:
     """Return the recipe with its epochs converted to steps, the placement, the fingerprint that all policies must
-    share, and notes about the data. Raises the errors of the checks of machine, data and models."""
+    share, and the checked data. Raises the errors of the checks of machine, data and models."""
     require(recipe, machine)
     pins = None if launch.device_map is None else read_device_map(launch.device_map)
     placement = place(only(recipe, launch.policies(recipe)), machine, pins)
@@ -154,7 +154,7 @@ def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, P
     inputs = check_inputs(recipe)
     recipe, plan = check_batch(recipe, placement.allocations[0].batch, inputs)
     check_models(recipe, launch.policies(recipe))
-    return recipe, placement, plan, inputs.notes
+    return recipe, placement, plan, inputs
 
 
 def model_digests(recipe: Recipe) -> dict[str, str]:
@@ -240,6 +240,7 @@ def summarize(run: RunDirectory, recipe: Recipe, names: Sequence[str], seconds: 
         "seed": recipe.run.seed,
         "steps": recipe.run.steps,
         "seconds": round(seconds, 3),
+        "data": run.info().data,
         "policies": policies,
         "lost": lost,
         "notes": notes_of(run, names, recipe.spec.metrics, recipe.task.max_prompt_tokens),

@@ -13,14 +13,65 @@ from mutualrl.recipes.schema import Recipe
 from mutualrl.records import Prompt, content_digest
 from mutualrl.regimes import parts_of
 from mutualrl.storage.run_info import Fingerprint
-from mutualrl.tasks import Split, get_task, load_prompts
-from mutualrl.tasks.base import sample_evenly
+from mutualrl.tasks import Split, get_task
+from mutualrl.tasks.base import TaskData, load_data, sample_evenly
 from mutualrl.tasks.boxed import boxed_score
 from mutualrl.tasks.mixture import sample_evenly_by_task
 from mutualrl.tasks.prompting import within_limit
 
 logger = logging.getLogger(__name__)
 MAX_MISSING_FRACTION = 0.1  # fraction of the prompts that may lack a solution under `teacher: gold`
+
+
+class DataSplits(NamedTuple):
+    """Data of a recipe by split: all prompts, and where they are from."""
+
+    train: TaskData
+    validation: TaskData
+
+    def to_json(self, validated: int) -> dict[str, object]:
+        """Return what run.json says of the data: numbers of prompts, origins, and how many of the validation prompts
+        are used."""
+        return {
+            "train": {"prompts": len(self.train.prompts), "origin": self.train.origin},
+            "validation": {
+                "prompts": len(self.validation.prompts),
+                "origin": self.validation.origin,
+                "used": validated,
+                "held_out": self.validation.held_out,
+            },
+        }
+
+
+def read_splits(recipe: Recipe) -> DataSplits:
+    """Return the data of both splits. Raises DataError for invalid rows, for a split without prompts, and for training
+    rows that would be held out against `task.hold_out`."""
+    splits = DataSplits(_read_split(recipe, "train"), _read_split(recipe, "validation"))
+    if splits.validation.held_out and not recipe.task.hold_out:
+        count = len(splits.validation.prompts)
+        raise DataError(
+            f"task {recipe.task.name!r}: {count} of {count + len(splits.train.prompts)} training rows "
+            f"({splits.train.origin}) would be held out for validation, which this recipe refuses (task.hold_out: "
+            "false): give the evaluation split with --set task.validation_data=FILE, or hold rows out with --set "
+            "task.hold_out=true"
+        )
+    return splits
+
+
+def _read_split(recipe: Recipe, split: Split) -> TaskData:
+    section = recipe.task
+    data = load_data(get_task(section.name), split, section.source(recipe.run.seed))
+    if not data.prompts:
+        raise DataError(f"task {section.name!r} has no {split} prompts; provide more data or set task.validation_data")
+    return data
+
+
+def data_note(data: Mapping[str, Any]) -> str:
+    """Return what a run trains on and validates on, from `DataSplits.to_json`."""
+    train, validation = data["train"], data["validation"]
+    used, count = validation["used"], validation["prompts"]
+    part = f"all {count:,} prompts" if used == count else f"{used:,} of {count:,} prompts (run.validation_limit)"
+    return f"trains on {train['prompts']:,} prompts: {train['origin']}; validates on {part}: {validation['origin']}"
 
 
 def load_recipe_prompts(recipe: Recipe, split: Split) -> list[Prompt]:
@@ -34,11 +85,7 @@ def load_recipe_prompts(recipe: Recipe, split: Split) -> list[Prompt]:
 
 def all_prompts(recipe: Recipe, split: Split) -> list[Prompt]:
     """Return all prompts of a split. Raises DataError for invalid rows, or if there are none."""
-    section = recipe.task
-    prompts = load_prompts(get_task(section.name), split, section.source(recipe.run.seed))
-    if not prompts:
-        raise DataError(f"task {section.name!r} has no {split} prompts; provide more data or set task.validation_data")
-    return prompts
+    return _read_split(recipe, split).prompts
 
 
 def validation_sample(recipe: Recipe, prompts: Sequence[Prompt]) -> list[Prompt]:

@@ -313,6 +313,8 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
             keys = key.split(".")
             section = ("policies", str(index), "trainer") if keys[0] in policy.trainer else ("trainer",)
             lines.append(_line(layers, (*section, *keys), problem))
+    whitening = spec.whitening_problem(whiten=recipe.round.whiten_advantages)
+    lines += [_line(layers, ("round", "whiten_advantages"), problem) for problem in whitening]
     lines += server_problems({p.name: recipe.trainer_settings(p.name) for p in recipe.policies})
     return list(dict.fromkeys(lines))
 

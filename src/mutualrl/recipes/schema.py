@@ -134,6 +134,8 @@ class TaskSection(Section):
     """Section `task`: prompts and rewards. `data` and `validation_data`, for tasks that read data: a file, a directory
     or `hub:OWNER/NAME`. `reward`: `boxed`, a TRL reward function by import path, or several (weighted by
     `trainer.reward_weights`). `template` and `answer` apply to task `dataset`, `members` to task `mixture`.
+    `hold_out`: without an evaluation split, hold out a fraction of the training rows for validation; False refuses
+    such data.
     `environment` and `tools`: TRL's `environment_factory` (a class) and `tools` (functions), by import path; rollouts
     then have several turns. With an environment, `reward` defaults to empty: the environment's `get_reward` is the
     reward."""
@@ -141,6 +143,7 @@ class TaskSection(Section):
     name: str = "arithmetic"
     data: UserPath | None = None
     validation_data: UserPath | None = None
+    hold_out: bool = Field(True, description="without an evaluation split, validate on a fraction of the training rows")
     template: str | None = Field(None, description="prompt template, with {field} for a field of the row")
     answer: str = Field("answer", description="field of the row with the answer")
     members: dict[str, MemberSection] = Field({}, description="tasks of the mixture by name; empty: the paper's seven")
@@ -197,6 +200,9 @@ class RoundSection(Section):
 
     prompts: int | None = Field(None, ge=1, description="prompts per round, the same for every policy")
     optimizer_steps: int = Field(1, ge=1, description="optimizer steps per round")
+    whiten_advantages: bool = Field(
+        False, description="normalise advantages to mean 0 and variance 1 over the round, after trainer.scale_rewards"
+    )
 
 
 class RunSection(Section):

@@ -40,6 +40,7 @@ from mutualrl.regimes.round import (
     UpperBound,
     check_plan,
     plain_state,
+    whitened_plan,
 )
 from mutualrl.regimes.spec import Metric, RegimeSettings, RegimeSpec
 
@@ -167,4 +168,5 @@ __all__ = [
     "parts_of",
     "plain_state",
     "regimes",
+    "whitened_plan",
 ]

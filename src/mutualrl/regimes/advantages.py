@@ -54,6 +54,21 @@ def pool_advantages(
     return np.nan_to_num(advantages, nan=0.0)
 
 
+def whiten(advantages: npt.ArrayLike, scored: npt.ArrayLike, pool: npt.ArrayLike | None = None) -> Floats:
+    """Return (A_i - mean) / (s + 1e-4) with mean and standard deviation s (n - 1) over a batch, shape (N,).
+
+    `scored`: which rollouts have a reward; the others stay out and get 0. `pool`: the scored advantages whose constants
+    are used, by default these. A batch without spread gives 0 everywhere. Source: paper, Section "Preliminaries"
+    ("normalize them to zero mean and unit variance across the batch"); mean, deviation and 1e-4 as in TRL's
+    `normalize_then_sum`."""
+    values, counted = np.asarray(advantages, dtype=np.float64), np.asarray(scored, dtype=bool)
+    batch = values[counted] if pool is None else np.asarray(pool, dtype=np.float64)
+    if batch.size < 2 or batch.min() == batch.max():
+        return np.zeros_like(values)
+    whitened: Floats = np.where(counted, (values - batch.mean()) / (batch.std(ddof=1) + EPSILON), 0.0)
+    return whitened
+
+
 def standard_deviation(rewards: npt.ArrayLike) -> float:
     """Return the sample standard deviation (n - 1) of the non-NaN rewards; 0 for fewer than two."""
     values = np.asarray(rewards, dtype=np.float64)

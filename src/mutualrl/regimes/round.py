@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from mutualrl.errors import RegimeError, UsageError
 from mutualrl.records import Rollout
-from mutualrl.regimes.advantages import Scale, group_by_prompt
+from mutualrl.regimes.advantages import Scale, group_by_prompt, whiten
 
 
 class Aligned(NamedTuple):
@@ -152,7 +152,8 @@ class RoundView:
     the trainer's `scale_rewards`, `mask_truncated` its `mask_truncated_completions`, `mean_over` the unit that its loss
     is averaged over; `clip` is (epsilon_low, epsilon_high). `solutions` maps a prompt's id to the correct completion in
     its data, if there is one. `answers` are those to the regime's `needs`. `other_prompts`: ids of prompts in the
-    learner's data that peers saw in this round and the learner did not.
+    learner's data that peers saw in this round and the learner did not. `whiten`: advantages are whitened over the
+    round (`round.whiten_advantages`), those of `rollouts` already.
     """
 
     round: int
@@ -169,6 +170,7 @@ class RoundView:
     clip: tuple[float, float] = (0.2, 0.2)
     answers: Answers = field(default_factory=Answers)
     other_prompts: frozenset[str] = frozenset()
+    whiten: bool = False
 
     @property
     def prompt_ids(self) -> list[str]:
@@ -184,6 +186,11 @@ class RoundView:
     def advantages(self) -> list[float]:
         """Return TRL's advantage of every own rollout."""
         return [rollout.advantage or 0.0 for rollout in self.rollouts]
+
+    @property
+    def scored(self) -> list[bool]:
+        """Return whether each own rollout has a reward."""
+        return [not math.isnan(rollout.reward) for rollout in self.rollouts]
 
     @property
     def lengths(self) -> list[int]:
@@ -331,6 +338,22 @@ def plain_state(state: Mapping[str, Any], regime: str) -> dict[str, Any]:
     if copy != dict(state):
         raise RegimeError(f"regime {regime!r}: its state changes in JSON; expected string keys, lists and no tuples")
     return copy
+
+
+def whitened_plan(plan: Plan, view: RoundView) -> Plan:
+    """Return a plan with its own advantages and those of its rows whitened, with the constants of all of them: a
+    regime that makes advantages of its own has made a new batch (`round.whiten_advantages`). A plan that keeps the
+    view's advantages, which are whitened already, is returned unchanged."""
+    graded = [row for row in plan.rows if row.loss == "policy_gradient"]
+    if plan.advantages is None and not graded:
+        return plan
+    own = view.advantages if plan.advantages is None else plan.advantages
+    pool = [value for value, scored in zip(own, view.scored, strict=True) if scored]
+    pool += [row.advantage for row in graded]
+    values = whiten([row.advantage for row in graded], [True] * len(graded), pool)
+    whitened = iter(values.tolist())
+    rows = [replace(row, advantage=next(whitened)) if row.loss == "policy_gradient" else row for row in plan.rows]
+    return replace(plan, advantages=tuple(whiten(own, view.scored, pool).tolist()), rows=tuple(rows))
 
 
 def check_plan(plan: object, view: RoundView, regime: str) -> Plan:

@@ -160,6 +160,15 @@ class RegimeSpec:
             "expected 0, or a regime that can use them late (see `mutualrl regimes show NAME`)"
         )
 
+    def whitening_problem(self, *, whiten: bool) -> list[str]:
+        """Return why advantages cannot be whitened over the round under this regime; empty if they can."""
+        if not whiten or not self.weighs_groups:
+            return []
+        return [
+            f"found true, but regime {self.name!r} sets the advantages of dropped groups to 0 and weighs the others by "
+            "their number, which whitening would undo; expected false"
+        ]
+
     def metric(self, role: str) -> str | None:
         """Return the key of the metric with that role, if the regime logs one."""
         return next((metric.key for metric in self.metrics if metric.role == role), None)

@@ -24,6 +24,7 @@ from mutualrl.regimes.advantages import (
     pool_advantages,
     standard_deviation,
     ungroup,
+    whiten,
 )
 from mutualrl.regimes.round import PeerRound, Plan, RoundView
 from mutualrl.regimes.spec import Metric, Problem, RegimeSettings, RegimeSpec, advantage_metric_table, advantage_metrics
@@ -95,6 +96,9 @@ def plan(view: RoundView, settings: RegimeSettings) -> Plan:
     local = group_by_prompt(view.prompt_ids, view.advantages)
     lengths = group_by_prompt(view.prompt_ids, view.lengths)
     pool = pooled(view.own_groups(), bags, settings.scale or view.scale, settings.baseline)
+    if view.whiten:  # as the local advantages are, before the two are mixed
+        whitened = whiten(ungroup(view.prompt_ids, pool), view.scored)
+        pool = {key: np.array(values) for key, values in group_by_prompt(view.prompt_ids, whitened.tolist()).items()}
     groups = {
         prompt: effective_advantages(np.array(local[prompt]), pool[prompt], np.array(lengths[prompt]), settings)
         for prompt in local

@@ -3,6 +3,7 @@ parts are listed in `notes`, the rest is shown."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 from mutualrl.errors import FileDamagedError, RecipeError, UsageError
 from mutualrl.process.status import ELSEWHERE, status_file
 from mutualrl.recipes import yaml_file
+from mutualrl.recipes.agreement import data_note
 from mutualrl.records import POLICY_NAME
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.regimes.spec import SUCCESS_ABOVE, flat
@@ -245,6 +247,8 @@ def read_run(path: Path, *, logs: bool = True) -> Run:
         policies[name] = PolicyRun(
             name, models.get(name, ""), metrics, rescues, _checked(files.before, info, notes, root), result, rule
         )
+    with contextlib.suppress(KeyError, TypeError, ValueError):  # older runs have none
+        notes.insert(0, data_note(info["data"]))
     if not policies:
         notes.append("it has no policies: it ended before any of them started")
     state = _state(run, summary, notes, list(policies) if info.get("scripts") is True else ())

@@ -53,7 +53,8 @@ class RunInfo(Stored):
     `exchange`: URL of its exchange; empty if that is in the run's directory. `models`: digest of each policy's base
     model (`engines.model_files.model_digest`). `recipe`: the resolved recipe, of which recipe.yaml is a copy;
     `recipe_sha256`: its sha256; `recipe_before_sha256`: the sha256 before the newest session. `scripts`: users' own
-    scripts train the policies, and `recipe` has only what these share.
+    scripts train the policies, and `recipe` has only what these share. `data`: numbers and origins of the prompts by
+    split (`recipes.agreement.DataSplits`).
     """
 
     format: int = 0
@@ -74,6 +75,7 @@ class RunInfo(Stored):
     recipe_sha256: str = ""
     recipe_before_sha256: str = ""
     scripts: bool = False
+    data: dict[str, Any] = {}
 
 
 class Validation(Stored):

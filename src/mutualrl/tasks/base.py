@@ -49,11 +49,13 @@ class MixtureMember:
 
 @dataclass(frozen=True, slots=True)
 class TaskData:
-    """Prompts of a split, their origin, and the dropped rows, each with the reason."""
+    """Prompts of a split, their origin, and the dropped rows, each with the reason. `held_out`: they are training rows,
+    held out for validation because the data have no evaluation split."""
 
     prompts: list[Prompt]
     origin: str
     dropped: tuple[str, ...] = ()
+    held_out: bool = False
 
 
 @runtime_checkable
@@ -97,13 +99,18 @@ def require_no_data(task: str, source: TaskSource) -> None:
         )
 
 
-def load_prompts(task: Task, split: Split, source: TaskSource) -> list[Prompt]:
-    """Return the prompts of a split; log a warning about dropped rows."""
+def load_data(task: Task, split: Split, source: TaskSource) -> TaskData:
+    """Return the data of a split; log a warning about dropped rows."""
     data = task.read(split, source)
     if data.dropped:
         shown = "; ".join(data.dropped[:10]) + ("; ..." if len(data.dropped) > 10 else "")
         logger.warning("%s: left out %d rows: %s", data.origin, len(data.dropped), shown)
-    return data.prompts
+    return data
+
+
+def load_prompts(task: Task, split: Split, source: TaskSource) -> list[Prompt]:
+    """Return the prompts of a split; log a warning about dropped rows."""
+    return load_data(task, split, source).prompts
 
 
 def sample_evenly(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:

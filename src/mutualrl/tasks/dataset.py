@@ -49,7 +49,9 @@ class DatasetTask:
         if source.validation_data is not None:
             return TaskData(list(read_prompts(path, split, source.template, source.answer)), origin)
         prompts = read_prompts(path, "train", source.template, source.answer)
-        return TaskData([p for p in prompts if held_out(p.text) == (split == "validation")], origin)
+        validation = split == "validation"
+        kept = [p for p in prompts if held_out(p.text) == validation]
+        return TaskData(kept, f"held-out rows of {origin}" if validation else origin, held_out=validation)
 
 
 def first_row(path: Path) -> dict[str, Any]:

@@ -61,6 +61,7 @@ class MixtureTask:
             mixed,
             "; ".join(f"{name}: {data.origin}" for name, data in by_task.items()),
             tuple(line for data in by_task.values() for line in data.dropped),
+            held_out=any(data.held_out for data in by_task.values()),
         )
 
 

@@ -96,8 +96,10 @@ class RowTask:
         data = _prompts(self, parts, split if complete else "train", origin, versions)
         if complete:
             return data
-        prompts = [p for p in data.prompts if held_out(p.text) == (split == "validation")]
-        return TaskData(prompts, f"held-out rows of {origin}" if split == "validation" else origin, data.dropped)
+        validation = split == "validation"
+        prompts = [p for p in data.prompts if held_out(p.text) == validation]
+        label = f"held-out rows of {origin}" if validation else origin
+        return TaskData(prompts, label, data.dropped, held_out=validation)
 
     def _of_directory(self, directory: Path, split: Split) -> tuple[tuple[Path, ...], bool]:
         """Return the files of a split in a directory, and whether all their rows belong to the split: without an

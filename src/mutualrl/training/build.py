@@ -117,6 +117,7 @@ def build_trainer(
         tokenizers=tokenizers,
         solutions=solutions(recipe, policy, prompts),
         rescues=RescueLog(run.policy(policy).rescues),
+        whiten=recipe.round.whiten_advantages,
     )
     model = resolve_path(recipe.policy(policy).model)
     start_in_turn = engine_turn(

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class ScriptRun:
     """What the scripts of one run share: its directory and id, all policies, the regime with its settings, the seed of
-    the regime's draws."""
+    the regime's draws, whether advantages are whitened."""
 
     run: RunDirectory
     run_id: str
@@ -43,6 +43,7 @@ class ScriptRun:
     spec: RegimeSpec
     settings: RegimeSettings
     seed: int
+    whiten: bool = False
 
     def info(self, steps: int, rewards: Sequence[str]) -> RunInfo:
         """Return the content of run.json. Its recipe has what the scripts share; each has its own model and trainer."""
@@ -52,6 +53,7 @@ class ScriptRun:
                 "regime": {"name": self.spec.name, **self.settings.model_dump(mode="json")},
                 "task": {"name": "script", "reward": list(rewards)},
                 "run": {"steps": steps, "seed": self.seed},
+                "round": {"whiten_advantages": self.whiten},
             }
         )
         return RunInfo(

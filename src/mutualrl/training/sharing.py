@@ -85,7 +85,7 @@ class Sharing:
     next training claims the policy as a new attempt. `state`: of the regime. `uses`: number of nll rows per prompt.
     `dead`: prompts whose last group had no reward above 0. `past`: own rounds that peers may not have reached.
     `end_tokens`: how often each token ended an own rollout. These five are saved in checkpoints. `script`: the run that
-    users' own scripts share; None under `mutualrl train`.
+    users' own scripts share; None under `mutualrl train`. `whiten`: advantages are whitened over the round.
     """
 
     link: PeerLink
@@ -104,6 +104,7 @@ class Sharing:
     past: dict[int, PastRound] = field(default_factory=dict)
     end_tokens: Counter[int] = field(default_factory=Counter)
     script: ScriptRun | None = None
+    whiten: bool = False
 
     @classmethod
     def over(
@@ -121,6 +122,7 @@ class Sharing:
         solutions: Mapping[str, str] | None = None,
         staleness: int = 0,
         timeouts: WaitTimeouts | None = None,
+        whiten_advantages: bool = False,
         **settings: object,
     ) -> Sharing:
         """Share over a run directory, for `MutualGRPOTrainer` in a user's script.
@@ -133,6 +135,7 @@ class Sharing:
         `solutions` by prompt id. A script that resumes from a checkpoint (`train(resume_from_checkpoint=...)`) passes
         `resume=True` and becomes a new attempt of its policy, which fences the previous one. A peer may be `staleness`
         rounds behind before the policy waits for it.
+        `whiten_advantages`: normalise advantages over the round, after TRL's `scale_rewards`.
         Raises UsageError when this policy has already published in `root` (rounds of an earlier run must not be
         treated as this run's), for names or settings that are wrong, or when tokenizers or solutions are missing.
         """
@@ -179,7 +182,10 @@ class Sharing:
             solutions=dict(solutions or {}),
             resume=resume,
             rescues=RescueLog(run.policy(policy).rescues),
-            script=ScriptRun(run, run_id, tuple(sorted({policy, *peers})), spec, regime_settings, run_seed),
+            script=ScriptRun(
+                run, run_id, tuple(sorted({policy, *peers})), spec, regime_settings, run_seed, whiten_advantages
+            ),
+            whiten=whiten_advantages,
         )
 
     def claim_attempt(self, accelerator: Accelerator) -> None:
@@ -297,6 +303,7 @@ class Sharing:
             transfer=transfer,
             state=copy.deepcopy(self.state),
             solutions=self.solutions,
+            whiten=self.whiten,
             **facts,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,8 @@ from mutualrl.engines.model_files import require_loadable, require_no_adapter
 from mutualrl.errors import RewardError, UsageError
 from mutualrl.recipes.ratios import aggregation_problem, ratio_problems
 from mutualrl.records import Rollout, row_id
-from mutualrl.regimes import Answers, Plan, RoundView
+from mutualrl.regimes import Answers, Plan, RoundView, whitened_plan
+from mutualrl.regimes.advantages import whiten
 from mutualrl.regimes.losses import BY_ROWS
 from mutualrl.see.liveness import SCORING
 from mutualrl.tasks.rewards import adapt, distinct_names
@@ -123,6 +125,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
             )
         ]
         problems += self._dropout_problem(sharing)
+        problems += [f"whiten_advantages: {problem}" for problem in spec.whitening_problem(whiten=sharing.whiten)]
         problems += [f"{key}: {problem}" for key, problem in spec.check(sharing.settings, settings)]
         if (stale := spec.staleness_problem(sharing.settings, sharing.link.staleness)) is not None:
             problems.append(f"staleness: {stale}")
@@ -202,10 +205,20 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         """Share the round after TRL has sampled and scored it."""
         if self.sharing is None or not self.model.training:
             return
+        if self.sharing.whiten:
+            self._whiten(batch)
         if self.sharing.active:
             self._share_round(self.sharing, batch)
         else:
             self._follow(self.sharing, gather_object(self._rewarded()))
+
+    def _whiten(self, batch: Inputs) -> None:
+        """Whiten TRL's advantages over the round's rollouts of all ranks (`round.whiten_advantages`)."""
+        assert self._scored is not None
+        own = zip(batch["advantages"].tolist(), self._scored.rewards, strict=True)
+        advantages, rewards = zip(*gather_object(list(own)), strict=True)
+        whitened = whiten(advantages, [not math.isnan(reward) for reward in rewards])
+        replace_advantages(self, batch, whitened.tolist())
 
     def _share_round(self, sharing: Sharing, batch: Inputs) -> None:
         """Run the data flow of a round, independent of the regime: execute the regime's plan."""
@@ -241,6 +254,8 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         view = replace(view, answers=self._answers(sharing, view, shared))
         self.transfer.refused.clear()
         plan = sharing.plan(view, shared, self.accelerator)
+        if sharing.whiten:
+            plan = whitened_plan(plan, view)
         if sharing.spec.reads_peers:
             for reason in ("too_long", "changed"):
                 log_value(self, f"thl/{reason}", float(self.transfer.refused[reason]))
