@@ -80,7 +80,7 @@ def test_group_scaling_then_whitening_is_normalize_then_sum_of_trl(tiny: dict[st
     assert max(float(round_advantages.abs().max()) for round_advantages in ours.rounds) > 0.5
     weights = [dict(trainer.model.named_parameters()) for trainer in (ours, trl)]
     for name, tensor in weights[0].items():
-        torch.testing.assert_close(tensor, weights[1][name], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(tensor, weights[1][name], rtol=1e-3, atol=5e-5)  # after three steps of Adam
 
 
 @pytest.mark.slow
