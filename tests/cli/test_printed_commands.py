@@ -86,7 +86,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, tiny: dict[str, Path], u
     (root / "my_rewards.py").write_text(block(REPOSITORY / "docs" / "your-own.md", "# my_rewards.py"))
     problems = [{"problem": f"{i}+1:", "answer": str(i + 1)} for i in range(2000)]
     rows = [{"prompt": f"{i}+1:", "answer": i + 1} for i in range(2000)]
-    for name, values in (("math_train", problems), ("rows", rows)):
+    for name, values in (("math_train", problems), ("math_test", problems), ("rows", rows)):
         (root / f"{name}.jsonl").write_text("".join(json.dumps(value) + "\n" for value in values))
     return root
 

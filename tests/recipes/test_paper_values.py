@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from conftest import Cli
 from mutualrl.machine.devices import Machine
 from mutualrl.mwra.placement import place
 from mutualrl.recipes import Recipe, Request, resolve, shipped
+from mutualrl.recipes.differences import by_dotted_key
 
 PAPER = sorted(name for kind, name, _ in shipped() if kind == "paper")
 EIGHT = Machine(tuple(map(str, range(8))), 96)
@@ -40,7 +43,7 @@ REGIME: dict[str, dict[str, Any]] = {
     "grpo-noise": {"equal_groups": "perturbed"},
     "sgt": {"weight": 0.1, "success_above": 0.8, "failure_below": 0.2},
     "xgrpo": {"mix": 0.2, "length_correction": 0.1},
-    "prp": {"denominator": "peer", "clip": "ppo", "delta": 3.0, "anchor": "paper"},
+    "prp": {"denominator": "peer", "clip": "ppo", "delta": 3.0, "anchor": "paper-fallback"},
 }
 #: paper, Table "Policy pools"
 MODELS = {
@@ -132,3 +135,53 @@ def test_4qwen_has_four_kinds_of_qwen() -> None:
 def test_every_arm_of_the_papers_main_comparison_ships_for_every_pool() -> None:
     for pool in ("2qwen", "3qwen", "4qwen", "llama-mist", "qwen-phi4"):
         assert {f"{pool}-{arm}" for arm in ("grpo", "prp", "xgrpo", "sgt")} <= set(PAPER)
+
+
+@pytest.mark.parametrize("regime", ["grpo", "sgt", "xgrpo"])
+def test_pool_and_regime_on_the_command_line_are_the_papers_run(regime: str) -> None:
+    """Only the length in epochs, the evaluation split and the pool's file differ."""
+    ours = by_dotted_key(resolve(Request(pool="2qwen", regime=regime)).model_dump(mode="json"))
+    papers = by_dotted_key(recipe_of(f"2qwen-{regime}").model_dump(mode="json"))
+    differing = {key for key in {**ours, **papers} if ours.get(key) != papers.get(key)}
+    differing -= {"run.publish"} if regime == "grpo" else set()  # the baseline publishes its rollouts for `distill`
+    assert differing <= {"run.epochs", "run.steps", "task.hold_out"}
+    assert ours["run.steps"] == 420  # what 15 epochs of 7,498 prompts are
+
+
+def write(path: Path, count: int) -> Path:
+    path.write_text("".join(json.dumps({"problem": f"{i}?", "answer": "1"}) + "\n" for i in range(count)))
+    return path
+
+
+def test_papers_recipe_refuses_to_hold_out_training_rows(cli_here: Cli, tmp_path: Path) -> None:
+    train, test = write(tmp_path / "math_train.jsonl", 7498), write(tmp_path / "math_test.jsonl", 5000)
+    command = ("train", "paper/2qwen-sgt", "--data", train, "--dry-run", "--json")
+    refused = cli_here(*command)
+    assert refused.returncode == 2
+    assert "would be held out for validation" in refused.stderr
+    assert "--set task.validation_data=FILE" in refused.stderr
+    plan = json.loads(cli_here(*command, "--set", f"task.validation_data={test}").stdout)
+    assert plan["recipe"]["run"]["steps"] == 420
+    assert plan["data"] == {
+        "train": {"prompts": 7498, "origin": "math_train.jsonl"},
+        "validation": {"prompts": 5000, "origin": "math_test.jsonl", "used": 5000, "held_out": False},
+    }
+    allowed = json.loads(cli_here(*command, "--set", "task.hold_out=true").stdout)
+    held_out = allowed["data"]["validation"]
+    assert held_out["held_out"] and held_out["origin"] == "held-out rows of math_train.jsonl"
+    assert allowed["data"]["train"]["prompts"] + held_out["prompts"] == 7498
+    assert any(
+        note.startswith(f"trains on {allowed['data']['train']['prompts']:,} prompts") for note in allowed["notes"]
+    )
+
+
+def test_recipes_diff_lists_the_keys_that_differ(cli_here: Cli) -> None:
+    result = json.loads(cli_here("recipes", "diff", "paper/2qwen-prp", "2qwen:prp", "--json").stdout)
+    differing = {entry["key"]: (entry["a"], entry["b"]) for entry in result["differences"]}
+    assert differing["regime.anchor"] == ("paper-fallback", "span")
+    assert differing["regime.delta"] == (3.0, 4.0)
+    assert "trainer.learning_rate" not in differing
+    shown = cli_here("recipes", "diff", "paper/2qwen-prp", "2qwen:prp").stdout
+    assert "regime.anchor" in shown and "paper-fallback" in shown
+    assert json.loads(cli_here("recipes", "diff", "tiny:sgt", "tiny:sgt", "--json").stdout)["differences"] == []
+    assert cli_here("recipes", "diff", "tiny:sgt", "nothing").returncode == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -12,7 +12,10 @@ from rich.text import Text
 from mutualrl.cli.completion import copied_names
 from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, reports_errors, screen, show_table
-from mutualrl.console.display import PLAIN_BELOW, print_text
+from mutualrl.console.display import PLAIN_BELOW, cell, print_text
+
+if TYPE_CHECKING:
+    from mutualrl.recipes import Recipe
 
 FRAME = 10  # columns that the borders of a three-column table take
 
@@ -112,3 +115,53 @@ def cp(
         emit({"copied": str(path)})
     else:
         print_text(screen(), f"copied to {path}")
+
+
+Compared = Annotated[
+    str,
+    typer.Argument(
+        help="A recipe (paper/2qwen-sgt, a .yaml file), POOL:REGIME (2qwen:sgt), or a run directory.",
+        show_default=False,
+    ),
+]
+
+
+@recipes.command("diff")
+@reports_errors
+def diff(a: Compared, b: Compared, as_json: JsonFlag = False) -> None:
+    """List the keys in which two resolved recipes differ.
+
+    Example: mutualrl recipes diff paper/2qwen-prp 2qwen:prp
+    """
+    import json
+
+    from mutualrl.recipes.differences import by_dotted_key
+
+    left, right = (by_dotted_key(_resolved(name).model_dump(mode="json")) for name in (a, b))
+    differing = [key for key in {**left, **right} if left.get(key) != right.get(key)]
+    if as_json:
+        entries = [{"key": key, "a": left.get(key), "b": right.get(key)} for key in differing]
+        emit({"a": a, "b": b, "differences": entries})
+        return
+    if not differing:
+        print_text(screen(), "no differences")
+        return
+    table = Table("key", cell(a), cell(b))
+    for key in differing:
+        table.add_row(*(cell(text) for text in (key, json.dumps(left.get(key)), json.dumps(right.get(key)))))
+    show_table(table)
+
+
+def _resolved(name: str) -> Recipe:
+    """Return the recipe of a name on the command line. Raises UsageError, RecipeError."""
+    from mutualrl.recipes import Request, load_run, resolve
+    from mutualrl.storage.files import user_path
+    from mutualrl.storage.rundir import RunDirectory
+
+    path = user_path(name)
+    if (path / "run.json").exists():
+        return load_run(RunDirectory(path), without_models=True)
+    pool, colon, regime = name.partition(":")
+    if colon and not path.exists():
+        return resolve(Request(pool=pool, regime=regime))
+    return resolve(Request(recipe=Path(name)))

@@ -199,12 +199,12 @@ def describe_death(run: RunDirectory, policy: str, code: int) -> str:
 
 
 def reward_failure(run: RunDirectory, policy: str, code: int) -> str | None:
-    """Return the message for a policy whose process ended by itself while a reward function ran, such as one whose
-    library aborts: a restart would end in the same way. None for another end, and for a process that was killed."""
+    """Return the message for a policy whose process crashed while a reward function ran, because its library aborts or
+    reads invalid memory: a restart would end in the same way. None for any other end."""
     beat = last_heartbeat(record_store(run), policy) or {}
     phase = str(beat.get("phase", ""))
-    killed = {128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)}
-    if not phase.startswith(f"{SCORING}:") or code in killed:
+    crashes = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+    if not phase.startswith(f"{SCORING}: ") or code not in {128 + number for number in crashes}:
         return None
     return f"{clean(phase.removeprefix(f'{SCORING}: '), 200)} ended its process (exit code {code})"
 

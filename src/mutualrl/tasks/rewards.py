@@ -89,20 +89,27 @@ def callable_name(function: Reward) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def adapt(function: Reward, name: str, on_call: Callable[[str], None] = lambda name: None) -> Reward:
+def adapt(
+    function: Reward,
+    name: str,
+    on_call: Callable[[str], None] = lambda name: None,
+    on_return: Callable[[], None] = lambda: None,
+) -> Reward:
     """Return the function as everything here calls it, in training, dry run, evaluation and diagnostics.
 
     It returns one float or None per completion; NaN and infinite rewards are None (unscorable), with a warning. What it
     prints goes to stderr. Raises RewardError, with its name and the cause, if it raises, leaves (`sys.exit`,
-    `os._exit`), or returns anything else. `on_call` is called before each call. Not for reward models, which TRL calls
-    differently.
+    `os._exit`), or returns anything else. `on_call` is called before each call, `on_return` after it returned. Not for
+    reward models, which TRL calls differently.
     """
     if is_async(function):
 
         async def call_later(*args: object, **kwargs: Any) -> list[float | None]:
             on_call(name)
             with _contained(f"reward function {name}"):
-                return _checked(await function(*args, **kwargs), name, len(kwargs["completions"]))
+                values = await function(*args, **kwargs)
+                on_return()
+                return _checked(values, name, len(kwargs["completions"]))
 
         call: Reward = call_later
     else:
@@ -110,7 +117,9 @@ def adapt(function: Reward, name: str, on_call: Callable[[str], None] = lambda n
         def call_now(*args: object, **kwargs: Any) -> list[float | None]:
             on_call(name)
             with _contained(f"reward function {name}"):
-                return _checked(function(*args, **kwargs), name, len(kwargs["completions"]))
+                values = function(*args, **kwargs)
+                on_return()
+                return _checked(values, name, len(kwargs["completions"]))
 
         call = call_now
     call.__name__ = name

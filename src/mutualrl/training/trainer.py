@@ -107,7 +107,9 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         self._check_settings(sharing)
         self.reward_func_names: list[str] = distinct_names(self.reward_func_names)
         self.reward_funcs: list[Any] = [
-            function if isinstance(function, torch.nn.Module) else adapt(function, name, self._on_reward)
+            function
+            if isinstance(function, torch.nn.Module)
+            else adapt(function, name, self._on_reward, self._on_reward_returned)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
         ]
         embeddings = self.model.get_input_embeddings()  # used by every forward, also in sampling, however wrapped
@@ -179,6 +181,11 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         """Set the phase to the running reward function: it may hang, or end the process."""
         if self.sharing is not None:
             self.sharing.link.set_phase(f"{SCORING}: reward function {name}", at_once=True)
+
+    def _on_reward_returned(self) -> None:
+        """Set the phase back: what ends the process from here on is not the reward function."""
+        if self.sharing is not None:
+            self.sharing.link.set_phase(SCORING, at_once=True)
 
     def scored(self, score: Callable[[], torch.Tensor], inputs: list[Inputs]) -> torch.Tensor:
         """Score with TRL's reward functions. Raises RewardError naming them if the result is not a reward."""
