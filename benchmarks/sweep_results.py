@@ -34,7 +34,8 @@ def outcomes_of(content: Mapping[str, Any]) -> Outcomes:
         policies = {}
         for name, policy in piece["policies"].items():
             policies[name] = PolicyOutcome(**{key: value for key, value in policy.items() if key in known})
-        outcomes.append(Outcome(piece["pool"], piece["arm"], piece["seed"], policies))
+        key = piece["pool"], piece["arm"], piece["seed"]
+        outcomes.append(Outcome(*key, policies, piece.get("began", ""), piece.get("known", False)))
     return Outcomes(outcomes)
 
 
@@ -111,9 +112,24 @@ def write(name: str, command: str, value: JsonObject, comparison: Compared, out:
     print(markdown(comparison))
 
 
-def page(name: str, description: str | None, references: Sequence[str], probes: Sequence[str]) -> None:
+def mark_known(content: JsonObject, earlier: str) -> None:
+    """Mark the pieces whose runs are those of an earlier study, whose result was known when the claims were written:
+    same pool, seed and final accuracies of every policy, in every group."""
+    known = {_identity(piece) for piece in stored(earlier)["pieces"]}
+    for piece in content["pieces"]:
+        piece["known"] = _identity(piece) in known
+
+
+def _identity(piece: Mapping[str, Any]) -> str:
+    after = {name: policy["after"] for name, policy in piece["policies"].items()}
+    return json.dumps([piece["pool"], piece["seed"], after], sort_keys=True)
+
+
+def page(
+    name: str, description: str | None, references: Sequence[str], probes: Sequence[str], earlier: str = ""
+) -> None:
     """Run the command `python benchmarks/NAME.py [--runs DIR]`: tables, figures, every arm minus each of the
-    `references`, the curves of the `probes`."""
+    `references`, the curves of the `probes`. `earlier`: a study whose runs are among these and were known before."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, help="directory of the sweep")
     parser.add_argument("--add", action="store_true", help="add them to the pieces in the results file")
@@ -122,8 +138,16 @@ def page(name: str, description: str | None, references: Sequence[str], probes: 
         content, comparison = of_results(name, SWEEPS / f"{name}-claims.yaml")
     else:
         content, comparison = added_to(name, args.runs) if args.add else of_sweep(args.runs)
+    if earlier:
+        mark_known(content, earlier)
+        registered, notes = comparison.registered, _of_directory(content)
+        comparison = compare(outcomes_of(content), registered=registered, notes=notes)
+        content["comparison"] = comparison.to_json()
     outcomes = outcomes_of(content)
     content |= {"against": differences(outcomes, references), "gates": gates(outcomes, "sgt")}
+    if earlier:  # on the pieces that were not known when the claims were written
+        rest = Outcomes([outcome for outcome in outcomes.by.values() if not outcome.known])
+        content |= {"unseen": differences(rest, references[:1])}
     write(name, f"python benchmarks/{name}.py", content, comparison)
     draw([curves(outcomes, f"{name}_curves", probes), gains(comparison, f"{name}_gains")])
 

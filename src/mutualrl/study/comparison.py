@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from mutualrl.storage.files import JsonObject
 from mutualrl.study.claims import ClaimResult, RegisteredClaims, difference, evaluate_claims, verdict_counts
-from mutualrl.study.outcomes import ALL, Outcomes
+from mutualrl.study.outcomes import ALL, Outcome, Outcomes
 from mutualrl.study.statistics import MIN_VALUES, Estimate
 
 SIGNALS = ("entropy", "kl")
@@ -19,7 +19,8 @@ BUDGET = {"generated_tokens": "tokens generated", "extra_tokens": "extra tokens 
 class Compared:
     """Results of a comparison. By pool and arm: `final` accuracy by column, the measures `beside` it (pass@k,
     problems retained, the lessons' NLL), `differences` from the `reference` arm by measure, `budget` as ratios to the
-    reference's; None where a ratio cannot be computed."""
+    reference's; None where a ratio cannot be computed. `claims`: on all pieces; `unseen`: on those that are not older
+    than the claims, empty if none is older."""
 
     reference: Mapping[str, str]
     seeds: Mapping[str, Mapping[str, Sequence[int]]]
@@ -28,6 +29,7 @@ class Compared:
     budget: Mapping[str, Mapping[str, Mapping[str, float | None]]]
     beside: Mapping[str, Mapping[str, Mapping[str, Estimate]]] = field(default_factory=dict)
     claims: Sequence[ClaimResult] = ()
+    unseen: Sequence[ClaimResult] = ()
     registered: RegisteredClaims | None = None
     notes: Sequence[str] = field(default=())
 
@@ -43,6 +45,8 @@ class Compared:
             "budget": {pool: {arm: dict(row) for arm, row in arms.items()} for pool, arms in self.budget.items()},
             "claims": [line.to_json() for line in self.claims],
             "verdicts": verdict_counts(self.claims),
+            "claims_unseen": [line.to_json() for line in self.unseen],
+            "verdicts_unseen": verdict_counts(self.unseen),
             "registered": None
             if registered is None
             else {"file": registered.name, "sha256": registered.sha256, "changed": registered.changed},
@@ -68,7 +72,9 @@ def compare(
     """Compare all outcomes. `reference`: the arm that the others are compared with; by default, and in a pool without
     it, the first arm."""
     references = {pool: _reference(outcomes, pool, reference) for pool in outcomes.pools}
-    all_notes = [*notes, *_few_seeds(outcomes, registered), *_other_problems(outcomes)]
+    older = [] if registered is None else [o for o in outcomes.by.values() if o.is_older_than(registered.changed)]
+    all_notes = [*notes, *_older(outcomes, older), *_few_seeds(outcomes, registered), *_other_problems(outcomes)]
+    rest = Outcomes([outcome for outcome in outcomes.by.values() if outcome not in older])
     return Compared(
         reference=references,
         seeds={pool: {arm: outcomes.seeds(pool, arm) for arm in outcomes.arms(pool)} for pool in outcomes.pools},
@@ -77,6 +83,7 @@ def compare(
         differences={pool: _differences(outcomes, pool, references[pool]) for pool in outcomes.pools},
         budget={pool: _budget(outcomes, pool, references[pool]) for pool in outcomes.pools},
         claims=() if registered is None else evaluate_claims(outcomes, registered.file),
+        unseen=() if registered is None or not older else evaluate_claims(rest, registered.file),
         registered=registered,
         notes=all_notes,
     )
@@ -85,6 +92,18 @@ def compare(
 def _reference(outcomes: Outcomes, pool: str, requested: str | None) -> str:
     arms = outcomes.arms(pool)
     return requested if requested in arms else arms[0]
+
+
+def _older(outcomes: Outcomes, older: Sequence[Outcome]) -> Iterator[str]:
+    """Yield a note on the pieces that are older than their claims."""
+    if not older:
+        return
+    arms = ", ".join(dict.fromkeys(outcome.arm for outcome in older))
+    seeds = ", ".join(map(str, sorted({outcome.seed for outcome in older})))
+    yield (
+        f"{len(older)} of {len(outcomes.by)} pieces are older than the claims, or their results were known when these "
+        f"were written: seeds {seeds} of {arms}. The second table of claims leaves them out"
+    )
 
 
 def _few_seeds(outcomes: Outcomes, registered: RegisteredClaims | None) -> Iterator[str]:
@@ -193,7 +212,9 @@ def markdown(compared: Compared) -> str:
     """Return a comparison as Markdown: notes, claims, then the tables of each pool."""
     parts = ["\n".join(f"- {note}" for note in compared.notes)]
     if compared.registered is not None:
-        parts.append(_claim_table(compared))
+        parts.append(_claim_table(compared, compared.claims))
+        if compared.unseen:
+            parts.append(_claim_table(compared, compared.unseen, ", on the pieces made after they were written"))
     for pool in compared.final:
         parts += [_final_table(compared, pool), _beside_table(compared, pool), difference_table(compared, pool)]
     return "\n\n".join(part for part in parts if part)
@@ -238,18 +259,18 @@ def difference_table(compared: Compared, pool: str) -> str:
     return "\n".join(lines)
 
 
-def _claim_table(compared: Compared) -> str:
+def _claim_table(compared: Compared, results: Sequence[ClaimResult], which_pieces: str = "") -> str:
     registered = compared.registered
     assert registered is not None
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdict_counts(compared.claims).items())
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdict_counts(results).items())
     correction = "Holm-corrected" if registered.file.correction == "holm" else "not corrected for multiple testing"
     which = f"{registered.name} (sha256 {registered.sha256[:12]}, of {registered.changed})"
     lines = [
-        f"**Claims of {which}, {correction}: {counts}**",
+        f"**Claims of {which}{which_pieces}, {correction}: {counts}**",
         "",
         *_header("claim", "pool", "difference", "p", "verdict"),
     ]
-    for line in compared.claims:
+    for line in results:
         values = "; ".join(f"{name} {estimate}" for name, estimate in line.estimates.items())
         p = "" if line.why else f"{line.p:.4f}"
         lines.append(_row(line.claim.text, line.pool, values or line.why, p, line.verdict))

@@ -45,12 +45,15 @@ class PolicyOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Outcome of one run: pool, arm, seed and policies."""
+    """Outcome of one run: pool, arm, seed and policies. `began`: when the run was created, empty if that was not
+    recorded. `known`: the result was known before the claims were written, e.g. from an earlier study."""
 
     pool: str
     arm: str
     seed: int
     policies: Mapping[str, PolicyOutcome]
+    began: str = ""
+    known: bool = False
 
     def to_json(self) -> dict[str, object]:
         """Return the outcome as JSON."""
@@ -60,7 +63,12 @@ class Outcome:
     def from_json(cls, value: Mapping[str, Any]) -> Outcome:
         """Return the outcome that `to_json` wrote."""
         policies = {name: PolicyOutcome(**each) for name, each in value["policies"].items()}
-        return cls(value["pool"], value["arm"], value["seed"], policies)
+        began, known = str(value.get("began", "")), bool(value.get("known"))
+        return cls(value["pool"], value["arm"], value["seed"], policies, began, known)
+
+    def is_older_than(self, registered: str) -> bool:
+        """Return whether the run is older than claims registered at a time, or its result was known then."""
+        return self.known or bool(self.began and self.began < registered)
 
 
 ALL = "all"
@@ -75,7 +83,7 @@ def of_run(run: Run, pool: str, arm: str) -> Outcome:
                 f"{run.root}: policy {name!r} has no final accuracy; finish it with: mutualrl train --resume"
             )
         policies[name] = _of_policy(run, name, policy)
-    return Outcome(pool, arm, int(run.info.get("seed", 0)), policies)
+    return Outcome(pool, arm, int(run.info.get("seed", 0)), policies, str(run.info.get("created", "")))
 
 
 def _pass_at(run: Run, policy: str) -> dict[str, float]:
