@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 import exchange
+import pictures
 
 
 @pytest.mark.parametrize("name", ["mutualrl", "pickle file", "SQLite (WAL, full)"])
@@ -24,3 +26,9 @@ def test_benchmark_store_reads_back_a_round(tmp_path: Path, name: str) -> None:
         assert stored["text"] == [row.text for row in rows]
     else:
         assert [row[5] for row in stored] == [row.text for row in rows]
+
+
+def test_picture_of_a_rescue_is_of_the_present_page() -> None:
+    described = json.loads((pictures.IMAGES / "rescue.json").read_text())
+    assert described["sources"] == pictures.sources(), "stale: python benchmarks/pictures.py"
+    assert "Next visit" in described["text"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,3 +98,37 @@ def test_grid_run_in_parts_is_merged(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(sweeps, "registered_claims", lambda runs: other)
     with pytest.raises(ValueError, match=r"are not those of paper\.json"):
         sweeps.added_to("paper", tmp_path)
+
+
+def test_pieces_older_than_their_claims_are_marked_and_left_out() -> None:
+    claims = parse_claims(
+        "seeds: 6\nclaims: [{text: one above grpo, one: one, other: grpo}]\n", "c.yaml", "2026-02-01T00:00:00Z"
+    )
+    pieces = []
+    for seed in range(6):
+        gain = 0.2 if seed < 3 else 0.02 * (seed - 4)  # without the older seeds: -.02, 0, .02
+        for arm, accuracy in (("grpo", 0.4), ("one", 0.4 + gain)):
+            made = outcome("p", arm, seed, accuracy, 0.0)
+            began = "2026-01-01T00:00:00Z" if seed < 2 else "2026-03-01T00:00:00Z"
+            pieces.append(replace(made, began=began, known=seed == 2))
+    comparison = compare(Outcomes(pieces), "grpo", claims)
+    assert comparison.notes[0].startswith("6 of 12 pieces are older than the claims")
+    assert "seeds 0, 1, 2 of grpo, one" in comparison.notes[0]
+    (seen,), (unseen,) = comparison.claims, comparison.unseen
+    assert (seen.estimates["pool"].n, unseen.estimates["pool"].n) == (6, 3)
+    assert seen.estimates["pool"].mean == pytest.approx(0.1)
+    assert unseen.estimates["pool"].mean == pytest.approx(0.0)
+    assert "on the pieces made after they were written" in markdown(comparison)
+    value = comparison.to_json()
+    assert (len(value["claims"]), len(value["claims_unseen"])) == (1, 1)
+    later = compare(Outcomes([replace(piece, began="", known=False) for piece in pieces]), "grpo", claims)
+    assert later.unseen == () and "made after they were written" not in markdown(later)
+
+
+def test_marked_pieces_of_the_papers_claims_are_those_of_the_first_study() -> None:
+    content = sweeps.stored("paper")
+    known = [(p["pool"], p["arm"], p["seed"]) for p in content["pieces"] if p["known"]]
+    assert len(known) == 30
+    assert {seed for *_, seed in known} == {0, 1, 2}
+    assert len({arm for _, arm, _ in known}) == 5
+    assert content["unseen"]["grpo"]["tiny"]["sgt"]["accuracy"]["n"] == 7

@@ -1,0 +1,79 @@
+"""Pictures of pages in README and docs, from a run of README's first command. Needs Chromium with its driver.
+
+    python benchmarks/pictures.py                       # trains (two minutes on two cores), then draws
+    python benchmarks/pictures.py --run runs/NAME       # from that run
+
+Writes docs/images/rescue.png, the first rescue on the page of the run, and docs/images/rescue.json: the text of the
+card, the command, and the sha256 of what the page is made from. A test fails when these have changed since.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+IMAGES = REPOSITORY / "docs" / "images"
+COMMAND = "mutualrl train --regime sgt --pool tiny"
+REPORTING = REPOSITORY / "src" / "mutualrl" / "reporting"
+#: what a card is made from
+SOURCES = ("assets/page.css", "assets/page.html.j2", "assets/page.js", "rescues.py")
+WIDTH = 1280
+
+
+def sources() -> dict[str, str]:
+    """Return the sha256 of each source of a card."""
+    return {name: hashlib.sha256((REPORTING / name).read_bytes()).hexdigest() for name in SOURCES}
+
+
+def draw(page: Path) -> str:
+    """Write the picture of the first rescue on a page; return its text."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.options import Options
+    from selenium.webdriver.chrome.service import Service
+
+    options = Options()
+    options.binary_location = str(shutil.which("chromium"))
+    for flag in ("--headless", "--no-sandbox", "--disable-dev-shm-usage", f"--window-size={WIDTH},1600"):
+        options.add_argument(flag)
+    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    try:
+        driver.get(page.as_uri())
+        card = driver.find_element("css selector", ".rescue")
+        box = {key: card.rect[key] for key in ("x", "y", "width", "height")}
+        clip = {**box, "scale": 1.5}
+        shot = driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
+        (IMAGES / "rescue.png").write_bytes(base64.b64decode(shot["data"]))
+        return str(card.text)
+    finally:
+        driver.quit()
+
+
+def main() -> None:
+    """Train if no run is given, write its report, draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, help="run directory of README's command")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        run = args.run or Path(directory) / "run"
+        if args.run is None:
+            command = [sys.executable, "-m", *COMMAND.split(), "--run-dir", str(run), "--no-report"]
+            subprocess.run(command, check=True)
+        page = Path(directory) / "page"
+        report = [sys.executable, "-m", "mutualrl", "report", str(run), "--out", str(page)]
+        subprocess.run(report, check=True, stdout=subprocess.DEVNULL)
+        text = draw(page / "index.html")
+    described = {"command": f"{COMMAND}; python benchmarks/pictures.py", "text": text, "sources": sources()}
+    (IMAGES / "rescue.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
