@@ -183,12 +183,12 @@ def _pool_curve(runs: Sequence[Run], names: Sequence[str]) -> list[Point]:
 
 
 def commands(runs: Sequence[Run]) -> Table:
-    """Return the command and the package versions of each run."""
+    """Return the command, the data and the package versions of each run."""
     rows = []
     for run in runs:
         versions = ", ".join(f"{name} {version}" for name, version in part(run.info, "versions").items())
-        rows.append([run.name, run.command, str(run.info.get("created", "")), versions])
-    return Table("Commands and versions", ("run", "command", "started", "versions"), rows)
+        rows.append([run.name, run.command, str(run.info.get("created", "")), run.data, versions])
+    return Table("Commands and versions", ("run", "command", "started", "data", "versions"), rows)
 
 
 def settings(run: Run) -> Table:

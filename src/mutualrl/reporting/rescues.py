@@ -187,12 +187,14 @@ def _has_rounds(run: Run) -> bool:
 
 
 def _beside(run: Run, control: Run | None) -> str:
+    """Return what the rescues are shown beside, for a caption."""
     if control is None:
         return (
-            "prompts that failed and were not rescued, because no peer had solved them: they are harder. A grpo run of "
-            "the same recipe with --exchange full, reported beside this one, shows the same prompts without rescue"
+            "after a failure that was not rescued, since no peer had solved the prompt: other prompts, at other times "
+            "of training, which may be harder or easier. A grpo run of the same recipe with --exchange full, reported "
+            "beside this one, shows the same prompts without rescue"
         )
-    return f"the prompts rescued in {run.name}, when they failed in {control.name}, which shares nothing"
+    return f"after the prompts rescued in {run.name} failed in {control.name}, which shares nothing"
 
 
 def _table(run: Run, tallies: Mapping[str, Mapping[str, Sequence[Tally]]], control: Run | None) -> Table:
@@ -208,7 +210,7 @@ def _table(run: Run, tallies: Mapping[str, Mapping[str, Sequence[Tally]]], contr
     head = ["policy", "visits since"]
     for name in (RESCUED, other):
         head += [f"{name}: visits", f"{name}: with a correct rollout", f"{name}: correct rollouts"]
-    return Table(f"What followed, {run.name}: rescues, and {_beside(run, control)}", head, rows)
+    return Table(f"What followed rescues and other failures, {run.name}", head, rows)
 
 
 def _cells(tally: Tally) -> list[str]:
@@ -226,7 +228,7 @@ def _figure(run: Run, tallies: Mapping[str, Mapping[str, Sequence[Tally]]], cont
     return Figure(
         f"after-a-rescue-{_slug(run.name)}",
         f"What followed a rescue, {run.name}",
-        f"Fraction of the first, second, ... later visits that have a correct rollout: after a rescue, and of "
+        f"Fraction of the first, second, ... later visits that have a correct rollout: after a rescue, and "
         f"{_beside(run, control)}.",
         tuple(panels),
     )

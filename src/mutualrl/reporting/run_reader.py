@@ -3,7 +3,6 @@ parts are listed in `notes`, the rest is shown."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import re
@@ -169,6 +168,14 @@ class Run:
         return " ".join(map(str, arguments)) if isinstance(arguments, list) else "unknown"
 
     @property
+    def data(self) -> str:
+        """Return what it trained on and validated on; empty for a run that did not record it."""
+        try:
+            return data_note(self.info["data"])
+        except (KeyError, TypeError, ValueError):
+            return ""
+
+    @property
     def by_scripts(self) -> bool:
         """Return whether users' own scripts train its policies."""
         return self.info.get("scripts") is True
@@ -247,8 +254,6 @@ def read_run(path: Path, *, logs: bool = True) -> Run:
         policies[name] = PolicyRun(
             name, models.get(name, ""), metrics, rescues, _checked(files.before, info, notes, root), result, rule
         )
-    with contextlib.suppress(KeyError, TypeError, ValueError):  # older runs have none
-        notes.insert(0, data_note(info["data"]))
     if not policies:
         notes.append("it has no policies: it ended before any of them started")
     state = _state(run, summary, notes, list(policies) if info.get("scripts") is True else ())
