@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from conftest import Cli
+from mutualrl.recipes.starter import REWARD as REWARD_FILE
 
 ROWS = [{"question": f"What is {i} plus 1?", "answer": str(i + 1), "deep": {"truth": str(i + 1)}} for i in range(64)]
 TEMPLATE = "task.template={question}"
@@ -203,3 +204,32 @@ def test_narrow_terminal_gets_complete_lines(cli_here: Cli) -> None:
     assert "\u2026" not in shown and "..." not in shown
     plan = cli_here("train", "--pool", "tiny", "--dry-run", COLUMNS="20").stdout
     assert "policy: ada" in plan.splitlines()
+
+
+def test_dry_run_says_that_a_reward_tells_nothing_apart_and_tries_every_type_of_answer(
+    cli_here: Cli, tmp_path: Path
+) -> None:
+    answers: list[object] = ["1", "2", 3, "so\n4"]
+    rows = [{"prompt": f"{n}?", "answer": answers[n % 4] if n < 40 else "1"} for n in range(400)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "rw.py").write_text(
+        "def half(completions, **_): return [0.5] * len(completions)\n"
+        "def strips(completions, answer, **_): return [float(a.strip() in c) for a, c in zip(answer, completions)]\n"
+    )
+    command = ("train", "--pool", "tiny", "--task", "dataset", "--data", "rows.jsonl", "--dry-run")
+    plan = json.loads(cli_here(*command, "--set", "task.reward=rw.py:half", "--json").stdout)
+    assert len(plan["rewards"]["ada"][0]["rewards"]) == 4  # the first two rows, an integer, several lines
+    assert "the reward is 0.5 for every completion that was tried, right answers and no text alike" in plan["notes"]
+    late = cli_here(*command, "--set", "task.reward=rw.py:strips")
+    assert late.returncode != 0
+    assert "'int' object has no attribute 'strip'" in late.stderr
+
+
+def test_generated_reward_reads_the_last_line_of_answers_with_several() -> None:
+    names: dict[str, object] = {}
+    exec(REWARD_FILE, names)
+    reward = names["reward"]
+    steps = "Step one: ...\nThe result is\n14"
+    given = ["it is 14", "\\boxed{14}", steps, "15", "42", "x\nParis."]
+    expected = [steps, steps, steps, steps, "21*2=42\n#### 42", "The capital\nParis"]
+    assert reward(given, answer=expected) == [1, 1, 1, 0, 1, 1]  # type: ignore[operator]

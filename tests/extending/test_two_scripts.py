@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,12 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from datasets import Dataset
+from trl import GRPOConfig
 
 from conftest import PATIENCE, REPOSITORY, Cli, on_core, xdist_worker_number
 from mutualrl.errors import RunDirectoryError, UsageError
 from mutualrl.regimes import get_regime
 from mutualrl.storage.rundir import RunDirectory, hold
-from mutualrl.training import Sharing
+from mutualrl.training import MutualGRPOTrainer, Sharing
 from mutualrl.training.script_run import ScriptRun, cut_after
 from runs import wait_until
 
@@ -143,11 +146,11 @@ def test_scripts_that_differ_are_refused_by_key(tmp_path: Path) -> None:
     first.join(first.info(10, ["exact"]))
     first.join(first.info(10, ["exact"]))  # a second script that agrees
     for other, steps, key in (
-        (script_run(tmp_path, weight=0.5), 10, "regime"),
-        (script_run(tmp_path), 11, "run"),
+        (script_run(tmp_path, weight=0.5), 10, "regime.weight"),
+        (script_run(tmp_path), 11, "run.steps"),
         (script_run(tmp_path, run_id="x"), 10, "run_id"),
     ):
-        with pytest.raises(UsageError, match=rf"must agree and differ: {key}: found .*, here "):
+        with pytest.raises(UsageError, match=rf"must agree and differ: {re.escape(key)}: found .*, here "):
             other.join(other.info(steps, ["exact"]))
     assert RunDirectory(tmp_path).info().scripts
 
@@ -174,3 +177,15 @@ def test_logs_are_cut_after_the_step_of_the_checkpoint(tmp_path: Path) -> None:
     cut_after(path, 5)
     assert path.read_bytes() == b'{"step": 1}\n{"step": 5}\n'
     cut_after(tmp_path / "absent.jsonl", 5)
+
+
+def test_rows_with_one_id_are_refused_before_training(tiny: dict[str, Path], tmp_path: Path) -> None:
+    rows = [{"prompt": text, "answer": "1"} for text in ("a", "b", "a")]
+    with pytest.raises(UsageError, match="rows 0 and 2 of train_dataset have the same prompt id"):
+        MutualGRPOTrainer(
+            model=str(tiny["ada"]),
+            reward_funcs=lambda completions, **_: [0.0] * len(completions),
+            args=GRPOConfig(output_dir=str(tmp_path / "o"), use_cpu=True, bf16=False, num_generations=2),
+            train_dataset=Dataset.from_list(rows),
+            sharing=Sharing.over(tmp_path / "r", policy="a", peers=["b"], regime="sgt"),
+        )

@@ -18,7 +18,10 @@ import pytest
 from conftest import PATIENCE, REPOSITORY
 from mutualrl.cli.results import show_summary
 from mutualrl.errors import RewardError, UsageError
+from mutualrl.mwra.group import reward_failure
 from mutualrl.records import Prompt
+from mutualrl.see.liveness import SCORING, Heartbeat
+from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks.rewards import adapt, distinct_names, load_rewards, weighted
 from mutualrl.tasks.scoring import score_rewards
 
@@ -92,6 +95,28 @@ def interrupts(completions: list[str], **columns: object) -> list[float]:
 def test_keyboard_interrupt_of_a_reward_is_its_error() -> None:
     with pytest.raises(RewardError, match=r"reward function f: raised KeyboardInterrupt \(test_own_rewards.py"):
         adapt(interrupts, "f")(completions=["x"])
+
+
+def test_reward_is_blamed_only_for_a_crash_while_it_runs(tmp_path: Path) -> None:
+    phases: list[str] = []
+    adapt(lambda completions, **_: [1.0], "f", phases.append, lambda: phases.append("returned"))(completions=["x"])
+    assert phases == ["f", "returned"]
+    run = RunDirectory(tmp_path)
+    run.exchange.mkdir()
+    heartbeat = Heartbeat(run.exchange, "ada")
+    abort, segv = 128 + signal.SIGABRT, 128 + signal.SIGSEGV
+    for phase, code, blamed in (
+        (f"{SCORING}: reward function f", abort, True),
+        (f"{SCORING}: reward function f", segv, True),
+        (f"{SCORING}: reward function f", -signal.SIGKILL, False),  # the agent was killed
+        (f"{SCORING}: reward function f", 128 + signal.SIGKILL, False),  # the rank was
+        (f"{SCORING}: reward function f", 4, False),  # e.g. a full disk
+        (SCORING, segv, False),  # it had returned
+        ("updating", segv, False),
+    ):
+        heartbeat.set(phase)
+        heartbeat.beat()
+        assert (reward_failure(run, "ada", code) is not None) == blamed, (phase, code)
 
 
 def test_ctrl_c_while_a_reward_runs_stays_an_interrupt() -> None:

@@ -30,7 +30,7 @@ from mutualrl.see.files import PUBLISH_REQUESTS, READ_REQUESTS
 from mutualrl.see.mirror import BEATS
 from mutualrl.storage.hub import hub_problem
 from mutualrl.storage.rundir import require_creatable
-from mutualrl.tasks.reward_trial import TRIAL_PROMPTS, Trial, try_rewards
+from mutualrl.tasks.reward_trial import Trial, flat_note, try_rewards, varied_prompts
 from mutualrl.tasks.rewarding import BOXED
 from mutualrl.tiny import resolve_path
 
@@ -124,6 +124,7 @@ def plan_of(recipe: Recipe, launch: Launch) -> Plan:
         if tokenizers is not None:
             notes = [*notes, *_prompt_notes(recipe, inputs.prompts, tokenizers)]
         trials, untried = _reward_trials(recipe, inputs.prompts, tokenizers)
+        notes = [*notes, *flat_note([trial for each in trials.values() for trial in each])]
     except DataUnavailableError as error:
         missing.append(f"the data of task {recipe.task.name!r}: {error}")
         untried = str(error)
@@ -230,7 +231,7 @@ def _reward_trials(
         weights = recipe.trainer_settings(name).get("reward_weights")
         form = (bool(tokenizer.chat_template), str(weights))
         if form not in forms:
-            trials[name] = try_rewards(recipe.task.reward, weights, prompts[:TRIAL_PROMPTS], tokenizer)
+            trials[name] = try_rewards(recipe.task.reward, weights, varied_prompts(prompts), tokenizer)
             forms.add(form)
     return trials, ""
 

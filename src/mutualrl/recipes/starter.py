@@ -158,12 +158,18 @@ def value(text):
     return float(numbers[-1].replace(",", "")) if numbers else None
 
 
-def is_right(text, expected):
-    """Return whether the last number equals the expected one, or, for an answer in words, the last line does."""
-    if NUMBER.fullmatch(expected):
-        return value(text) == value(expected)
+def last_line(text):
+    """Return the last line of a text, without "####" before it."""
     lines = text.strip().splitlines()
-    return bool(lines) and lines[-1].strip(" .").casefold() == expected.strip(" .").casefold()
+    return lines[-1].strip("# .") if lines else ""
+
+
+def is_right(text, expected):
+    """Return whether the last number is that of the expected answer's last line, or, in words, the last lines agree."""
+    final = last_line(expected)
+    if NUMBER.fullmatch(final):
+        return value(text) == value(final)
+    return bool(final) and last_line(text).casefold() == final.casefold()
 
 
 def reward(completions, answer, **columns):

@@ -68,7 +68,8 @@ def accuracy(run: Run) -> Table:
     """Return greedy accuracy before and after training, by policy and group."""
     rows = []
     for policy in run.policies.values():
-        for group in (None, *policy.groups):
+        groups = policy.groups if len(policy.groups) > 1 else []  # one group is all
+        for group in (None, *groups):
             points = policy.accuracy(group)
             if not points:
                 continue

@@ -44,20 +44,25 @@ def _panel(run: Run, title: str, unit: str, key: str) -> Panel:
 
 
 def _learning(run: Run) -> Figure:
+    measure = "accuracy" if run.measures_accuracy else "reward"
     panels = [_panel(run, "training reward", "mean reward of the step's rollouts", "reward")]
     for name, policy in run.policies.items():
         lines = [line("all", policy.accuracy())]
         groups = policy.groups
         if 1 < len(groups) <= MOST_GROUPS:
             lines += [line(group, policy.accuracy(group)) for group in groups]
-        panels.append(Panel(f"{name}: validation accuracy", "greedy accuracy", tuple(lines)))
+        panels.append(Panel(f"{name}: validation {measure}", f"greedy {measure}", tuple(lines)))
+    validated = f", and greedy {measure} on held-out prompts (not smoothed)" if any(map(_validated, panels[1:])) else ""
     return Figure(
         "learning",
         "Learning",
-        "Training reward (moving average over a twentieth of its points), and greedy accuracy on held-out prompts "
-        "(not smoothed).",
+        f"Training reward (moving average over a twentieth of its points){validated}.",
         filled(*panels),
     )
+
+
+def _validated(panel: Panel) -> bool:
+    return any(line.x for line in panel.lines)
 
 
 def _optimization(run: Run) -> Figure:

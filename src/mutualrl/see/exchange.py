@@ -300,8 +300,12 @@ class Exchange:
     def _describe_wait(self, peer: str, round_index: int, seconds: float) -> str:
         """Return a message about a long wait for a peer that may still publish."""
         silent, phase = self._heartbeats.seconds_since(peer)
-        alive = silent <= self.timeouts.peer_timeout
-        state = "its heartbeat continues" if alive else f"no heartbeat for {silent:.0f} s (last seen: {phase})"
+        if phase.startswith(NOT_STARTED):
+            state = "it has not started"
+        elif silent <= self.timeouts.peer_timeout:
+            state = "its heartbeat continues"
+        else:
+            state = f"no heartbeat for {silent:.0f} s (last seen: {phase})"
         return (
             f"{WAITING} for round {round_index} of {peer} for {seconds:.0f} s; {state} (until run.round_timeout, "
             f"{self.timeouts.round_timeout:.0f} s)"

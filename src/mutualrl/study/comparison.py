@@ -116,7 +116,7 @@ def _few_seeds(outcomes: Outcomes, registered: RegisteredClaims | None) -> Itera
             by_count.setdefault(len(outcomes.seeds(pool, arm)), []).append(arm)
         for count, arms in sorted(by_count.items()):
             if count < declared:
-                yield f"{pool}: {count} seeds of {', '.join(arms)}; {declared} {reason}"
+                yield f"{pool}: {count} seed{'' if count == 1 else 's'} of {', '.join(arms)}; {declared} {reason}"
 
 
 def _other_problems(outcomes: Outcomes) -> Iterator[str]:

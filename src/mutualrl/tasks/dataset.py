@@ -111,12 +111,15 @@ def _read_prompts(
 
 def _require_fields(row: DatasetRow) -> None:
     """Raise DataError for a row without prompt or answer, with the key that names another field."""
-    for field, hint in (("prompt", "task.template={FIELD}"), ("answer", "task.answer=FIELD")):
+    for field, hint, option in (
+        ("prompt", "task.template={FIELD}", "--template {FIELD}"),
+        ("answer", "task.answer=FIELD", "--answer FIELD"),
+    ):
         if field not in row.values:
             try:
                 row.take(field)
             except DataError as error:
-                raise DataError(f"{error}; if another field has it: --set {hint}") from None
+                raise DataError(f"{error}; if another field has it: --set {hint} (tasks show: {option})") from None
 
 
 def _label_text(label: Any, row: DatasetRow) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -54,3 +55,32 @@ def try_rewards(
         rewards = rewards_of(paths, weights, answered, tokenizer, TRIAL_SECONDS, trainer_state=state)
         trials.append(Trial(kind, tuple(rewards)))
     return trials
+
+
+def varied_prompts(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return the first prompts, and the first whose answer is of another kind: another type, or of several lines."""
+    chosen, kinds = list(prompts[:TRIAL_PROMPTS]), {_kind(prompt) for prompt in prompts[:TRIAL_PROMPTS]}
+    for prompt in prompts[TRIAL_PROMPTS:]:
+        if (kind := _kind(prompt)) not in kinds:
+            kinds.add(kind)
+            chosen.append(prompt)
+    return chosen
+
+
+def _kind(prompt: Prompt) -> tuple[type, bool]:
+    value = prompt.columns.get("answer", prompt.answer)
+    return type(value), isinstance(value, str) and "\n" in value.strip()
+
+
+def flat_note(trials: Sequence[Trial]) -> list[str]:
+    """Return a note if the rewards do not tell right answers from none: a policy would learn nothing from them."""
+    rewards = [reward for trial in trials for reward in trial.rewards]
+    if not rewards or (len({trial.completion for trial in trials}) < 2):
+        return []
+    if all(map(math.isnan, rewards)):
+        return [
+            "the reward functions score none of the completions that were tried: there would be nothing to learn from"
+        ]
+    if len(set(rewards)) == 1:
+        return [f"the reward is {rewards[0]:g} for every completion that was tried, right answers and no text alike"]
+    return []

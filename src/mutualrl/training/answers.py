@@ -46,6 +46,11 @@ class PromptRows:
     def __contains__(self, prompt_id: str) -> bool:
         return prompt_id in self._by_id()
 
+    def require_unique(self) -> None:
+        """Raise UsageError if two rows have the same prompt id. Data that is not a `Dataset` is checked per round."""
+        if isinstance(self._trainer.train_dataset, Dataset):
+            self._by_id()
+
     def row(self, prompt_id: str) -> Inputs:
         """Return the data row of a prompt."""
         row: Inputs = self._trainer.train_dataset[self._by_id()[prompt_id]]
@@ -63,7 +68,13 @@ class PromptRows:
                     f"the regime looks up rows of data by prompt id: found {type(data).__name__} as train_dataset, "
                     "expected a datasets.Dataset"
                 )
-            self._numbers = {row_id(row): number for number, row in enumerate(data)}
+            self._numbers = {}
+            for number, row in enumerate(data):
+                if (first := self._numbers.setdefault(row_id(row), number)) != number:
+                    raise UsageError(
+                        f"rows {first} and {number} of train_dataset have the same prompt id {row_id(row)!r}, and a "
+                        "round could pool them as one prompt; remove duplicates, or give every row its own prompt_id"
+                    )
         return self._numbers
 
 

@@ -21,6 +21,7 @@ from transformers import TrainingArguments as Args
 
 from mutualrl.errors import RunDirectoryError, UsageError
 from mutualrl.recipes import yaml_file
+from mutualrl.recipes.differences import by_dotted_key
 from mutualrl.regimes import RegimeSettings, RegimeSpec
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.storage.files import create_checksummed, parse_or_none, write_atomic, write_checksummed
@@ -82,12 +83,12 @@ class ScriptRun:
                 f"{self.run.root} is a run of `mutualrl train`; give Sharing.over a directory of its own"
             )
         where = str(self.run.run_json)
-        theirs = {"run_id": other.run_id, **yaml_file.parse_mapping(other.recipe, where)}
-        ours = {"run_id": info.run_id, **yaml_file.parse_mapping(info.recipe, where)}
+        theirs = by_dotted_key({"run_id": other.run_id, **yaml_file.parse_mapping(other.recipe, where)})
+        ours = by_dotted_key({"run_id": info.run_id, **yaml_file.parse_mapping(info.recipe, where)})
         differing = []
-        for key, value in ours.items():
-            if theirs.get(key) != value:
-                differing.append(f"{key}: found {json.dumps(theirs.get(key))}, here {json.dumps(value)}")
+        for key in {**theirs, **ours}:
+            if theirs.get(key) != ours.get(key):
+                differing.append(f"{key}: found {json.dumps(theirs.get(key))}, here {json.dumps(ours.get(key))}")
         if differing:
             raise UsageError(
                 f"the scripts of {self.run.root} must agree and differ: {'; '.join(differing)}. Settings of one policy "

@@ -147,7 +147,8 @@ class Sharing:
         exchange = Exchange(run.exchange, policy, run_id, timeouts=waits)
         if not resume and exchange.rounds(policy):
             raise UsageError(
-                f"{exchange.location(policy)} has rounds of an earlier run; use a separate directory per run"
+                f"{exchange.location(policy)} has rounds of an earlier run; use a separate directory per run, or "
+                "continue that run with Sharing.over(..., resume=True) and train(resume_from_checkpoint=True)"
             )
         schema = publish_schema(spec, [regime_settings])
         peer_tokenizers = dict(tokenizers or {})

@@ -100,6 +100,8 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         self._set_end_token(sharing)
         self._require_tokenizers(sharing)
         self.prompt_rows = PromptRows(self)
+        if sharing.script is not None:  # the command makes unique ids
+            self.prompt_rows.require_unique()
         if sharing.script is not None:
             self.add_callback(ScriptRunCallback(self, sharing.script))
             self.add_callback(MetricsCallback(sharing.script.run.policy(sharing.link.policy).metrics))
