@@ -241,7 +241,7 @@ def _fidelity(arms: Arms, slug: str) -> Figure | None:
             smooth=True,
             average=False,
         ),
-        *_panels(pair, "policy-gradient loss", "loss", lambda p: p.series("loss"), smooth=True, average=False),
+        *_panels(pair, "loss, with the KL penalty", "loss", lambda p: p.series("loss"), smooth=True, average=False),
     ]
     return Figure(
         f"{slug}-fidelity",
