@@ -42,7 +42,7 @@ SuiteOption = Annotated[
     ),
 ]
 AnchorOption = Annotated[
-    str | None, typer.Option(help="Alignment: span, word, char, paper (span).", show_default=False)
+    str | None, typer.Option(help="Alignment: span (default), word, char, paper, paper-fallback.", show_default=False)
 ]
 LimitOption = Annotated[
     int | None,
