@@ -134,10 +134,11 @@ def start_run(
     models: dict[str, str],
     launch: Launch,
     held: ExitStack,
-    data: dict[str, object],
     run_id: str | None = None,
+    data: Mapping[str, object] = MappingProxyType({}),
 ) -> RunDirectory:
-    """Claim a new run directory, locked while `held` is open, and write the files that the workers read."""
+    """Claim a new run directory, locked while `held` is open, and write the files that the workers read. `data`: what
+    run.json says of the data."""
     text = recipe_text(recipe)
     info = RunInfo(
         format=FORMAT,
@@ -150,7 +151,7 @@ def start_run(
         regime_info=RegimeInfo.of(recipe.spec).model_dump(mode="json"),
         pool=recipe.pool,
         fingerprint=plan,
-        data=data,
+        data=dict(data),
         models=models,
         placement=_by_policy(placement),
         exchange="" if recipe.bucket is None else recipe.bucket.url,

@@ -89,7 +89,7 @@ def _open(
     if launch.clean and path is not None:
         clean_run(path, held)
     staged = None if run_id is None or path is None else fetch_checkpoint(recipe, launch, run_id, path, models)
-    run = start_run(recipe, placement, plan, models, launch, held, inputs.data, run_id)
+    run = start_run(recipe, placement, plan, models, launch, held, run_id, inputs.data)
     fetched = [] if staged is None else [install_checkpoint(staged, run)]
     return run, placement, [*placement.notes, *inputs.notes, *fetched]
 
