@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from mutualrl.errors import FileDamagedError, PlanMismatchError, RecipeError, RunDirectoryError, UsageError
 from mutualrl.mwra.placement import Allocation, Placement
