@@ -325,7 +325,7 @@ def test_policy_resumes_on_another_machine_from_its_checkpoint_in_the_bucket(
     assert again.weights() == unbroken.weights()["ada"]
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_policies_share_over_a_mounted_directory(unbroken: FinishedRun, tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "mount").mkdir()
     url = f"file://{tmp_path}/mount/one"

@@ -139,7 +139,7 @@ def test_four_policies_with_different_prompt_formats_share(cli: Cli, user_files:
         assert "sgt/gate_rate" in rows[0]
 
 
-@pytest.mark.extended
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "pool", "regime"),

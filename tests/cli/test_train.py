@@ -294,7 +294,7 @@ def test_real_models_on_real_mathematics(cli: Cli, cli_here: Cli, real_data: Pat
     assert (evaluation["n"], evaluation["accuracy"]) == (8, 0.0)
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_validation_does_not_affect_training(cli: Cli, tmp_path: Path) -> None:
     weights = []
     for validate_every in (0, 1):

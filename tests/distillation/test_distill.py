@@ -288,7 +288,7 @@ def test_learners_are_taught_their_peers_successes_and_evaluated(
     assert (tmp_path / "page" / "figures" / "distillation.png").exists()
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_killed_distillation_resumes_from_its_checkpoint(cli: Cli, cli_here: Cli, tmp_path: Path) -> None:
     settings = ("--set", "round.prompts=16", "--set", "trainer.per_device_train_batch_size=64")
     completed = cli("train", "--pool", "tiny", "--steps", "3", "--exchange", "full", "--run-dir", "g", *settings)

@@ -259,7 +259,7 @@ def test_invalid_task_files_are_rejected(tmp_path: Path, cli_here: Cli, content:
     assert not (tmp_path / "r").exists()
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_minimal_sgt_example_trains_two_policies() -> None:
     script = REPOSITORY / "examples" / "minimal_sgt.py"
     assert len(script.read_text().splitlines()) <= 300

@@ -105,7 +105,7 @@ def test_killed_script_resumes_while_its_peer_waits_and_ends_in_the_same_weights
     assert (refused.returncode, "trained by scripts (Sharing.over)" in refused.stderr) == (2, True)
 
 
-@pytest.mark.extended
+@pytest.mark.release
 @pytest.mark.slow
 def test_policy_over_two_processes_shares_with_a_single_process(scripts: Scripts) -> None:
     scripts.start("ada", program=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"))

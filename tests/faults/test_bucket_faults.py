@@ -50,7 +50,7 @@ def has_finished(joined: Joined) -> bool:
 KILLS = 3 * REPEATS  # per server
 
 
-@pytest.mark.extended
+@pytest.mark.release
 @pytest.mark.parametrize("server", ["seaweedfs", "moto"] if REPEATS > 1 else ["seaweedfs"])
 def test_weights_survive_kills_and_a_failing_store(unbroken: FinishedRun, tmp_path: Path, server: str) -> None:
     rng, faults = random.Random(server), Faults(delay=0.2, failing=0.2)

@@ -14,7 +14,7 @@ from conftest import REPOSITORY
 GOOD = {"as undisturbed", "as undamaged", "refused by name", "left out with a word"}
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_random_kills_and_damage_are_survived_or_reported(tmp_path: Path) -> None:
     script = REPOSITORY / "benchmarks" / "fuzz.py"
     if not script.is_file():

@@ -53,6 +53,12 @@ CHAINS: dict[str, Kills] = {
     ),
 }
 SINGLE: Kills = (("mid-shard", "worker", 2),)
+MARKS = {
+    "exchange": pytest.mark.release,
+    "last checkpoint": pytest.mark.extended,
+    "checkpoint": pytest.mark.release,
+    "training": pytest.mark.release,
+}
 
 
 def assert_equals_undisturbed(run: Run, unbroken: FinishedRun) -> None:
@@ -86,7 +92,7 @@ def kill(run: Run, victim: str, worker: psutil.Process, environment: dict[str, s
     "kills",
     [
         pytest.param(SINGLE, id="single", marks=pytest.mark.slow),
-        *(pytest.param(chain, id=name, marks=pytest.mark.extended) for name, chain in CHAINS.items()),
+        *(pytest.param(chain, id=name, marks=MARKS[name]) for name, chain in CHAINS.items()),
     ],
 )
 def test_killed_runs_equal_an_undisturbed_run(

@@ -171,7 +171,7 @@ def test_frozen_worker_is_replaced_and_its_old_attempt_fenced(start_run: Callabl
     assert "policy 'bob' is frozen" in run.errors.read_text()
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_frozen_policy_is_detected_when_no_peer_waits_for_it(start_run: Callable[..., Run]) -> None:
     run = start_run("--set", "regime=grpo", "--set", "run.peer_timeout=10.0")
     run.until_training()
@@ -196,7 +196,7 @@ def test_differing_plan_is_rejected_with_policy_and_setting(start_run: Callable[
 STARTS = 8
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_one_of_many_simultaneous_starts_wins(tiny: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "one.yaml").write_text('policies: [{name: ada, model: "tiny:ada"}]\n')
     command = [
@@ -226,7 +226,7 @@ def test_one_of_many_simultaneous_starts_wins(tiny: dict[str, Path], tmp_path: P
     assert (tmp_path / "r" / "summary.json").exists()
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_stop_during_a_wait_does_not_change_the_resumed_run(unbroken: FinishedRun, tmp_path: Path) -> None:
     """A policy that waits in vain for another saves its last step, as if the round had not run."""
     mark = tmp_path / "mark"
@@ -257,7 +257,7 @@ def bob_on_two_ranks(directory: Path) -> tuple[str, ...]:
     return ("--device-map", devices, "--set", "trainer.per_device_train_batch_size=16")
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_frozen_rank_other_than_0_is_detected(start_run: Callable[..., Run], tmp_path: Path) -> None:
     run = start_run(*bob_on_two_ranks(tmp_path), "--set", "run.peer_timeout=10.0")
     run.until_training()

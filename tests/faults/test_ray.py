@@ -109,7 +109,7 @@ def test_error_without_ray_names_the_extra(tmp_path: Path) -> None:
     assert "pip install 'mutualrl[ray]'" in result.stderr
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_killed_worker_driver_and_raylet_do_not_change_the_weights(unbroken: FinishedRun, tmp_path: Path) -> None:
     """One policy per raylet. A worker, the driver and a raylet are killed, each when bob reaches a point."""
     points = ("in-generation:bob:1", "in-the-loss:bob:0", "in-generation:bob:0")
@@ -135,7 +135,7 @@ def test_killed_worker_driver_and_raylet_do_not_change_the_weights(unbroken: Fin
     assert verify_intact(run.path)
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_policy_over_two_raylets_stopped_and_killed_trains_the_weights_of_one_machine(tmp_path: Path) -> None:
     """Stop with Ctrl-C; then kill rank 1's Ray worker and rank 0's raylet, each while the other rank waits."""
     arguments = (*SHORT, "--steps", "12", "--set", "launch.processes=2")
@@ -174,7 +174,7 @@ def test_policy_over_two_raylets_stopped_and_killed_trains_the_weights_of_one_ma
     assert run.weights() == local.weights()
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_lost_head_node_is_reported_and_the_run_resumes_on_another_cluster(
     unbroken: FinishedRun, tmp_path: Path
 ) -> None:

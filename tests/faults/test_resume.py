@@ -69,8 +69,7 @@ def write_prompts(directory: Path) -> str:
         pytest.param(
             name,
             marks=[
-                pytest.mark.extended,
-                *([needs_zero] if "ZeRO" in name else []),
+                *([pytest.mark.release, needs_zero] if "ZeRO" in name else [pytest.mark.extended]),
             ],
         )
         for name in CASES

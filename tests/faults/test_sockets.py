@@ -92,7 +92,7 @@ def test_engine_of_a_policy_listens_on_the_loopback_only(tmp_path: Path, monkeyp
     assert addresses_of(command, tmp_path) <= {"127.0.0.1"}
 
 
-@pytest.mark.extended
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 def test_ranks_under_ray_listen_on_the_loopback_only(tmp_path: Path, exec_workers: None) -> None:

@@ -57,7 +57,7 @@ NOISE_ARM = next(line + "\n" for line in SWEEP_FILE.splitlines() if line.startsw
 
 def without_times(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: without_times(item) for key, item in value.items() if key != "seconds"}
+        return {key: without_times(item) for key, item in value.items() if key not in ("seconds", "began")}
     return [without_times(item) for item in value] if isinstance(value, list) else value
 
 
@@ -188,7 +188,7 @@ def test_failed_piece_is_reported_and_the_others_run(tmp_path: Path, cli: Cli) -
 
 
 @pytest.mark.extended
-def test_piece_whose_evaluation_is_not_stored_is_reported(finished_sweep: Path, tmp_path: Path, cli: Cli) -> None:
+def test_piece_whose_evaluation_cannot_be_stored_is_reported(finished_sweep: Path, tmp_path: Path, cli: Cli) -> None:
     write_sweep(
         tmp_path,
         SWEEP_FILE.replace("seeds: 2", "seeds: [0]").replace(NOISE_ARM, "").replace("claims: claims.yaml\n", ""),
@@ -200,7 +200,7 @@ def test_piece_whose_evaluation_is_not_stored_is_reported(finished_sweep: Path, 
     (tmp_path / piece / "evaluations").write_text("a file, not a directory")
     result = cli("sweep", tmp_path / "s.yaml", "--out", tmp_path / "out")
     assert result.returncode == 1, result.stdout
-    assert "its evaluation was not stored in the run" in result.stderr
+    assert "evaluations: found a file, expected a directory" in result.stderr
     assert not (tmp_path / f"{piece}.json").exists()
 
 
@@ -236,7 +236,7 @@ def test_pieces_of_another_command_are_rejected(copy: Path, tmp_path: Path, cli:
     assert "run.steps=4" in result.stderr
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_started_piece_of_another_command_and_another_grid_are_rejected(tmp_path: Path, cli: Cli) -> None:
     text = SWEEP_FILE.replace("claims: claims.yaml", "").replace("seeds: 2", "seeds: [0]").replace(NOISE_ARM, "")
     write_sweep(tmp_path, text.replace("run.steps: 3", "run.steps: 400"))

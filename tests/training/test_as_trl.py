@@ -383,7 +383,7 @@ DEFAULT = (
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.extended) for name in CASES]
+    "name", [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.release) for name in CASES]
 )
 def test_trainer_behaves_as_grpo_trainer(small: dict[str, Path], tmp_path: Path, name: str) -> None:
     case = CASES[name]

@@ -283,7 +283,7 @@ def test_policies_train_in_an_environment_and_share_its_rewards(callers: Path, t
     assert "samples one turn per prompt" in again.stderr
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_validation_in_an_environment_does_not_affect_training(callers: Path, tmp_path: Path, cli: Cli) -> None:
     path = recipe(callers, tmp_path, "grpo", environment=f"{callers / 'board.py'}:Remembers")
     for name, validate_every in (("often", "1"), ("seldom", "0")):
@@ -322,7 +322,7 @@ def test_killed_policy_resumes_within_a_multi_turn_round(callers: Path, tmp_path
         run.end()
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_tools_are_called_and_a_reward_function_reads_the_turns(callers: Path, tmp_path: Path, cli: Cli) -> None:
     board = callers / "board.py"
     tool = tmp_path / "tool.py"

@@ -50,7 +50,7 @@ def test_only_the_adapter_trains_and_the_reference_is_the_base_model(
             assert torch.equal(tensor, start[base_name]), name
 
 
-@pytest.mark.extended
+@pytest.mark.release
 @needs_zero
 def test_policies_on_several_processes_train_adapters_from_the_command_line(
     cli: Any, tmp_path: Path, tiny: dict[str, Path], zero_ready: None

@@ -96,7 +96,7 @@ PLAIN = {"ddp": ("alone", "grpo", "closed", "unmixed"), "zero3": ("closed", "unm
 UNEQUAL: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {"ddp": ((0, 1, 3), (0, 1, 5)), "zero3": ((1, 3), (1, 5))}
 
 
-@pytest.mark.extended
+@pytest.mark.release
 @pytest.mark.parametrize(
     "strategy",
     ["ddp", pytest.param("zero2", marks=ZERO), pytest.param("zero3", marks=ZERO)],

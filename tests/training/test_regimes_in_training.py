@@ -66,7 +66,7 @@ REGIMES: list[tuple[str, dict[str, Any]]] = [
     ("swarm", {"denominator": "peer", "local": 2, "external": 3}),
     ("prp+sgt", {}),
 ]
-#: in the default run; the others are extended
+#: in the default run; the others are run before a release
 IN_SHORT = {"sgt", "grpo-noise", "hacpo", "swarm"}
 
 
@@ -116,7 +116,7 @@ def test_prp_with_the_learner_as_its_peer_equals_grpo_with_twice_the_rollouts(
 @pytest.mark.parametrize(
     ("regime", "settings"),
     [
-        pytest.param(*case, marks=() if case[0] in IN_SHORT and case[1] == {} else pytest.mark.extended)
+        pytest.param(*case, marks=() if case[0] in IN_SHORT and case[1] == {} else pytest.mark.release)
         for case in REGIMES
     ],
     ids=str,
@@ -354,7 +354,7 @@ def test_regime_publishes_only_what_peers_read(
         assert [t is not None for t in texts] == [r > 0.8 for r in shard.column("reward")]
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_peak_memory_does_not_grow_with_the_number_of_peers(tmp_path: Path) -> None:
     """torch's own allocations in a step, at equal token lengths: at most 1.3 times GRPO's with one peer or three."""
     import importlib.util

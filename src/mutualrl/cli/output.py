@@ -75,7 +75,8 @@ def show_verification(result: Verification, *, as_json: bool) -> None:
     for line in result.damaged:
         print_text(prose(), f"damaged: {line}")
     if result.damaged:
-        error = FileDamagedError(f"{len(result.damaged)} damaged items in the run; readers refuse them")
+        count = "1 damaged item" if len(result.damaged) == 1 else f"{len(result.damaged)} damaged items"
+        error = FileDamagedError(f"{count} in the run, which readers refuse; the first: {result.damaged[0]}")
         if as_json:
             sys.exit(error.exit_code)
         raise error
