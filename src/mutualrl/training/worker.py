@@ -101,8 +101,9 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest, *, els
         base = recipe.policy(policy)
         compare_models({policy: model_digest(resolve_path(base.model), base.revision)}, info.models)
     if _is_alone(info, policy):
-        for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-            os.environ.pop(name, None)  # else accelerate wraps the model in DDP over one process
+        # with ranks, accelerate wraps the model in DDP over one process; the agent holds the port: vLLM takes another
+        for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            os.environ.pop(name, None)
         close_store_socket()
     exchange = _exchange(run, recipe, info, policy, attempt)
     heartbeat = Heartbeat(run.exchange, policy, rank=rank)
