@@ -312,7 +312,7 @@ def test_help_states_the_defaults(cli_here: Cli) -> None:
     for message in (
         "Maximum number of prompts (256).",
         "Responses per prompt (5).",
-        "paper (span).",
+        "span (default), word, char, paper, paper-fallback.",
         "all (default: all, of models).",
     ):
         assert message in shown
