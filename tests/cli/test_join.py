@@ -190,7 +190,7 @@ def job(kind: str, source: Path, index: int, policy: str) -> tuple[str, dict[str
     return container["args"][0], {"JOB_COMPLETION_INDEX": str(index)}
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_template_commands_train_a_run(server: Server, tmp_path: Path, cli: Cli) -> None:
     """Train one run of three policies, each started by another scheduler's job."""
     pool = ("--regime", "sgt", "--pool", "tiny-three")
@@ -284,7 +284,7 @@ def test_doctor_and_dry_run_report_on_the_bucket(
     }
 
 
-@pytest.mark.extended
+@pytest.mark.release
 @pytest.mark.parametrize(("server_kind", "regime"), [("moto", "xgrpo"), ("seaweedfs", "prp")])
 def test_other_regimes_share_over_a_bucket_as_over_a_directory(tmp_path: Path, server_kind: str, regime: str) -> None:
     arguments = (*SHORT, "--regime", regime)  # the last --regime counts

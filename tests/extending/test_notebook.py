@@ -13,7 +13,7 @@ from conftest import PATIENCE, REPOSITORY
 TOUR = REPOSITORY / "examples" / "tour.ipynb"
 
 
-@pytest.mark.extended
+@pytest.mark.release
 @pytest.mark.slow
 def test_tour_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed (extra dev)")

@@ -38,7 +38,7 @@ ARGUMENTS = (
 )
 
 
-@pytest.mark.extended
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_user_regime_and_task_resume_to_the_unbroken_run_unless_their_code_changed(

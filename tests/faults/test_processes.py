@@ -69,7 +69,7 @@ def test_stop_signals_save_checkpoints_and_exit_with_130(start_run: Callable[...
         assert abs(step - len(run.metrics(policy))) <= 1
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_second_run_in_a_directory_is_rejected_and_second_signal_stops_immediately(
     start_run: Callable[..., Run], tmp_path: Path, cli: Cli
 ) -> None:
@@ -94,7 +94,7 @@ def test_second_run_in_a_directory_is_rejected_and_second_signal_stops_immediate
     assert not members(run.path)
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_dead_workers_are_restarted_up_to_max_restarts(start_run: Callable[..., Run]) -> None:
     """The worker is terminated from outside; its agent is killed; the worker is killed."""
     run = start_run("--set", "run.save_every=1", restarts=2)
@@ -127,7 +127,7 @@ def wait_for_restart(run: Run, restart: int) -> None:
     wait_until(lambda: len(run.metrics("bob")) > steps + 2)
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_on_peer_loss_continue_trains_on_without_a_lost_policy(start_run: Callable[..., Run]) -> None:
     """The survivor's metrics and the summary record the loss; in a resumed run, the lost policy catches up."""
     run = start_run("--set", "run.on_peer_loss=continue", "--set", "run.save_every=2", steps=12)
@@ -277,7 +277,7 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
-@pytest.mark.extended
+@pytest.mark.release
 @pytest.mark.parametrize("victim", ["worker", "supervisor"])
 def test_child_processes_end_with_their_worker(start_run: Callable[..., Run], tmp_path: Path, victim: str) -> None:
     """A reward function's helper stands in for an engine: a process that does not notice that its parent is killed."""

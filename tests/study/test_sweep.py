@@ -143,7 +143,7 @@ def test_compare_accepts_a_sweep_or_its_runs_and_notes_late_claims(copy: Path, c
     assert twice.returncode == 2, twice.stdout
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_sweep_killed_repeatedly_has_the_same_results(finished_sweep: Path, tmp_path: Path) -> None:
     shutil.copytree(finished_sweep, tmp_path, dirs_exist_ok=True)  # with the dates, which are in the results
     (tmp_path / "out" / "results.json").unlink()
@@ -204,7 +204,7 @@ def test_piece_whose_evaluation_cannot_be_stored_is_reported(finished_sweep: Pat
     assert not (tmp_path / f"{piece}.json").exists()
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_signal_stops_the_pieces_and_the_same_command_resumes(tmp_path: Path, cli: Cli) -> None:
     text = SWEEP_FILE.replace("seeds: 2", "seeds: [0]").replace("run.steps: 3", "run.steps: 40")
     text = text.replace("claims: claims.yaml", "").replace(NOISE_ARM, "").replace("evaluate:", "budget: {}  #")

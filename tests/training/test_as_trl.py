@@ -596,7 +596,7 @@ def test_infinite_reward_is_not_published(small: dict[str, Path], tmp_path: Path
     assert trainer.kept[0]["rewards/unscorable"] == 1
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_xgrpo_shares_the_rewards_of_rollouts_with_an_environment(small: dict[str, Path], tmp_path: Path) -> None:
     """XGRPO needs no text: a peer's rewards on the same prompts change what is learnt from multi-turn rollouts."""
     case = CASES["environment"]

@@ -256,7 +256,7 @@ def greedy_reward(model_path: Path) -> float:
     return sum(rewards) / len(rewards)
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_policies_train_in_an_environment_and_share_its_rewards(callers: Path, tmp_path: Path, cli: Cli) -> None:
     path = recipe(callers, tmp_path)
     result = cli("train", path, "--run-dir", tmp_path / "run", "--no-report")
