@@ -19,6 +19,7 @@ import psutil
 ADDRESS = "127.0.0.1"
 #: environment variable with the descriptor of the listening socket that the agent made for the store of rank 0
 STORE_SOCKET = "MUTUALRL_STORE_SOCKET"
+_kept: list[socket.socket] = []
 
 
 def interface() -> str | None:
@@ -72,13 +73,16 @@ def _listening(host: str, port: int) -> int:
     return socket.create_server((host, port)).detach()
 
 
-def close_store_socket() -> None:
-    """Close the agent's socket in a process that needs no store."""
+def keep_store_socket() -> None:
+    """Keep the agent's socket for a store that may be made later (vLLM's, in a policy of one process), and out of the
+    environment of this process's children, which do not inherit the socket."""
     if (given := _take_store_socket()) is not None:
-        given.close()
+        _kept.append(given)
 
 
 def _take_store_socket() -> socket.socket | None:
     """Return the agent's socket, once; None if this process inherited none."""
     inherited = os.environ.pop(STORE_SOCKET, "")
-    return socket.socket(fileno=int(inherited)) if inherited.isdecimal() else None
+    if inherited.isdecimal():
+        return socket.socket(fileno=int(inherited))
+    return _kept.pop() if _kept else None

@@ -27,7 +27,7 @@ from mutualrl.errors import (
     exit_code_of,
 )
 from mutualrl.process.loading import fast_imports
-from mutualrl.process.loopback import bind_stores, close_store_socket
+from mutualrl.process.loopback import bind_stores, keep_store_socket
 from mutualrl.process.parent_watch import watch_parent
 from mutualrl.process.repeating import Repeater
 from mutualrl.process.status import StatusReader
@@ -101,10 +101,9 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest, *, els
         base = recipe.policy(policy)
         compare_models({policy: model_digest(resolve_path(base.model), base.revision)}, info.models)
     if _is_alone(info, policy):
-        # with ranks, accelerate wraps the model in DDP over one process; the agent holds the port: vLLM takes another
-        for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-            os.environ.pop(name, None)
-        close_store_socket()
+        for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+            os.environ.pop(name, None)  # else accelerate wraps the model in DDP over one process
+        keep_store_socket()
     exchange = _exchange(run, recipe, info, policy, attempt)
     heartbeat = Heartbeat(run.exchange, policy, rank=rank)
     if rank == 0:
