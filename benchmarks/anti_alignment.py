@@ -10,18 +10,15 @@ benchmarks/results/anti_alignment.{json,md}.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+import harness
 from mutualrl.regimes.losses import band_loss
 
-RESULTS = Path(__file__).parent / "results"
 Vector = npt.NDArray[np.float64]
 REWARDS = np.array([1.0, 0.0, 0.0])
 
@@ -67,19 +64,15 @@ def row(eta: float) -> dict[str, float]:
 
 def main() -> None:
     """Compute, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    args = parser.parse_args()
+    parser = harness.options(__doc__)
+    args = harness.parse(parser)
     rows = [row(eta) for eta in (0.001, 0.01, 0.02, 0.04)]
     lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
     for cosines in rows:
         cells = [f"{cosines['eta']:g}", *(f"{value:.2f}" for key, value in cosines.items() if key != "eta")]
         lines.append("| " + " | ".join(cells) + " |")
-    args.out.mkdir(parents=True, exist_ok=True)
     result = {"command": "python benchmarks/anti_alignment.py", "rows": rows}
-    (args.out / "anti_alignment.json").write_text(json.dumps(result, indent=1) + "\n")
-    (args.out / "anti_alignment.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    harness.write(args.out, "anti_alignment", result, "\n".join(lines))
 
 
 if __name__ == "__main__":

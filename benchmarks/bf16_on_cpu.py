@@ -9,7 +9,6 @@ bfloat16 is faster on this CPU; `mutualrl init` sets it from there. Writes bench
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -21,10 +20,10 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+import harness
 from mutualrl.storage.rundir import versions
 from mutualrl.tiny import resolve_path
 
-RESULTS = Path(__file__).parent / "results"
 #: hidden size, layers, and number of steps
 SHAPES = {"1 M": (128, 4, 12), "12 M": (384, 6, 9), "50 M": (640, 10, 5), "150 M": (960, 14, 5)}
 BATCH = ("round.prompts=4", "trainer.num_generations=4", "trainer.per_device_train_batch_size=16")
@@ -71,19 +70,20 @@ def median_step(directory: Path, model: Path, steps: int, bf16: bool) -> float:
 
 def main() -> None:
     """Make the runs and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.options(__doc__)
     parser.add_argument("--steps", type=int, help="steps of a run (default: per size)")
-    steps_override = parser.parse_args().steps
+    args = harness.parse(parser)
+    repeats, steps_override = (1, 2) if args.smoke else (2, args.steps)
     capabilities = torch.cpu.get_capabilities()
     cpu = {name: bool(capabilities.get(name)) for name in ("avx512_bf16", "amx_bf16")}
     sizes = {}
     lines = ["| weights | float32, s per step | bfloat16, s per step | bfloat16 to float32 |", "|---|---|---|---|"]
     with tempfile.TemporaryDirectory(prefix="bf16-on-cpu-") as scratch:
-        for name, (hidden, layers, steps) in SHAPES.items():
+        for name, (hidden, layers, steps) in list(SHAPES.items())[: 1 if args.smoke else None]:
             model = Path(scratch) / f"{hidden}-{layers}"
             parameters = make_model(model, hidden, layers)
             seconds: dict[str, list[float]] = {"float32": [], "bfloat16": []}
-            for number in range(2):
+            for number in range(repeats):
                 for kind, values in seconds.items():
                     directory = Path(scratch) / f"{hidden}-{kind}-{number}"
                     values.append(median_step(directory, model, steps_override or steps, kind == "bfloat16"))
@@ -93,8 +93,7 @@ def main() -> None:
             lines.append(f"| {parameters / 1e6:.1f} M | {single:.2f} | {half:.2f} | {ratio:.2f} |")
             print(lines[-1], flush=True)
     result = {"command": "python benchmarks/bf16_on_cpu.py", "versions": versions(), "cpu": cpu, "sizes": sizes}
-    (RESULTS / "bf16_on_cpu.json").write_text(json.dumps(result, indent=1) + "\n")
-    (RESULTS / "bf16_on_cpu.md").write_text("\n".join(lines) + "\n")
+    harness.write(args.out, "bf16_on_cpu", result, "\n".join(lines))
 
 
 if __name__ == "__main__":

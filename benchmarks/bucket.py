@@ -11,14 +11,12 @@ Writes benchmarks/results/bucket.{json,md}.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -31,13 +29,13 @@ from obstore.store import from_url
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "see")]
 
+import harness  # noqa: E402
 from buckets import reachable, serving  # noqa: E402
 from exchange import PROMPTS, ROLLOUTS, STEP_SECONDS, TOKENS, records, timed  # noqa: E402
 from mutualrl.records import Rollout  # noqa: E402
 from mutualrl.see import Exchange  # noqa: E402
 from mutualrl.see.files import PUBLISH_REQUESTS  # noqa: E402
 
-RESULTS = Path(__file__).parent / "results"
 COMMAND = "python benchmarks/bucket.py"
 SERVERS = ("moto", "seaweedfs")
 POLICIES = (2, 4, 8, 16, 32, 64)
@@ -114,11 +112,11 @@ def _get_bytes(store: Any, name: str) -> bytes:
     return bytes(obstore.get(store, name).bytes())
 
 
-def by_pool(url: str, repeats: int) -> list[dict[str, float]]:
+def by_pool(url: str, repeats: int, pools: Sequence[int]) -> list[dict[str, float]]:
     """Return the cost of a round for one policy, by the number of policies, publishing only rewards."""
     rows = [Rollout(r.prompt_id, r.index, r.reward, r.ended) for r in records(PROMPTS, ROLLOUTS, 1, 0)]
     results = []
-    for policies in POLICIES:
+    for policies in pools:
         location, names = f"{url}/{uuid.uuid4().hex[:8]}", [f"p{i}" for i in range(policies)]
         exchanges = [Exchange(location, name, "b") for name in names]
         publish, read = [], []
@@ -173,9 +171,10 @@ def markdown(results: dict[str, dict[str, Any]]) -> str:
 
 def main() -> None:
     """Measure, write, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.options(__doc__)
     parser.add_argument("--rounds", type=int, default=30)
-    args = parser.parse_args()
+    args = harness.parse(parser)
+    rounds, repeats, pools = (1, 1, POLICIES[:1]) if args.smoke else (args.rounds, 5, POLICIES)
     results: dict[str, dict[str, Any]] = {}
     for server in SERVERS:
         with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bucket-") as name:
@@ -183,13 +182,11 @@ def main() -> None:
             (root / "files").mkdir()
             with serving(server, root / "server") as running, reachable(running):
                 url = running.bucket()
-                results[server] = compared(url, root / "files", args.rounds)
-                results[server]["pools"] = by_pool(url, 5)
+                results[server] = compared(url, root / "files", rounds)
+                results[server]["pools"] = by_pool(url, repeats, pools)
     text = markdown(results)
     content = {"command": COMMAND, "prices": {"put": PUT_PRICE, "get": GET_PRICE}, "servers": results}
-    (RESULTS / "bucket.json").write_text(json.dumps(content, indent=1) + "\n")
-    (RESULTS / "bucket.md").write_text(text + "\n")
-    print(text)
+    harness.write(args.out, "bucket", content, text)
 
 
 if __name__ == "__main__":

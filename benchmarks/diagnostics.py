@@ -8,10 +8,10 @@ Writes benchmarks/results/diagnostics.{json,md}.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 
+import harness
 from printed import keep_printed
 
 COMMANDS = (
@@ -26,9 +26,12 @@ COMMANDS = (
 
 def main() -> None:
     """Run the commands, and print and write their output."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    args = harness.parse(harness.options(__doc__))
+    commands = list(COMMANDS)
+    if args.smoke:
+        commands = [(*COMMANDS[0], "--limit", "8"), (*COMMANDS[1], "--prompts", "8"), *COMMANDS[4:5]]
     with tempfile.TemporaryDirectory() as directory:
-        keep_printed("diagnostics", COMMANDS, Path(directory))
+        keep_printed("diagnostics", commands, Path(directory), args.out)
 
 
 if __name__ == "__main__":

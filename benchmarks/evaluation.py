@@ -11,7 +11,6 @@ pandas. Writes benchmarks/results/evaluation.{json,md}."""
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -28,7 +27,8 @@ from typing import Any
 
 import numpy as np
 
-RESULTS = Path(__file__).parent / "results"
+import harness
+
 COMMAND = "python benchmarks/evaluation.py"
 REPEATS = 7
 RECORDS, ROLLOUTS = 100_000, 8
@@ -111,7 +111,7 @@ def vllm_bare(engine: Any, ids: list[list[int]], samples: int) -> Callable[[], i
     return run
 
 
-def generation(engine_name: str, model: str, samples: int, directory: Path) -> dict[str, Any]:
+def generation(engine_name: str, model: str, samples: int, directory: Path, repeats: int) -> dict[str, Any]:
     """Return median seconds of eval and of the bare engine, alternating."""
     from rich.console import Console
 
@@ -145,7 +145,7 @@ def generation(engine_name: str, model: str, samples: int, directory: Path) -> d
     )
     seconds: dict[str, list[float]] = {"eval": [], "bare": []}
     try:
-        for number in range(REPEATS + 1):
+        for number in range(repeats + 1):
             began = time.perf_counter()
             assert bare() == samples * len(ids)
             middle = time.perf_counter()
@@ -168,13 +168,13 @@ def generation(engine_name: str, model: str, samples: int, directory: Path) -> d
     }
 
 
-def records(directory: Path) -> dict[str, Path]:
-    """Return 100,000 records of two models, with texts of about 400 characters, as Parquet and as JSON Lines."""
+def records(directory: Path, count: int) -> dict[str, Path]:
+    """Return records of two models, with texts of about 400 characters, as Parquet and as JSON Lines."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     rng = np.random.default_rng(0)
-    prompts = RECORDS // (2 * ROLLOUTS)
+    prompts = count // (2 * ROLLOUTS)
     skill = rng.beta(0.5, 0.8, size=(2, prompts))
     rewards = (rng.random((2, prompts, ROLLOUTS)) < skill[:, :, None]).astype(float)
     words = np.array(COMMAND.split() + __doc__.split())
@@ -216,18 +216,20 @@ def measured(command: list[str]) -> tuple[float, float]:
     return seconds, gigabytes
 
 
-def diagnostics(directory: Path) -> list[dict[str, Any]]:
-    """Return seconds and memory of each diagnostic without a model, and of reading the file with pandas."""
+def diagnostics(directory: Path, *, smoke: bool) -> list[dict[str, Any]]:
+    """Return seconds and memory of each diagnostic without a model, and of reading the file with pandas; with `smoke`,
+    of one diagnostic on few records."""
     rows = []
-    for kind, path in records(directory).items():
+    names = ("complementarity",) if smoke else ("complementarity", "xgrpo-check", "sgt-check", "cost")
+    for kind, path in records(directory, 160 if smoke else RECORDS).items():
         read = "read_parquet" if kind == "Parquet" else "read_json"
         options = "" if kind == "Parquet" else ", lines=True"
         script = f"import pandas as pd; d = pd.{read}({str(path)!r}{options}); print(d.groupby('policy').reward.mean())"
         commands = {"pandas: read and one mean": [sys.executable, "-c", script]}
-        for name in ("complementarity", "xgrpo-check", "sgt-check", "cost"):
+        for name in names:
             commands[name] = [sys.executable, "-m", "mutualrl", name, "--rollouts", str(path), "--json"]
         for name, command in commands.items():
-            runs = [measured(command) for _ in range(3)]
+            runs = [measured(command) for _ in range(1 if smoke else 3)]
             rows.append(
                 {
                     "file": kind,
@@ -258,26 +260,23 @@ def markdown(result: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure, print and write."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    engines = ["transformers", *(["vllm"] if find_spec("vllm") else [])]
+    args = harness.parse(harness.options(__doc__))
+    engines = ["transformers", *(["vllm"] if find_spec("vllm") and not args.smoke else [])]
+    repeats, models, samplings = (1, ("ada",), (1,)) if args.smoke else (REPEATS, ("ada", "bob"), (1, 4))
     with tempfile.TemporaryDirectory() as text:
         directory = Path(text)
         results: dict[str, Any] = {
             "command": COMMAND,
-            "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "repeats": REPEATS},
+            "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "repeats": repeats},
             "generation": [
-                generation(engine, model, samples, directory)
+                generation(engine, model, samples, directory, repeats)
                 for engine in engines
-                for model in ("ada", "bob")
-                for samples in (1, 4)
+                for model in models
+                for samples in samplings
             ],
-            "diagnostics": diagnostics(directory),
+            "diagnostics": diagnostics(directory, smoke=args.smoke),
         }
-    table = markdown(results)
-    print(table)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "evaluation.json").write_text(json.dumps(results, indent=1) + "\n")
-    (RESULTS / "evaluation.md").write_text(table)
+    harness.write(args.out, "evaluation", results, markdown(results))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ Writes benchmarks/results/exchange.{json,md}.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -32,12 +31,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+import harness
 from mutualrl.records import Rollout
 from mutualrl.regimes import get_regime
 from mutualrl.see import Exchange
 from mutualrl.storage.files import write_atomic
 
-RESULTS = Path(__file__).parent / "results"
 COMMAND = "python benchmarks/exchange.py"
 PROMPTS, ROLLOUTS, TOKENS = 32, 8, 600
 STEP_SECONDS = 5.0
@@ -381,7 +380,7 @@ def _read_one(exchange: Exchange, round_index: int) -> None:
     shard.column("prompt_id"), shard.column("reward"), shard.texts(range(8))
 
 
-def of_a_step(root: Path, repeats: int) -> dict[str, float]:
+def of_a_step(root: Path, repeats: int, steps: int) -> dict[str, float]:
     """Return the step time of a real run of the tiny pool, and the times to publish and read its own records again."""
     command = [
         sys.executable,
@@ -393,7 +392,7 @@ def of_a_step(root: Path, repeats: int) -> dict[str, float]:
         "--pool",
         "tiny",
         "--steps",
-        "60",
+        str(steps),
         "--json",
         "--set",
         "run.validate_every=0",
@@ -454,23 +453,20 @@ def markdown(
 
 def main() -> None:
     """Measure, write, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.options(__doc__)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--directory", type=Path, default=None, help="directory on the disk to measure (default: here)")
-    args = parser.parse_args()
+    args = harness.parse(parser)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     with tempfile.TemporaryDirectory(dir=args.directory or Path.cwd(), prefix=".exchange-") as name:
         root = Path(name)
         (root / "stores").mkdir()
-        step = of_a_step(root, 20)
-        stores, missing = against_others(root / "stores", args.rounds)
-        pools = by_pool(root, max(args.rounds // 6, 5))
+        step = of_a_step(root, 2, 2) if args.smoke else of_a_step(root, 20, 60)
+        stores, missing = against_others(root / "stores", 1 if args.smoke else args.rounds)
+        pools = by_pool(root, 1 if args.smoke else max(args.rounds // 6, 5))
     text = markdown(stores, missing, pools, step)
-    RESULTS.mkdir(exist_ok=True)
     results = {"command": COMMAND, "stores": stores, "missing": missing, "pools": pools, "tiny": step}
-    (RESULTS / "exchange.json").write_text(json.dumps(results, indent=1) + "\n")
-    (RESULTS / "exchange.md").write_text(text + "\n")
-    print(text)
+    harness.write(args.out, "exchange", results, text)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ single-policy GRPO" drawn from both, through `mutualrl report`.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import statistics
@@ -21,7 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+import harness
+
 STEPS = 160
 SETTINGS = ("run.validate_every=10", "run.validation_limit=1000", "run.save_every=0")
 
@@ -146,13 +146,12 @@ def compared(ours: Path, trl_root: Path) -> tuple[dict[str, Any], str]:
 
 def main() -> None:
     """Run both, compare, draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser = harness.options(__doc__)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--policy", help=argparse.SUPPRESS)
     parser.add_argument("--recipe", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--root", type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = harness.parse(parser)
     if args.policy:
         plain(args.policy, args.recipe, args.root)
         return
@@ -165,7 +164,7 @@ def main() -> None:
             "--pool",
             "tiny",
             "--steps",
-            str(args.steps),
+            str(2 if args.smoke else args.steps),
             "--run-dir",
             str(ours),
             "--no-report",
@@ -180,14 +179,11 @@ def main() -> None:
             check=True,
             stdout=sys.stderr,
         )
-        args.out.mkdir(parents=True, exist_ok=True)
         for suffix in ("png", "svg"):
             figure = next((page / "figures").glob(f"*-fidelity.{suffix}"))
             shutil.copy(figure, args.out / f"fidelity.{suffix}")
     result = {"command": "python benchmarks/fidelity.py", "policies": policies}
-    (args.out / "fidelity.json").write_text(json.dumps(result, indent=1) + "\n")
-    (args.out / "fidelity.md").write_text(text + "\n")
-    print(text)
+    harness.write(args.out, "fidelity", result, text)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ outcome of each, and the table of classes. Earlier outcomes under the same seed 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -40,11 +39,11 @@ from typing import Any, NamedTuple
 import psutil
 from typer.testing import CliRunner
 
+import harness
 from mutualrl.cli.app import app
 from mutualrl.errors import MutualRLError
 from mutualrl.process.limits import time_limit
 
-RESULTS = Path(__file__).parent / "results"
 COMMAND = "python benchmarks/fuzz.py"
 STEPS = 6
 SCHEDULE_SECONDS = 600.0  # a run that has not ended by then counts as a hang
@@ -540,23 +539,23 @@ def markdown(result: dict[str, Any]) -> str:
 
 def main() -> int:
     """Disturb, damage, compare, write, print. Return 1 if any outcome was wrong."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.options(__doc__)
     parser.add_argument("--schedules", type=int, default=100)
     parser.add_argument("--damages", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--of", nargs="+", default=KINDS, choices=KINDS, help="what is damaged")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    args = parser.parse_args()
+    args = harness.parse(parser)
+    if args.smoke:
+        args.schedules, args.damages, args.of = 0, 1, ["alone"]
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    args.out.mkdir(parents=True, exist_ok=True)
     file = args.out / "fuzz.json"
     result: dict[str, Any] = {"command": COMMAND, "seed": args.seed, "schedules": {}, "damages": {}}
     if file.exists() and (before := json.loads(file.read_text()))["seed"] == args.seed:
         result = before
 
     def save() -> None:
-        file.write_text(json.dumps(result, indent=1) + "\n")
+        harness.write(args.out, "fuzz", result)
 
     for kind, count, run_sweep in (
         ("damages", args.damages, partial(run_damages, kinds=args.of)),
@@ -566,9 +565,7 @@ def main() -> int:
         if missing:
             run_sweep(args.seed, missing, result[kind], save)
     text = markdown(result)
-    save()
-    (args.out / "fuzz.md").write_text(text + "\n")
-    print(text)
+    harness.write(args.out, "fuzz", result, text)
     outcomes = [each["outcome"] for kind in ("schedules", "damages") for each in result[kind].values()]
     return int(any(outcome not in GOOD for outcome in outcomes))
 

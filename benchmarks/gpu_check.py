@@ -10,7 +10,6 @@ benchmarks/results/gpu_check.json. Exits with 1 if a run failed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -21,7 +20,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+import harness
+
 REGIMES = ("grpo", "grpo-noise", "xgrpo", "prp", "sgt")
 
 
@@ -90,12 +90,13 @@ def measured(path: Path) -> dict[str, float | None]:
 
 def main() -> None:
     """Make all runs, print each result immediately, and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.options(__doc__)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--cpu", action="store_true", help="rehearse on CPU ranks")
     parser.add_argument("--regimes", nargs="+", default=list(REGIMES), choices=REGIMES)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    args = parser.parse_args()
+    args = harness.parse(parser)
+    if args.smoke:
+        args.steps, args.regimes = 2, args.regimes[-1:]
     gpu_names = gpus()
     if not gpu_names and not args.cpu:
         sys.exit("no GPU found by nvidia-smi; --cpu rehearses on CPU ranks")
@@ -111,10 +112,9 @@ def main() -> None:
                     policies = run(regime, settings + vllm_settings, args.steps, run_directory)
                     runs.append({"layout": layout, "engine": engine, "regime": regime, "policies": policies})
                     print(json.dumps(runs[-1]), flush=True)
-    args.out.mkdir(parents=True, exist_ok=True)
     command = "python benchmarks/gpu_check.py" + (" --cpu" if args.cpu else "")
     result = {"command": command, "gpus": gpu_names, "runs": runs}
-    (args.out / "gpu_check.json").write_text(json.dumps(result, indent=1) + "\n")
+    harness.write(args.out, "gpu_check", result)
     sys.exit(any("error" in entry["policies"] for entry in runs))
 
 

@@ -2,15 +2,14 @@
 
     python benchmarks/kill_matrix.py     # about 25 minutes on 2 cores
 
-First the named points (`pytest -m "extended or slow" tests/faults/test_kills.py` runs the same cases). Then random
-kills: runs of the tiny pool under `sgt`, each killed with SIGKILL at a random moment in a random process (supervisor,
-agent or worker of either policy), repeatedly, and resumed if the supervisor was killed. After each run: `runs verify`,
-the weights byte for byte, each step once in metrics.jsonl, each round used once, no process left. Writes
+First the named points (`pytest -m "extended or release or slow" tests/faults/test_kills.py` runs the same cases). Then
+random kills: runs of the tiny pool under `sgt`, each killed with SIGKILL at a random moment in a random process
+(supervisor, agent or worker of either policy), repeatedly, and resumed if the supervisor was killed. After each run:
+`runs verify`, the weights byte for byte, each step once in metrics.jsonl, each round used once, no process left. Writes
 benchmarks/results/kill_matrix.{json,md}."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -26,8 +25,9 @@ from typing import Any
 
 import psutil
 
+import harness
+
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = Path(__file__).parent / "results"
 KILLS = "tests/faults/test_kills.py"
 COMMAND = "python benchmarks/kill_matrix.py"
 STEPS = 24
@@ -77,11 +77,11 @@ def weights(run: Path) -> dict[str, str]:
     return {p.parent.parent.name: sha256(p.read_bytes()).hexdigest() for p in paths}
 
 
-def killed_run(run: Path, kills: int, rng: random.Random) -> tuple[Counter[str], int]:
+def killed_run(run: Path, kills: int, rng: random.Random, longest: float) -> tuple[Counter[str], int]:
     """Make a run with up to `kills` kills at random moments, and return the victims and the number of resumes."""
     victims: Counter[str] = Counter()
     process, resumed = start(run, "--regime", "sgt", "--pool", "tiny", *OPTIONS), 0
-    next_kill = time.monotonic() + rng.uniform(0.5, 14)
+    next_kill = time.monotonic() + rng.uniform(0.5, longest)
     while True:
         code = process.poll()
         if code == 0:
@@ -97,7 +97,7 @@ def killed_run(run: Path, kills: int, rng: random.Random) -> tuple[Counter[str],
                 time.sleep(0.1)
             arguments = ["--resume"] if (run / "run.json").exists() else ["--clean", "--regime", "sgt", *OPTIONS]
             process = start(run, *arguments)
-            next_kill = time.monotonic() + rng.uniform(0.5, 14)
+            next_kill = time.monotonic() + rng.uniform(0.5, longest)
         if sum(victims.values()) < kills and time.monotonic() >= next_kill:
             candidates: dict[str, Any] = {**processes(run), "supervisor": process}
             name = rng.choice(sorted(candidates))
@@ -107,7 +107,7 @@ def killed_run(run: Path, kills: int, rng: random.Random) -> tuple[Counter[str],
                 continue
             process.wait() if name == "supervisor" else None
             victims[name] += 1
-            next_kill = time.monotonic() + rng.uniform(0.5, 14)
+            next_kill = time.monotonic() + rng.uniform(0.5, longest)
         time.sleep(0.02)
 
 
@@ -130,8 +130,9 @@ def problems(run: Path, reference: dict[str, str]) -> list[str]:
     return lines + [f"left: {name}" for name in processes(run)]
 
 
-def random_kills(count: int, seed: int) -> dict[str, Any]:
-    """Make runs until there were `count` kills, and return their outcomes."""
+def random_kills(count: int, seed: int, longest: float) -> dict[str, Any]:
+    """Make runs until there were `count` kills, each at most `longest` seconds after the one before; return their
+    outcomes."""
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as name:
         plain = Path(name) / "plain" / "r"
@@ -144,7 +145,7 @@ def random_kills(count: int, seed: int) -> dict[str, Any]:
         while sum(victims.values()) < count:
             run = Path(name) / str(len(runs)) / "r"
             run.parent.mkdir()
-            hits, resumed = killed_run(run, min(6, count - sum(victims.values())), rng)
+            hits, resumed = killed_run(run, min(6, count - sum(victims.values())), rng, longest)
             victims += hits
             runs.append({"kills": sum(hits.values()), "resumed": resumed, "problems": problems(run, reference)})
             print(f"run {len(runs)}: {dict(hits)}, {runs[-1]}", flush=True)
@@ -155,7 +156,16 @@ def named_points() -> list[dict[str, Any]]:
     """Return the cases of tests/faults/test_kills.py, as reported by pytest. Kills of one run share its verdict."""
     with tempfile.TemporaryDirectory() as name:
         report = Path(name) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "extended or slow", KILLS, f"--junit-xml={report}"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-m",
+            "extended or release or slow",
+            KILLS,
+            f"--junit-xml={report}",
+        ]
         subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.DEVNULL)
         cases = []
         for case in ET.parse(report).iter("testcase"):
@@ -180,19 +190,16 @@ def markdown(cases: list[dict[str, Any]], result: dict[str, Any]) -> str:
 
 def main() -> None:
     """Kill, compare, write, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.options(__doc__)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
+    args = harness.parse(parser)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    result = random_kills(args.kills, args.seed)
-    cases = named_points()
+    result = random_kills(1 if args.smoke else args.kills, args.seed, longest=4 if args.smoke else 14)
+    cases = [] if args.smoke else named_points()
     text = markdown(cases, result)
-    RESULTS.mkdir(exist_ok=True)
     content = {"command": COMMAND, "points": cases, "random": result}
-    (RESULTS / "kill_matrix.json").write_text(json.dumps(content, indent=1) + "\n")
-    (RESULTS / "kill_matrix.md").write_text(text + "\n")
-    print(text)
+    harness.write(args.out, "kill_matrix", content, text)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ card, the command, and the sha256 of what the page is made from. A test fails wh
 
 from __future__ import annotations
 
-import argparse
 import base64
 import hashlib
 import json
@@ -18,6 +17,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+import harness
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 IMAGES = REPOSITORY / "docs" / "images"
@@ -33,7 +34,7 @@ def sources() -> dict[str, str]:
     return {name: hashlib.sha256((REPORTING / name).read_bytes()).hexdigest() for name in SOURCES}
 
 
-def draw(page: Path) -> str:
+def draw(page: Path, images: Path) -> str:
     """Write the picture of the first rescue on a page; return its text."""
     from selenium import webdriver
     from selenium.webdriver.chrome.options import Options
@@ -50,7 +51,7 @@ def draw(page: Path) -> str:
         box = {key: card.rect[key] for key in ("x", "y", "width", "height")}
         clip = {**box, "scale": 1.5}
         shot = driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
-        (IMAGES / "rescue.png").write_bytes(base64.b64decode(shot["data"]))
+        (images / "rescue.png").write_bytes(base64.b64decode(shot["data"]))
         return str(card.text)
     finally:
         driver.quit()
@@ -58,20 +59,27 @@ def draw(page: Path) -> str:
 
 def main() -> None:
     """Train if no run is given, write its report, draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.options(__doc__)
     parser.add_argument("--run", type=Path, help="run directory of README's command")
-    args = parser.parse_args()
+    args = harness.parse(parser)
+    images = IMAGES if args.out == harness.RESULTS else args.out
     with tempfile.TemporaryDirectory() as directory:
         run = args.run or Path(directory) / "run"
         if args.run is None:
             command = [sys.executable, "-m", *COMMAND.split(), "--run-dir", str(run), "--no-report"]
+            command += ["--steps", "8"] if args.smoke else []
             subprocess.run(command, check=True)
         page = Path(directory) / "page"
         report = [sys.executable, "-m", "mutualrl", "report", str(run), "--out", str(page)]
         subprocess.run(report, check=True, stdout=subprocess.DEVNULL)
-        text = draw(page / "index.html")
-    described = {"command": f"{COMMAND}; python benchmarks/pictures.py", "text": text, "sources": sources()}
-    (IMAGES / "rescue.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+        text = draw(page / "index.html", images)
+    described = {
+        "code": harness.code(),
+        "command": f"{COMMAND}; python benchmarks/pictures.py",
+        "text": text,
+        "sources": sources(),
+    }
+    (images / "rescue.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
     print(text)
 
 

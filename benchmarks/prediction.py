@@ -9,12 +9,11 @@ under GRPO, paired by seed. If recorded, the fit of the peers' texts is added: t
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import harness
 import sweep_results as sweeps
 from mutualrl.console.markdown import table
 from mutualrl.study.outcomes import Outcomes
@@ -108,9 +107,8 @@ def markdown(policies: list[Point], r: tuple[float, float, float] | None) -> str
 
 def main() -> None:
     """Read the results files, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=sweeps.RESULTS)
-    out = parser.parse_args().out
+    parser = harness.options(__doc__)
+    args = harness.parse(parser)
     all_points: list[Point] = []
     for name in SOURCES:
         if sweeps.has_results(name):
@@ -122,10 +120,7 @@ def main() -> None:
         "points": [asdict(point) for point in policies],
         "r": None if r is None else dict(zip(("mean", "low", "high"), r, strict=True)),
     }
-    (out / "prediction.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    text = markdown(policies, r)
-    (out / "prediction.md").write_text(text + "\n", encoding="utf-8")
-    print(text)
+    harness.write(args.out, "prediction", content, markdown(policies, r))
 
 
 if __name__ == "__main__":

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results"
+import harness
 
 
-def keep_printed(name: str, commands: Iterable[Sequence[str]], directory: Path) -> None:
-    """Run each command of mutualrl in `directory`, print its output, and write `results/NAME.{json,md}`. Raises
+def keep_printed(name: str, commands: Iterable[Sequence[str]], directory: Path, out: Path) -> None:
+    """Run each command of mutualrl in `directory`, print its output, and write `NAME.{json,md}` to `out`. Raises
     CalledProcessError if one fails."""
     parts, outputs = [], {}
     for command in commands:
@@ -29,7 +28,5 @@ def keep_printed(name: str, commands: Iterable[Sequence[str]], directory: Path) 
         )
         outputs[line] = result.stdout
         parts.append(f"`{line}`\n\n{result.stdout.strip()}")
-        print(result.stdout, flush=True)
     content = {"command": f"python benchmarks/{name}.py", "outputs": outputs}
-    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
-    (RESULTS / f"{name}.md").write_text("\n\n".join(parts) + "\n")
+    harness.write(out, name, content, "\n\n".join(parts))

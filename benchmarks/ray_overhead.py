@@ -18,7 +18,6 @@ Writes benchmarks/results/ray_overhead.{json,md}.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -28,15 +27,26 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
+import harness
 from mutualrl.storage.rundir import versions
 
-RESULTS = Path(__file__).parent / "results"
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "faults"))
-RUNS, STEPS, WARM_UP = 5, 30, 5
 STEADY = str(Path(__file__).with_name("paced_rewards.py")) + ":steady"
+
+
+class Size(NamedTuple):
+    """Runs per case and launcher, and their steps, of which the first `warm_up` are left out."""
+
+    runs: int
+    steps: int
+    warm_up: int
+
+
+FULL = Size(5, 30, 5)
 CASES = {"busy": (), "waiting": ("--set", f"task.reward={STEADY}"), "apart": ()}
 
 
@@ -94,23 +104,23 @@ def watch(directory: Path, stop: threading.Event, readings: list[tuple[int, floa
         readings.append((steps, ray_seconds()))
 
 
-def ray_seconds_per_step(readings: list[tuple[int, float]]) -> float:
+def ray_seconds_per_step(readings: list[tuple[int, float]], size: Size) -> float:
     """Return Ray's CPU seconds per step, between the first reading after the warm-up and the last before the end."""
-    measured = [(steps, seconds) for steps, seconds in readings if WARM_UP <= steps < STEPS]
+    measured = [(steps, seconds) for steps, seconds in readings if size.warm_up <= steps < size.steps]
     (first, before), (last, after) = measured[0], measured[-1]
-    return (after - before) / (last - first)
+    return (after - before) / max(1, last - first)
 
 
-def step_times(directory: Path, *arguments: str) -> list[float]:
+def step_times(directory: Path, size: Size, *arguments: str) -> list[float]:
     """Make a run, and return the step times of both policies in seconds."""
     command = [sys.executable, "-m", "mutualrl", "train", "--regime", "sgt", "--pool", "tiny", "--run-dir"]
-    settings = ["--steps", str(STEPS), "--set", "run.validate_every=0", "--set", "run.validation_limit=8"]
+    settings = ["--steps", str(size.steps), "--set", "run.validate_every=0", "--set", "run.validation_limit=8"]
     settings += ["--set", "run.save_every=0", "--no-report"]
     subprocess.run([*command, str(directory), *settings, *arguments], check=True, capture_output=True)
     times = []
     for path in sorted(directory.glob("policies/*/metrics.jsonl")):
         rows = [json.loads(line) for line in path.read_text().splitlines()]
-        times += [row["step_time"] for row in rows[WARM_UP:]]
+        times += [row["step_time"] for row in rows[size.warm_up :]]
     return times
 
 
@@ -118,14 +128,16 @@ def main() -> None:
     """Make the runs, and write the table."""
     from ray_cluster import ray_cluster
 
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    args = harness.parse(harness.options(__doc__))
+    size = Size(1, 6, 2) if args.smoke else FULL
+    cases = {"apart": CASES["apart"]} if args.smoke else CASES
     cores = len(os.sched_getaffinity(0))
-    medians: dict[str, dict[str, list[float]]] = {case: {"local": [], "ray": []} for case in CASES}
-    ray_cpu_seconds: dict[str, list[float]] = {case: [] for case in CASES}
+    medians: dict[str, dict[str, list[float]]] = {case: {"local": [], "ray": []} for case in cases}
+    ray_cpu_seconds: dict[str, list[float]] = {case: [] for case in cases}
     with tempfile.TemporaryDirectory() as directory, ray_cluster(cores) as cluster:
         launchers = {"local": (), "ray": ("--launcher", "ray", "--address", cluster.address)}
-        for case, settings in CASES.items():
-            for number in range(RUNS):
+        for case, settings in cases.items():
+            for number in range(size.runs):
                 for launcher, arguments in launchers.items():
                     run, stop = Path(directory) / f"{case}-{launcher}-{number}", threading.Event()
                     readings: list[tuple[int, float]] = []
@@ -134,12 +146,12 @@ def main() -> None:
                     )
                     watcher.start()
                     try:
-                        times = step_times(run, *settings, *arguments)
+                        times = step_times(run, size, *settings, *arguments)
                     finally:
                         stop.set()
                         watcher.join()
                     if launcher == "ray":
-                        ray_cpu_seconds[case].append(ray_seconds_per_step(readings))
+                        ray_cpu_seconds[case].append(ray_seconds_per_step(readings, size))
                     medians[case][launcher].append(statistics.median(times))
                     print(case, launcher, number, medians[case][launcher][-1], flush=True)
     lines = ["| steps | launcher | median step of each run, ms | median, ms | to local |", "|---|---|---|---|---|"]
@@ -153,9 +165,9 @@ def main() -> None:
                 f"| {case} | {launcher} | {run_medians} | {1000 * median:.0f} | {median / overall[case]['local']:.3f} |"
             )
     cpu_seconds = {case: statistics.median(values) for case, values in ray_cpu_seconds.items()}
-    cores_taken = {case: cpu_seconds[case] / overall[case]["ray"] for case in CASES}
+    cores_taken = {case: cpu_seconds[case] / overall[case]["ray"] for case in cases}
     lines += ["", "| steps | CPU of Ray's own processes per step, ms | cores that they take |", "|---|---|---|"]
-    lines += [f"| {case} | {1000 * cpu_seconds[case]:.0f} | {cores_taken[case]:.2f} |" for case in CASES]
+    lines += [f"| {case} | {1000 * cpu_seconds[case]:.0f} | {cores_taken[case]:.2f} |" for case in cases]
     content = {
         "command": "python benchmarks/ray_overhead.py",
         "versions": versions(),
@@ -166,9 +178,7 @@ def main() -> None:
         "cores_taken": cores_taken,
         "ratio": {case: values["ray"] / values["local"] for case, values in overall.items()},
     }
-    (RESULTS / "ray_overhead.json").write_text(json.dumps(content, indent=1) + "\n")
-    (RESULTS / "ray_overhead.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    harness.write(args.out, "ray_overhead", content, "\n".join(lines))
 
 
 if __name__ == "__main__":

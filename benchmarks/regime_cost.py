@@ -10,18 +10,18 @@ benchmarks/results/regime_cost.{json,md}.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+import harness
+
 PROMPTS, ROLLOUTS, ROWS, LENGTH, GATED = 8, 8, 16, 64, 0.25
 ARMS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "grpo": ("grpo", 0, {}),
@@ -38,6 +38,7 @@ ARMS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "sgt fit, 1 peer": ("sgt", 1, {"pick": "fit"}),
     "xgrpo+sgt, 1 peer": ("xgrpo+sgt", 1, {}),
 }
+SMOKE = ("grpo", "prp, 1 peer")
 TRAINER: dict[str, dict[str, Any]] = {
     "hacpo": {"importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
 }
@@ -209,19 +210,19 @@ def random_model(directory: Path) -> Path:
     return directory
 
 
-def measure(repeats: int, steps: int) -> dict[str, dict[str, Any]]:
-    """Return times of all arms, alternating, and the memory of one step of each."""
+def measure(repeats: int, steps: int, arms: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return times of the arms, alternating, and the memory of one step of each."""
     import torch
 
     torch.set_num_threads(1)
-    times: dict[str, list[tuple[float, float]]] = {arm: [] for arm in ARMS}
+    times: dict[str, list[tuple[float, float]]] = {arm: [] for arm in arms}
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as text:
         directory = Path(text)
         model = random_model(directory / "model")
         make_trainer(model, directory / "warm", "grpo", 3, seed=0)[0].train()
         for repeat in range(repeats):
-            order = list(enumerate(ARMS))
+            order = list(enumerate(arms))
             for number, arm in order[repeat % len(order) :] + order[: repeat % len(order)]:  # rotate the first arm
                 trainer, clock = make_trainer(model, directory / f"{repeat}-{number}", arm, steps + 1, seed=repeat)
                 trainer.train()
@@ -229,7 +230,7 @@ def measure(repeats: int, steps: int) -> dict[str, dict[str, Any]]:
                 logs = [row for row in trainer.state.log_history if "loss" in row][-1]
                 extra = sum(value for key, value in logs.items() if key.endswith("/extra_tokens"))
                 results[arm] = {"extra_tokens": extra, "scored_tokens": logs.get("plan/passage_tokens", 0.0)}
-        for number, arm in enumerate(ARMS):
+        for number, arm in enumerate(arms):
             trainer, _ = make_trainer(model, directory / f"m-{number}", arm, 1, seed=0)
             results[arm]["peak_bytes"] = cpu_peak(trainer.train, directory / "trace.json")
             results[arm]["step_s"] = statistics.median(step for step, _ in times[arm])
@@ -256,18 +257,14 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 def main() -> None:
     """Measure and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.options(__doc__)
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    args = parser.parse_args()
+    args = harness.parse(parser)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    arms = measure(args.repeats, args.steps)
-    args.out.mkdir(parents=True, exist_ok=True)
+    arms = measure(1, 1, SMOKE) if args.smoke else measure(args.repeats, args.steps, tuple(ARMS))
     result = {"command": "python benchmarks/regime_cost.py", "own_tokens": PROMPTS * ROLLOUTS * LENGTH, "arms": arms}
-    (args.out / "regime_cost.json").write_text(json.dumps(result, indent=1) + "\n")
-    (args.out / "regime_cost.md").write_text(table(arms) + "\n")
-    print(table(arms))
+    harness.write(args.out, "regime_cost", result, table(arms))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ second table has differences from GRPO, paired by seed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -20,10 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import harness
 from mutualrl.study.comparison import compare, difference_table
 from mutualrl.study.outcomes import ALL, Outcome, Outcomes, PolicyOutcome
 
-RESULTS = Path(__file__).parent / "results"
 ARMS: dict[str, tuple[str, ...]] = {
     "grpo": (),
     "xgrpo": (),
@@ -135,17 +134,17 @@ def outcomes(runs: list[dict[str, Any]]) -> Outcomes:
 
 def main() -> None:
     """Run all and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.options(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
     parser.add_argument("--steps", type=int, default=None, help="default: the pool's own")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--fresh", action="store_true", help="also repeat runs that have results")
-    args = parser.parse_args()
+    args = harness.parse(parser)
+    if args.smoke:
+        args.seeds, args.arms, args.steps = [0], ["grpo", "sgt"], 2
     file = args.out / "regimes.json"
     stored_runs = json.loads(file.read_text())["runs"] if file.exists() and not args.fresh else []
     finished = {(run["arm"], run["seed"]): run for run in stored_runs}
-    args.out.mkdir(parents=True, exist_ok=True)
     for seed in args.seeds:
         for arm in args.arms:
             if (arm, seed) in finished:
@@ -153,8 +152,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as directory:
                 finished[arm, seed] = train(arm, seed, args.steps, Path(directory))
             runs = [run for name in ARMS for (arm_, _), run in sorted(finished.items()) if arm_ == name]
-            result = {"command": "python benchmarks/regimes.py", "runs": runs}
-            file.write_text(json.dumps(result, indent=1) + "\n")
+            harness.write(args.out, "regimes", {"command": "python benchmarks/regimes.py", "runs": runs})
     runs = [run for name in ARMS for (arm, _), run in sorted(finished.items()) if arm == name]
     comparison = compare(outcomes(runs), "grpo")
     result = {
@@ -162,10 +160,7 @@ def main() -> None:
         "effects": comparison.to_json()["differences"]["tiny"],
         "runs": runs,
     }
-    file.write_text(json.dumps(result, indent=1) + "\n")
-    text = f"{table(runs)}\n\n{difference_table(comparison, 'tiny')}"
-    (args.out / "regimes.md").write_text(text + "\n")
-    print(text)
+    harness.write(args.out, "regimes", result, f"{table(runs)}\n\n{difference_table(comparison, 'tiny')}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ Runs `mutualrl train` for each seed and regime, then writes benchmarks/results/s
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -16,7 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+import harness
+
 WEAK = {"ada": "*", "bob": "+"}
 
 
@@ -85,20 +85,17 @@ def means(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     """Run all and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.options(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--regimes", nargs="+", default=["grpo", "sgt"])
     parser.add_argument("--steps", type=int, default=None, help="default: the pool's own")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    args = parser.parse_args()
+    args = harness.parse(parser)
+    if args.smoke:
+        args.seeds, args.steps = [0], 2
     with tempfile.TemporaryDirectory() as directory:
         runs = [train(r, seed, args.steps, Path(directory)) for seed in args.seeds for r in args.regimes]
-    text = table(runs)
-    args.out.mkdir(parents=True, exist_ok=True)
     result = {"command": "python benchmarks/sgt_vs_grpo.py", "mean_weak_accuracy": means(runs), "runs": runs}
-    (args.out / "sgt_vs_grpo.json").write_text(json.dumps(result, indent=1) + "\n")
-    (args.out / "sgt_vs_grpo.md").write_text(text + "\n")
-    print(text)
+    harness.write(args.out, "sgt_vs_grpo", result, table(runs))
     print(json.dumps(result["mean_weak_accuracy"]))
 
 

@@ -15,17 +15,14 @@ lacks the skill that its peer was taught. The training problems are the same for
 
 from __future__ import annotations
 
-import argparse
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import harness
 import sweep_results as sweeps
 from text_source import write_rows
 from word_problems import SKILLS, problems
 
-OUT = sweeps.SWEEPS / "smol"
 TAUGHT, TRAINED, HELD_OUT = 384, 512, 64  # problems of each skill
 #: one epoch of SFT on a skill's solutions
 SFT = {"num_train_epochs": 1, "per_device_train_batch_size": 16, "learning_rate": 3e-5, "seed": 0, "data_seed": 0}
@@ -58,37 +55,41 @@ def fine_tune(model: Path, rows: Sequence[Mapping[str, str]], target: Path) -> N
     trainer.save_model(str(target))
 
 
-def make(model: Path) -> None:
+def make(model: Path, out: Path, *, smoke: bool) -> None:
     """Make the problems and the specialists. The SFT, training and held-out problems are disjoint."""
-    OUT.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
+    taught, training, held = (16, 16, 4) if smoke else (TAUGHT, TRAINED, HELD_OUT)
     trained: list[dict[str, str]] = []
     held_out: list[dict[str, str]] = []
     for skill in SKILLS:
-        rows = problems(skill, TAUGHT + TRAINED + HELD_OUT, seed=0)
-        trained += rows[TAUGHT:-HELD_OUT]
-        held_out += rows[-HELD_OUT:]
-        if not (OUT / "sft" / skill / "model.safetensors").is_file():
-            fine_tune(model, rows[:TAUGHT], OUT / "sft" / skill)
-    write_rows(OUT / "train.jsonl", trained)
-    write_rows(OUT / "held_out.jsonl", held_out)
+        rows = problems(skill, taught + training + held, seed=0)
+        trained += rows[taught:-held]
+        held_out += rows[-held:]
+        if not (out / "sft" / skill / "model.safetensors").is_file():
+            fine_tune(model, rows[:taught], out / "sft" / skill)
+    write_rows(out / "train.jsonl", trained)
+    write_rows(out / "held_out.jsonl", held_out)
 
 
 def main() -> None:
     """Make the missing inputs and runs, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.options(__doc__)
     parser.add_argument("--model", type=Path, help="SmolLM2-135M-Instruct")
     parser.add_argument("--runs", type=Path, default=Path("runs") / "smol", help="directory of the sweep")
     parser.add_argument("--table", action="store_true", help="run nothing, only write the table of the existing pieces")
-    args = parser.parse_args()
+    args = harness.parse(parser)
+    file = sweeps.SWEEPS / "smol.yaml"
+    if args.smoke:
+        file, args.runs = sweeps.smoke_sweep("smol", ("grpo", "sgt"), args.out), args.out / "runs"
     if not args.table:
-        if not (OUT / "held_out.jsonl").is_file():
+        inputs = file.parent / "smol"
+        if not (inputs / "held_out.jsonl").is_file():
             if args.model is None:
                 parser.error("--model DIR: the model that the specialists are made of")
-            make(args.model)
-        sweep = ["sweep", str(sweeps.SWEEPS / "smol.yaml"), "--out", str(args.runs)]
-        subprocess.run([sys.executable, "-m", "mutualrl", *sweep], check=True)
+            make(args.model, inputs, smoke=args.smoke)
+        sweeps.run_sweep(file, args.runs)
     content, comparison = sweeps.of_sweep(args.runs)
-    sweeps.write("smol", "python benchmarks/smol.py", content, comparison)
+    sweeps.write("smol", "python benchmarks/smol.py", content, comparison, args.out)
 
 
 if __name__ == "__main__":

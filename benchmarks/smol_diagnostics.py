@@ -9,13 +9,13 @@ Writes benchmarks/results/smol_diagnostics.{json,md}.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import yaml
 
+import harness
 from printed import keep_printed
 from sweep_results import HERE
 from text_source import write_rows
@@ -43,14 +43,17 @@ def write_inputs(directory: Path, models: Path, boolq: Path) -> None:
         (directory / f"{name}.yaml").write_text(yaml.safe_dump(pool, sort_keys=False))
 
 
-def commands() -> Iterator[Sequence[str]]:
-    """Yield the commands: the tokenizers, then each diagnostic on each task."""
+def commands(*, smoke: bool) -> Iterator[Sequence[str]]:
+    """Yield the commands: the tokenizers, then each diagnostic on each task; with `smoke`, two on one task."""
     yield ("thl-check", "--pool", "sums.yaml", "--suite", "tokenizers")
     models = [part for policy, model in MODELS.items() for part in ("--model", f"{policy}=./{model}")]
+    prompts, samples, tokens = ("2", "1", "8") if smoke else (str(PROMPTS), str(SAMPLES), "48")
     for pool in ("sums", "boolq"):
         rollouts = ("--rollouts", f"{pool}.parquet")
-        sampling = ("--prompts", str(PROMPTS), "--samples", str(SAMPLES), "--max-new-tokens", "48")
+        sampling = ("--prompts", prompts, "--samples", samples, "--max-new-tokens", tokens)
         yield ("complementarity", "--pool", f"{pool}.yaml", *sampling, "--save", f"{pool}.parquet")
+        if smoke:
+            return
         yield ("xgrpo-check", *rollouts)
         yield ("sgt-check", *rollouts, *models)
         yield ("channels", *rollouts, *models)
@@ -59,13 +62,13 @@ def commands() -> Iterator[Sequence[str]]:
 
 def main() -> None:
     """Run the commands, and print and write their output."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.options(__doc__)
     parser.add_argument("--models", type=Path, required=True, help="directory of the two models")
     parser.add_argument("--boolq", type=Path, required=True, help="BoolQ's validation split, JSON Lines")
-    args = parser.parse_args()
+    args = harness.parse(parser)
     with tempfile.TemporaryDirectory() as directory:
         write_inputs(Path(directory), args.models, args.boolq)
-        keep_printed("smol_diagnostics", commands(), Path(directory))
+        keep_printed("smol_diagnostics", commands(smoke=args.smoke), Path(directory), args.out)
 
 
 if __name__ == "__main__":

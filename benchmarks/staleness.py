@@ -11,13 +11,10 @@ benchmarks/results/staleness.{json,md}.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
+import harness
 import sweep_results as sweeps
 from mutualrl.reporting.pace import WAIT, busy_seconds, simulate
 from mutualrl.reporting.report import read_runs
@@ -117,20 +114,20 @@ def table(rows: list[JsonObject]) -> str:
 
 def main() -> None:
     """Make the missing runs, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.options(__doc__)
     parser.add_argument("--runs", type=Path, default=Path("runs") / "staleness", help="directory of the sweep")
     parser.add_argument("--table", action="store_true", help="run nothing, only write the table of the existing runs")
     parser.add_argument("--jobs", type=int, default=1, help="parallel runs; they sleep for most of their time")
-    args = parser.parse_args()
+    args = harness.parse(parser)
+    file = sweeps.SWEEPS / "staleness.yaml"
+    if args.smoke:
+        file, args.runs = sweeps.smoke_sweep("staleness", ("half 0", "half 1"), args.out), args.out / "runs"
     if not args.table:
-        sweep = ["sweep", str(sweeps.SWEEPS / "staleness.yaml"), "--out", str(args.runs), "--jobs", str(args.jobs)]
-        subprocess.run([sys.executable, "-m", "mutualrl", *sweep], check=True)
+        sweeps.run_sweep(file, args.runs, "--jobs", str(args.jobs))
     measurements = collect(args.runs / "pieces" / "tiny")
     rows = summarised(measurements)
     content = {"command": "python benchmarks/staleness.py", "versions": versions(), "rows": rows, "runs": measurements}
-    (sweeps.RESULTS / "staleness.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
-    (sweeps.RESULTS / "staleness.md").write_text(table(rows), encoding="utf-8")
-    print(table(rows))
+    harness.write(args.out, "staleness", content, table(rows), indent=None)
 
 
 if __name__ == "__main__":

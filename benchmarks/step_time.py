@@ -19,7 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+import harness
+
 POOL_OF_ONE = 'policies: [{name: ada, model: "tiny:ada"}]\n'
 
 
@@ -194,20 +195,18 @@ def table(timings: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure, write, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.options(__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--plain", type=int, default=None, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = harness.parse(parser)
     if args.plain is not None:
         print(plain_trl(args.plain))
         return
-    timings = measure(args.repeats, args.steps)
-    RESULTS.mkdir(exist_ok=True)
-    result = {"command": "python benchmarks/step_time.py", "repeats": args.repeats, "steps": args.steps, **timings}
-    (RESULTS / "step_time.json").write_text(json.dumps(result, indent=1) + "\n")
-    (RESULTS / "step_time.md").write_text(table(timings) + "\n")
-    print(table(timings))
+    repeats, steps = (1, 2) if args.smoke else (args.repeats, args.steps)
+    timings = measure(repeats, steps)
+    result = {"command": "python benchmarks/step_time.py", "repeats": repeats, "steps": steps, **timings}
+    harness.write(args.out, "step_time", result, table(timings))
 
 
 if __name__ == "__main__":

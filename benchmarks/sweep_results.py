@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+import harness
 from mutualrl.reporting.drawing import draw_figure
 from mutualrl.reporting.figure_specs import Bars, Figure, Line, Panel, over
 from mutualrl.reporting.run_reader import Point
@@ -85,6 +90,29 @@ def _key(piece: Mapping[str, Any]) -> tuple[str, str, int]:
     return piece["pool"], piece["arm"], piece["seed"]
 
 
+def smoke_sweep(name: str, arms: Sequence[str], out: Path, **settings: Any) -> Path:
+    """Copy a sweep with its pool, claims and rewards below `out`, with these arms, one seed and a step or two; return
+    the copy. `settings`: further keys of the sweep file."""
+    directory = out / "sweeps"
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in SWEEPS.glob("*.yaml"):
+        shutil.copy(path, directory)
+    for path in (HERE / "paced_rewards.py", HERE / "word_problems.py"):
+        shutil.copy(path, out)
+    sweep = yaml.safe_load((SWEEPS / f"{name}.yaml").read_text(encoding="utf-8"))
+    few = {"run.steps": 2, "run.validate_every": 0, "run.validation_limit": 2, "run.save_every": 0}
+    sweep |= {"seeds": 1, "arms": {arm: sweep["arms"][arm] for arm in arms}, "set": {**sweep["set"], **few}, **settings}
+    copy = directory / f"{name}.yaml"
+    copy.write_text(yaml.safe_dump(sweep, sort_keys=False), encoding="utf-8")
+    return copy
+
+
+def run_sweep(file: Path, runs: Path, *options: str) -> None:
+    """Run a sweep, or what is missing of it. Raises CalledProcessError."""
+    command = ["sweep", str(file), "--out", str(runs), *options]
+    subprocess.run([sys.executable, "-m", "mutualrl", *command], check=True)
+
+
 def of_results(name: str, claims: Path) -> tuple[JsonObject, Compared]:
     """Return the same from the raw values in the results file, compared again, for when the runs no longer exist."""
     content = stored(name)
@@ -104,12 +132,10 @@ def _of_directory(content: Mapping[str, Any]) -> list[str]:
     return [note for note in content["comparison"]["notes"] if any(phrase in note for phrase in phrases)]
 
 
-def write(name: str, command: str, value: JsonObject, comparison: Compared, out: Path = RESULTS) -> None:
-    """Write `NAME.json` and `NAME.md`, and print the tables."""
+def write(name: str, command: str, value: JsonObject, comparison: Compared, out: Path) -> None:
+    """Write `NAME.json` and `NAME.md`, and print the tables. The code of raw values that were stored before stays."""
     content = {"command": command, **{key: each for key, each in value.items() if key != "command"}}
-    (out / f"{name}.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
-    (out / f"{name}.md").write_text(markdown(comparison) + "\n", encoding="utf-8")
-    print(markdown(comparison))
+    harness.write(out, name, content, markdown(comparison), indent=None)
 
 
 def mark_known(content: JsonObject, earlier: str) -> None:
@@ -130,10 +156,10 @@ def page(
 ) -> None:
     """Run the command `python benchmarks/NAME.py [--runs DIR]`: tables, figures, every arm minus each of the
     `references`, the curves of the `probes`. `earlier`: a study whose runs are among these and were known before."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.options(description)
     parser.add_argument("--runs", type=Path, help="directory of the sweep")
     parser.add_argument("--add", action="store_true", help="add them to the pieces in the results file")
-    args = parser.parse_args()
+    args = harness.parse(parser)
     if args.runs is None:
         content, comparison = of_results(name, SWEEPS / f"{name}-claims.yaml")
     else:
@@ -148,8 +174,8 @@ def page(
     if earlier:  # on the pieces that were not known when the claims were written
         rest = Outcomes([outcome for outcome in outcomes.by.values() if not outcome.known])
         content |= {"unseen": differences(rest, references[:1])}
-    write(name, f"python benchmarks/{name}.py", content, comparison)
-    draw([curves(outcomes, f"{name}_curves", probes), gains(comparison, f"{name}_gains")])
+    write(name, f"python benchmarks/{name}.py", content, comparison, args.out)
+    draw([curves(outcomes, f"{name}_curves", probes), gains(comparison, f"{name}_gains")], args.out)
 
 
 # ---- further values quoted in a page
@@ -211,7 +237,7 @@ def _bars(comparison: Compared) -> Iterator[Bars]:
         yield Bars(pool, tuple(known), tuple(estimate.mean for estimate in known.values()), errors)
 
 
-def draw(figures: Sequence[Figure], out: Path = RESULTS) -> None:
-    """Draw figures into the results directory."""
+def draw(figures: Sequence[Figure], out: Path) -> None:
+    """Draw figures into a directory."""
     for figure in figures:
         draw_figure(figure, out)

@@ -17,7 +17,6 @@ every seed: a seed determines their order and the sampling.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -26,13 +25,13 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+import harness
 import sweep_results as sweeps
 from mutualrl.tasks import Split, TaskSource, get_task
 from mutualrl.tiny import path_of
 from mutualrl.tiny.spec import POLICIES, Countdown
 
 POOL = sweeps.SWEEPS / "text-source-pool.yaml"
-OUT = sweeps.SWEEPS / "text-source"
 LEARNERS = ("fay", "gus")
 PROBLEMS = 1024
 SAMPLES = 64
@@ -98,46 +97,46 @@ def fine_tune(learner: str, rows: Sequence[Mapping[str, object]], target: Path) 
     trainer.save_model(str(target))
 
 
-def make() -> None:
+def make(out: Path, *, smoke: bool) -> None:
     """Make the problems, the lessons and the models. The evaluation resumes after an interruption."""
-    OUT.mkdir(parents=True, exist_ok=True)
-    rows = rows_of("train")[:PROBLEMS]
-    write_rows(OUT / "held_out.jsonl", rows_of("validation"))
-    write_rows(OUT / "train.jsonl", rows)
-    evaluate = ["eval", "--suite", "dataset", "--pool", str(POOL), "--data", str(OUT / "train.jsonl"), "--engine"]
-    sampling = ["transformers", "--samples", str(SAMPLES), "--batch-size", "1024", "--out", str(OUT / "own")]
+    out.mkdir(parents=True, exist_ok=True)
+    count, samples = (64, 2) if smoke else (PROBLEMS, SAMPLES)
+    rows = rows_of("train")[:count]
+    write_rows(out / "held_out.jsonl", rows_of("validation"))
+    write_rows(out / "train.jsonl", rows)
+    evaluate = ["eval", "--suite", "dataset", "--pool", str(POOL), "--data", str(out / "train.jsonl"), "--engine"]
+    sampling = ["transformers", "--samples", str(samples), "--batch-size", "1024", "--out", str(out / "own")]
     subprocess.run([sys.executable, "-m", "mutualrl", *evaluate, *sampling], check=True)
-    successes = first_successes(OUT / "own")
+    successes = first_successes(out / "own")
     for row in rows:
         for learner in LEARNERS:
             row[f"own_{learner}"] = successes[learner].get(str(row["prompt"]), "")
-    write_rows(OUT / "train.jsonl", rows)
+    write_rows(out / "train.jsonl", rows)
     for learner in LEARNERS:
         solved = sum(bool(row[f"own_{learner}"]) for row in rows)
-        print(f"{learner}: {solved} of {len(rows)} problems solved in {SAMPLES} completions", flush=True)
-        fine_tune(learner, rows, OUT / "sft" / learner)
-
-
-def write_table(runs: Path, *, add: bool) -> None:
-    """Write the raw values of the existing pieces, their comparison and the claims; with `add`, keep the pieces in the
-    results file."""
-    content, comparison = sweeps.added_to("text_source", runs) if add else sweeps.of_sweep(runs)
-    sweeps.write("text_source", "python benchmarks/text_source.py", content, comparison)
+        print(f"{learner}: {solved} of {len(rows)} problems solved in {samples} completions", flush=True)
+        fine_tune(learner, rows, out / "sft" / learner)
 
 
 def main() -> None:
     """Make the missing inputs and runs, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.options(__doc__)
     parser.add_argument("--runs", type=Path, default=Path("runs") / "text-source", help="directory of the sweep")
     parser.add_argument("--table", action="store_true", help="run nothing, only write the table of the existing pieces")
     parser.add_argument("--add", action="store_true", help="the same, added to the pieces in the results file")
-    args = parser.parse_args()
+    args = harness.parse(parser)
+    file = sweeps.SWEEPS / "text-source.yaml"
+    if args.smoke:
+        evaluate = {"samples": 2, "limit": 2}
+        file = sweeps.smoke_sweep("text-source", ("grpo", "sgt gold own style"), args.out, evaluate=evaluate)
+        args.runs = args.out / "runs"
     if not (args.table or args.add):
-        if not (OUT / "sft" / LEARNERS[-1] / "model.safetensors").is_file():
-            make()
-        sweep = ["sweep", str(sweeps.SWEEPS / "text-source.yaml"), "--out", str(args.runs)]
-        subprocess.run([sys.executable, "-m", "mutualrl", *sweep], check=True)
-    write_table(args.runs, add=args.add)
+        inputs = file.parent / "text-source"
+        if not (inputs / "sft" / LEARNERS[-1] / "model.safetensors").is_file():
+            make(inputs, smoke=args.smoke)
+        sweeps.run_sweep(file, args.runs)
+    content, comparison = sweeps.added_to("text_source", args.runs) if args.add else sweeps.of_sweep(args.runs)
+    sweeps.write("text_source", "python benchmarks/text_source.py", content, comparison, args.out)
 
 
 if __name__ == "__main__":

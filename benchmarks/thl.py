@@ -14,7 +14,6 @@ Writes benchmarks/results/thl.{json,md}.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -26,10 +25,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+import harness
+
 if TYPE_CHECKING:
     from mutualrl.diagnostics.results import ThlCheck
 
-RESULTS = Path(__file__).parent / "results"
 COMMAND = "python benchmarks/thl.py"
 MODELS = ("stories260K", "babyllama-tok361")
 TOKENIZER_PAIRS = (
@@ -186,11 +186,13 @@ def drift_table(results: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Measure, write, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.options(__doc__)
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
     parser.add_argument("--limit", type=int, default=None, help="thl-check's --limit, for a quick look")
-    args = parser.parse_args()
-    data = args.data
+    args = harness.parse(parser)
+    data, args.limit = args.data, 2 if args.smoke else args.limit
+    models = (MODELS,) if args.smoke else (MODELS, MODELS[::-1])
+    tokenizer_pairs = TOKENIZER_PAIRS[:1] if args.smoke else TOKENIZER_PAIRS
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     limit = [] if args.limit is None else ["--limit", str(args.limit)]
     from mutualrl.diagnostics.thl.thl_tables import markdown
@@ -203,7 +205,7 @@ def main() -> None:
         math_file = write_rows(work / "math.jsonl", math)
         wiki = data / "text" / "wikitext-2-raw.validation.jsonl"
         tables, scripts = [], []
-        for a, b in (MODELS, MODELS[::-1]):
+        for a, b in models:
             pair = ["--source", data / "models" / a, "--target", data / "models" / b, *limit]
             tables.append(check(*pair, "--text", wiki, "--suite", "all"))
             scripts.append(check(*pair, "--text", scripts_file, "--suite", "scripts"))
@@ -218,11 +220,11 @@ def main() -> None:
                 "--suite",
                 "tokenizers",
             )
-            for a, b in TOKENIZER_PAIRS
+            for a, b in tokenizer_pairs
         ]
     openings = [" ".join(text.split()[:8]) for text in fields(wiki, "text") if len(text.split()) > 30]
     prompts = random.Random(0).sample(openings, args.limit or 128)
-    truth = [row for model in MODELS for row in known_truth(data / "models" / model, prompts, 0)]
+    truth = [row for model in models[0] for row in known_truth(data / "models" / model, prompts, 0)]
     pairs = [pair for result in tables for pair in result["pairs"]]
     script_pairs = [
         {k: v for k, v in pair.items() if k != "tokenizers"} for result in scripts for pair in result["pairs"]
@@ -242,10 +244,7 @@ def main() -> None:
             for row in pair.get(suite, {}).get("rows", []):
                 row.pop("histogram", None)
     result = {"command": COMMAND, "wikitext": tables, "scripts": scripts, "math": drift, "truth": truth}
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "thl.json").write_text(json.dumps(result, indent=1).replace(str(data), "DIR") + "\n")
-    (RESULTS / "thl.md").write_text(text + "\n")
-    print(text)
+    harness.write(args.out, "thl", json.loads(json.dumps(result).replace(str(data), "DIR")), text)
 
 
 if __name__ == "__main__":

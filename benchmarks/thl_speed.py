@@ -9,7 +9,6 @@ Writes benchmarks/results/thl_speed.{json,md} and thl_speed_length.{png,svg}.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -21,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-RESULTS = Path(__file__).parent / "results"
+import harness
+
 COMMAND = "python benchmarks/thl_speed.py"
 SOURCE, TARGET = "qwen3", "llama3"
 TEXTS = 300
@@ -105,14 +105,14 @@ def compare(texts: list[str], source: Any, target: Any, repeats: int) -> dict[st
     return results
 
 
-def by_length(texts: list[str], source: Any, target: Any, repeats: int) -> list[dict[str, float]]:
+def by_length(texts: list[str], source: Any, target: Any, repeats: int, lengths: list[int]) -> list[dict[str, float]]:
     """Return median seconds of one alignment by the number of source tokens."""
     from mutualrl.thl import align_logprobs, decode_completion
 
     joined = "\n\n".join(texts)
     ids = source.encode(joined * 2, add_special_tokens=False)
     rows = []
-    for length in LENGTHS:
+    for length in lengths:
         part = ids[:length]
         text = decode_completion(part, source)
         target_ids = target.encode(text, add_special_tokens=False)
@@ -129,13 +129,15 @@ def by_length(texts: list[str], source: Any, target: Any, repeats: int) -> list[
     return rows
 
 
-def tables(data: Path) -> list[dict[str, Any]]:
-    """Return the size and build time of each tokenizer's offset table."""
+def tables(data: Path, names: list[str] | None = None) -> list[dict[str, Any]]:
+    """Return the size and build time of each tokenizer's offset table; with `names`, of those."""
     from mutualrl.engines.transformers_engine import load_tokenizer
     from mutualrl.thl.table import table_of
 
     rows = []
     for directory in sorted((data / "tokenizers").iterdir()):
+        if names is not None and directory.name not in names:
+            continue
         tokenizer = load_tokenizer(str(directory))
         elapsed = seconds(lambda tokenizer=tokenizer: table_of(tokenizer))  # type: ignore[misc]
         table = table_of(tokenizer)
@@ -168,7 +170,7 @@ def markdown(results: dict[str, list[float]], table_rows: list[dict[str, Any]], 
     return "\n".join(lines)
 
 
-def plot(lengths: list[dict[str, float]]) -> None:
+def plot(lengths: list[dict[str, float]], out: Path) -> None:
     """Plot time by length, with a line of slope one for reference."""
     import matplotlib
 
@@ -184,41 +186,39 @@ def plot(lengths: list[dict[str, float]]) -> None:
     axis.legend()
     for suffix in ("png", "svg"):
         figure.savefig(
-            RESULTS / f"thl_speed_length.{suffix}", dpi=150, metadata={"Date": None} if suffix == "svg" else None
+            out / f"thl_speed_length.{suffix}", dpi=150, metadata={"Date": None} if suffix == "svg" else None
         )
 
 
 def main() -> None:
     """Measure, write, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.options(__doc__)
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
     parser.add_argument("--repeats", type=int, default=7)
-    args = parser.parse_args()
+    args = harness.parse(parser)
+    texts_used, repeats, lengths_used = (3, 1, LENGTHS[:1]) if args.smoke else (TEXTS, args.repeats, LENGTHS)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from mutualrl.engines.transformers_engine import load_tokenizer
 
-    lines = (args.data / "math" / "math500.jsonl").read_text("utf-8").splitlines()[:TEXTS]
+    lines = (args.data / "math" / "math500.jsonl").read_text("utf-8").splitlines()[:texts_used]
     texts = [json.loads(line)["solution"] for line in lines]
-    table_rows = tables(args.data)
+    table_rows = tables(args.data, [SOURCE] if args.smoke else None)
     source, target = (load_tokenizer(str(args.data / "tokenizers" / name)) for name in (SOURCE, TARGET))
-    results = compare(texts, source, target, args.repeats)
-    lengths = by_length(texts, source, target, 4 * args.repeats)
+    results = compare(texts, source, target, repeats)
+    lengths = by_length(texts, source, target, 4 * repeats, lengths_used)
     text = markdown(results, table_rows, lengths)
     result = {
         "command": COMMAND,
         "source": SOURCE,
         "target": TARGET,
-        "texts": TEXTS,
-        "repeats": args.repeats,
+        "texts": texts_used,
+        "repeats": repeats,
         "seconds_a_text": results,
         "tables": table_rows,
         "by_length": lengths,
     }
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "thl_speed.json").write_text(json.dumps(result, indent=1) + "\n")
-    (RESULTS / "thl_speed.md").write_text(text + "\n")
-    plot(lengths)
-    print(text)
+    harness.write(args.out, "thl_speed", result, text)
+    plot(lengths, args.out)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import yaml
 
 from conftest import HEAVY, PATIENCE, Cli, imported, without_importtime
 
@@ -201,7 +202,9 @@ def test_recipes_are_listed_and_shown(cli: Cli) -> None:
         "smol",
     }
     assert all(r["about"] for r in listed)
-    assert "tiny:ada" in cli("recipes", "show", "tiny").stdout
+    shown = cli("recipes", "show", "2qwen").stdout
+    assert "# | qwen3-1.7b-base | Qwen/Qwen3-1.7B-Base | 1.72e+09 |  |" in shown
+    assert len(yaml.safe_load(shown)["policies"]) == 2  # the output is still the recipe
     assert cli("recipes", "show", "nothing").returncode == 2
     narrow = cli("recipes", "ls", COLUMNS="80").stdout.splitlines()
     assert all(len(line) <= 80 for line in narrow)

@@ -173,6 +173,13 @@ def test_eval_of_the_run_agrees_with_its_final_validation(run: Path, cli_here: C
         assert models[name]["n"] == 64
     assert read(run / "evaluations" / "arithmetic.json")["models"] == models
     assert f"saved as {run / 'evaluations' / 'arithmetic.json'}" in result.stderr
+    initial = cli_here("eval", "--run", run, "--suite", "arithmetic", "--initial", "--json")
+    assert initial.returncode == 0, initial.stderr
+    for name, policy in read(run / "summary.json")["policies"].items():
+        by_group = json.loads(initial.stdout)["models"][name]["by_group"]
+        assert by_group == policy["initial_validation"]["by_group"]
+    assert read(run / "evaluations" / "arithmetic.initial.json")["initial"] is True
+    assert read(run / "evaluations" / "arithmetic.json")["models"] == models
     shutil.rmtree(run / "evaluations")
     (run / "evaluations").write_text("")  # nothing can be written there
     again = cli_here("eval", "--run", run, "--suite", "arithmetic", "--json")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import math
 from collections import Counter
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import lines_run
+from conftest import REPOSITORY, lines_run
 from mutualrl.diagnostics.channels import ROWS, decomposed, ratio_rows, xgrpo_usable
 from mutualrl.diagnostics.complementarity import Thresholds, complementarity, gate_rate, observed_gate
 from mutualrl.diagnostics.cost import cost
@@ -127,9 +129,46 @@ def test_predicted_cost_is_one_row_per_gated_prompt() -> None:
 
 def test_ratios_of_a_peers_tokens_by_hand() -> None:
     # Ratios 1, 2, 0, 1: (sum)^2 / (n sum of squares) = 16 / 24, mean of squares minus 1 = 1/2
-    (row,) = ratio_rows(["a", "b"], {(0, 1): np.array([4.0, 4.0, 6.0])})
-    assert (row["learner"], row["peer"], row["tokens"]) == ("a", "b", 4)
-    assert (row["effective_sample_size"], row["chi_square"]) == (pytest.approx(2 / 3), pytest.approx(0.5))
+    # Two responses with ratios 2 and 1/4: mean of 4 and 1/16, minus 1
+    log_ratios = {(0, 1): [math.log(2), math.log(0.25)]}
+    (row,) = ratio_rows(["a", "b"], {(0, 1): np.array([4.0, 4.0, 6.0])}, log_ratios)
+    assert (row["learner"], row["peer"], row["tokens"], row["responses"]) == ("a", "b", 4, 2)
+    assert (row["effective_sample_size"], row["token_chi_square"]) == (pytest.approx(2 / 3), pytest.approx(0.5))
+    assert row["response_chi_square"] == pytest.approx(1.03125)
+
+
+def test_recommendation_carries_what_was_measured_against_it() -> None:
+    values = {"a": {f"p{i}": [0, 0] for i in range(8)}, "b": {f"p{i}": [1, 0] for i in range(8)}}
+    caveat = complementarity(make_rollouts(values), PAPER, "first", [2], seed=0)["caveat"]
+    results = json.loads((REPOSITORY / "benchmarks" / "results" / "text_source.json").read_text())["comparison"]
+    refuted = {claim["claim"] for claim in results["claims"] if claim["verdict"] == "refuted"}
+    for claim, words in {
+        "SGT ends above GRPO": "SGT ended below GRPO",
+        "SGT ends above HACPO": "HACPO",
+        "SGT ends above guided rollouts": "guided rollouts",
+        "SGT ends above SFT on gold, then GRPO": "SFT then GRPO",
+        "SGT retains what was solved before (not more than .05 below GRPO's share)": "retained less",
+    }.items():
+        assert claim in refuted
+        assert words in caveat
+    same = {name: {f"p{i}": [i % 2, i % 2] for i in range(8)} for name in ("a", "b")}
+    assert complementarity(make_rollouts(same), PAPER, "first", [2], seed=0)["caveat"] == ""
+
+
+def test_thresholds_of_single_learners() -> None:
+    """b is rewarded on a scale of 10: its rewards of 3 are no success to itself, and one to a."""
+    values = {"a": {"p1": [0, 0], "p2": [1, 1]}, "b": {"p1": [3, 3], "p2": [9, 9]}}
+    rules = Thresholds(own={"b": Thresholds(success=5, failure=1)})
+    result = complementarity(make_rollouts(values), rules, "first", [2], seed=0)
+    a, b = result["pairs"]
+    assert (a["learner_success"], a["peer_success"]) == (0.5, 0.5)
+    assert (b["learner_success"], b["peer_success"]) == (0.5, 0.5)
+    assert [row["observed"] for row in result["gate"]] == [0.5, 0.0]
+    profile = activation(make_rollouts(values), rules)
+    assert profile["all_fail"] == 0
+    assert [row["gated"] for row in profile["rows"]] == [1, 0]
+    on = profile["rows"][0]["on"]
+    assert (on["successes"], on["rollouts"]) == (2, 4)
 
 
 def test_activation_profile_by_hand() -> None:

@@ -267,7 +267,7 @@ BAD: list[tuple[tuple[str, ...], int, str]] = [
     (("--source", "tiny:eve", "--target", "tiny:bob"), 2, "no embedded model 'tiny:eve'"),
     (("--source", "./nothing/here", "--target", "tiny:bob"), 2, "neither a directory with a tokenizer, nor a hub id"),
     (("--source", "empty", "--target", "tiny:bob"), 2, "no tokenizer found; expected one of tokenizer.json"),
-    (("--suite", "everything"), 2, "expected one of: tokenizers, mass, length, scripts, ratio, sequence, all"),
+    (("--suite", "everything"), 2, "expected one of: tokenizers, mass, length, scripts, ratio, sequence, example, all"),
     (("--anchor", "sentence"), 2, "expected one of: paper, paper-fallback, word, span, char"),
     (("--pool", "nopool"), 2, "unknown pool 'nopool'"),
     (("--text", "missing.jsonl"), 2, "text file not found"),
@@ -383,3 +383,20 @@ def test_papers_map_drifts_on_real_solutions(cli_here: Cli, real_data: Path, tmp
     tokenizers = result["pairs"][0]["tokenizers"]
     assert tokenizers["source"]["paper_drift"] > 0.1
     assert tokenizers["source"]["word_drift"] == tokenizers["target"]["word_drift"] == 0.0
+
+
+def test_example_shows_the_mass_of_every_word_on_both_sides(cli_here: Cli, tokenizers: dict[str, Path]) -> None:
+    pair = ("--source", "tiny:ada", "--target", "tiny:bob", "--suite", "example", "--anchor", "word")
+    result = result_of(cli_here("thl-check", *pair, "--json"))["pairs"][0]["example"]
+    assert result["text"] == "Thinking small is a self-fulfilling prophecy"
+    assert [word["word"] for word in result["rows"]] == result["text"].split()
+    for word in result["rows"]:
+        assert word["source_mass"] == pytest.approx(sum(value for _, value in word["source"]))
+        assert word["target_mass"] == pytest.approx(word["source_mass"])
+        shares = {round(value, 9) for _, value in word["target"]}
+        assert shares == {round(word["source_mass"] / len(word["target"]), 9)}
+    shown = cli_here("thl-check", *pair).stdout
+    assert "**example: ada → bob, nats**" in shown
+    Path("own.txt").write_text("two words\n")
+    own = result_of(cli_here("thl-check", *pair, "--text", "own.txt", "--json"))["pairs"][0]["example"]
+    assert [word["word"] for word in own["rows"]] == ["two", "words"]

@@ -29,7 +29,7 @@ from mutualrl.records import Rollout
 from mutualrl.regimes import get_regime, hacpo
 from mutualrl.regimes.advantages import pool_advantages, standard_deviation
 from mutualrl.regimes.losses import band_loss, nll_loss, row_nll, stepwise_loss
-from mutualrl.regimes.prp import chi_square, effective_sample_size, pool, sequence_ratio
+from mutualrl.regimes.prp import RatioMoments, chi_square, effective_sample_size, pool, sequence_ratio
 from mutualrl.regimes.round import PPO, ExtraRow, RowSource, Stepwise
 from mutualrl.regimes.sgt import Candidate, Fitted, SGTSettings, draw_candidate, gate, weight_at
 from mutualrl.regimes.sgt import plan as plan_sgt
@@ -328,7 +328,8 @@ def test_trust_band(tokens: list[tuple[float, float, bool]]) -> None:
 def test_effective_sample_size_and_chi_square(ratios: list[float]) -> None:
     values = np.array(ratios)
     assert effective_sample_size(values) == pytest.approx(rivals.effective_sample_size(ratios))
-    assert chi_square(values) == pytest.approx(rivals.chi_square(ratios))
+    assert chi_square(np.log(values)) == pytest.approx(rivals.chi_square(ratios))
+    assert RatioMoments.of(values).chi_square == pytest.approx(rivals.chi_square(ratios))
 
 
 @given(

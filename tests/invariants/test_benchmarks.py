@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import exchange
+import harness
 import pictures
 from conftest import PATIENCE, REPOSITORY
 
@@ -37,12 +40,103 @@ def test_picture_of_a_rescue_is_of_the_present_page() -> None:
     assert "Next visit" in described["text"]
 
 
+def scripts_on_pages() -> set[str]:
+    """Return the benchmarks that a page or a recipe tells the reader to run."""
+    pages = [REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "SKILL.md", "SECURITY.md")]
+    pages += [path for name in ("docs", "design") for path in (REPOSITORY / name).rglob("*.md")]
+    pages += [path for name in ("benchmarks/sweeps", "recipes") for path in (REPOSITORY / name).rglob("*.yaml")]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in pages)
+    return set(re.findall(r"benchmarks/([a-z_0-9]+)\.py", text))
+
+
+#: arguments of each script's smallest form; SHARED, CHAT and TWO are directories made for it
+SMOKE: dict[str, tuple[str, ...]] = {
+    "anti_alignment": (),
+    "bf16_on_cpu": (),
+    "bucket": (),
+    "continuous_batching": (),
+    "diagnostics": (),
+    "evaluation": (),
+    "exchange": (),
+    "fidelity": (),
+    "fuzz": (),
+    "gpu_check": ("--cpu",),
+    "kill_matrix": (),
+    "paper": (),
+    "pictures": (),
+    "prediction": (),
+    "ray_overhead": (),
+    "regime_cost": (),
+    "regimes": (),
+    "sgt_vs_grpo": (),
+    "smol": ("--model", "CHAT"),
+    "smol_diagnostics": ("--models", "TWO", "--boolq", "BOOLQ"),
+    "staleness": (),
+    "step_time": (),
+    "study": (),
+    "text_source": (),
+    "thl": ("--data", "SHARED"),
+    "thl_speed": ("--data", "SHARED"),
+}
+
+
+def test_every_benchmark_that_a_page_names_has_a_smallest_form() -> None:
+    assert scripts_on_pages() <= set(SMOKE)
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return inputs of the smallest forms by name: an embedded model with a chat template, alone and as two, and rows
+    of BoolQ. The benchmarks' own models are not downloaded in a test."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from mutualrl.tiny import path_of
+
+    root = tmp_path_factory.mktemp("inputs")
+    for name, directory in (("ada", "smollm2-135m-instruct"), ("bob", "minimind2-small")):
+        tokenizer = AutoTokenizer.from_pretrained(path_of(name))
+        tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+        tokenizer.save_pretrained(root / directory)
+        AutoModelForCausalLM.from_pretrained(path_of(name)).save_pretrained(root / directory)
+    row = {"question": "is water wet", "answer": True, "passage": "Water is wet."}
+    (root / "boolq.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps({**row, 'question': 'is fire wet'})}\n")
+    shared = REPOSITORY.parent / "shared" / "data"
+    chat = str(root / "smollm2-135m-instruct")
+    return {"CHAT": chat, "TWO": str(root), "BOOLQ": str(root / "boolq.jsonl"), "SHARED": str(shared)}
+
+
 @pytest.mark.extended
 @pytest.mark.slow
-def test_our_grpo_is_plain_trl_in_the_benchmark_that_says_so(tmp_path: Path) -> None:
-    command = [sys.executable, "benchmarks/fidelity.py", "--steps", "2", "--out", str(tmp_path)]
+@pytest.mark.parametrize("name", SMOKE)
+def test_smallest_form_of_a_benchmark_runs_and_names_its_commit(
+    name: str, inputs: dict[str, str], tmp_path: Path
+) -> None:
+    arguments = [inputs.get(argument, argument) for argument in SMOKE[name]]
+    if "SHARED" in SMOKE[name] and not Path(inputs["SHARED"]).is_dir():
+        pytest.skip("no tokenizers: ../shared/data is absent")
+    if name == "pictures" and not shutil.which("chromedriver"):
+        pytest.skip("Chromium's driver is not installed")
+    if name == "ray_overhead":
+        pytest.importorskip("ray")
+    command = [sys.executable, f"benchmarks/{name}.py", "--smoke", "--out", str(tmp_path), *arguments]
     result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE)
-    assert result.returncode == 0, result.stderr[-2000:]
-    for policy in json.loads((tmp_path / "fidelity.json").read_text())["policies"].values():
-        assert policy["steps"] == 2
-        assert set(policy["largest_difference"].values()) == {0.0}
+    assert result.returncode == 0, result.stderr[-3000:]
+    content = json.loads((tmp_path / ("rescue.json" if name == "pictures" else f"{name}.json")).read_text())
+    if (REPOSITORY / ".git").exists() and name not in ("paper", "study"):  # these have the code of their runs
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+        assert content["code"]["commit"] == head.stdout.strip()
+    if name == "fidelity":
+        for policy in content["policies"].values():
+            assert policy["steps"] == 2
+            assert set(policy["largest_difference"].values()) == {0.0}
+
+
+@pytest.mark.parametrize("path", sorted(harness.RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_result_names_the_commit_that_made_it(path: Path) -> None:
+    """Results that are older than this rule name the commit that stored them first (`stored_in`)."""
+    code = json.loads(path.read_text())["code"]
+    commit = code.get("commit") or code["stored_in"]
+    assert re.fullmatch("[0-9a-f]{40}", commit)
+    if (REPOSITORY / ".git").exists():
+        known = subprocess.run(["git", "cat-file", "-e", commit], cwd=REPOSITORY, capture_output=True, check=False)
+        assert known.returncode == 0, f"{path.name}: no commit {commit}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -21,6 +22,7 @@ MEASURED = (REPOSITORY / "docs" / "results.md").read_text()
 DOCS = {path: path.read_text() for path in sorted((REPOSITORY / "docs").glob("*.md"))}
 PAGES = {REPOSITORY / "README.md": README, REPOSITORY / "SKILL.md": (REPOSITORY / "SKILL.md").read_text(), **DOCS}
 NOTES = {path: path.read_text() for path in (*(REPOSITORY / "design").glob("*.md"), *DOCS)}
+PYTHON_NAME = re.compile(r"`(mutualrl(?:\.\w+)+)")
 RESULTS = sorted((REPOSITORY / "benchmarks" / "results").glob("*.md"))
 
 
@@ -136,3 +138,24 @@ def test_site_builds_without_warnings(tmp_path: Path) -> None:
     reference = (site / "docs" / "api.html").read_text()
     for name in ("MutualGRPOTrainer", "ExtraRow", "ExchangeStore", "align_logprobs", "WaitTimeouts"):
         assert name in reference
+
+
+def test_python_names_on_pages_exist() -> None:
+    pages = [path.read_text() for path in (REPOSITORY / "CONTRIBUTING.md", REPOSITORY / "SECURITY.md")]
+    names = {name for page in (*PAGES.values(), *NOTES.values(), *pages) for name in PYTHON_NAME.findall(page)}
+    assert {"mutualrl.see", "mutualrl.study.claims.evaluate_claims"} & names
+    assert [name for name in sorted(names) if not exists(name)] == []
+
+
+def exists(name: str) -> bool:
+    """Return whether a dotted name is a module, or a name in one."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            value: object = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            value = getattr(value, part, None)
+        return value is not None
+    return False

@@ -224,13 +224,20 @@ def test_trust_band_admits_only_rows_with_ratio_in_the_clip_range() -> None:
 def test_effective_sample_size_and_chi_square_match_hand_computed_values() -> None:
     ratios = np.array([1.0, 2.0, 0.0, 1.0])  # sum 4, sum of squares 6
     assert effective_sample_size(ratios) == pytest.approx(16 / (4 * 6))
-    assert chi_square(ratios) == pytest.approx(0.5)
     assert effective_sample_size(np.ones(5)) == 1.0
-    assert chi_square(np.ones(5)) == 0.0
+    # two responses with ratios 1 * 2 = 2 and 1/2 * 1/2 = 1/4: mean of 4 and 1/16, minus 1
+    assert chi_square(np.log([2.0, 0.25])) == pytest.approx((4 + 1 / 16) / 2 - 1)
+    assert chi_square(np.zeros(5)) == pytest.approx(0.0, abs=1e-15)
+    assert chi_square(np.array([-800.0, 0.0])) == pytest.approx(-0.5)
+    assert chi_square(np.array([400.0])) == np.inf
     both = {"bob": ratios, "cyd": np.ones(2)}
-    got = row_metrics(RowStatistics(None, np.concatenate(list(both.values())), 0.8, 1.2, both))
-    assert (got["prp/ess"], got["prp/chi_square"]) == (got["prp/ess/bob"], got["prp/chi_square/bob"])
-    assert (got["prp/ess/cyd"], got["prp/chi_square/cyd"]) == (1.0, 0.0)
+    responses = {"bob": np.log([2.0, 0.25]), "cyd": np.zeros(1)}
+    got = row_metrics(RowStatistics(None, np.concatenate(list(both.values())), 0.8, 1.2, both, responses))
+    assert (got["prp/ess"], got["prp/ess/bob"]) == (pytest.approx(16 / 24), pytest.approx(16 / 24))
+    assert (got["prp/token_chi_square"], got["prp/token_chi_square/bob"]) == (pytest.approx(0.5), pytest.approx(0.5))
+    assert got["prp/response_chi_square"] == got["prp/response_chi_square/bob"] == pytest.approx(1.03125)
+    cyd = [got[f"prp/{name}/cyd"] for name in ("ess", "token_chi_square", "response_chi_square")]
+    assert cyd == pytest.approx([1.0, 0.0, 0.0])
 
 
 def test_trust_band_keeps_truncated_rows_in_the_pool() -> None:

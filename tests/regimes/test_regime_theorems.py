@@ -244,6 +244,29 @@ def test_corollary_hard_support_boundary(plan: Callable[..., Plan]) -> None:
     assert advantages[0] is not None and all(a < 0 for a in advantages[0])
 
 
+@settings(max_examples=25)
+@given(
+    st.lists(st.floats(-2, 2), min_size=2, max_size=2), st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=4)
+)
+def test_corollary_hard_support_probability_of_an_own_success(z: list[float], peer_rewards: list[float]) -> None:
+    """Of three actions the learner cannot take a2. Whatever the pool, P(a success in its group) is 1 - (1 - p)^K, and
+    an XGRPO step leaves the probability of a2 at exactly 0."""
+    size, rewards = 3, np.array([0.0, 1.0, 1.0])
+    supported = softmax(z)
+    pi = np.array([*supported, 0.0])
+    before, step = 0.0, np.zeros(2)
+    for probability, own in groups_of(pi, size):
+        before += probability * bool(rewards[list(own)].any())
+        if probability > 0:
+            step += probability * xgrpo_gradient(own, peer_rewards, rewards, pi)[:2]
+    p = float(pi @ rewards)
+    assert before == pytest.approx(1 - (1 - p) ** size)
+    after = np.array([*softmax((np.array(z) + step).tolist()), 0.0])
+    assert after[2] == 0.0
+    only_a2 = np.array([0.0, 0.0, 1.0])  # the peer's success alone
+    assert sum(q * bool(only_a2[list(own)].any()) for q, own in groups_of(after, size)) == 0.0
+
+
 @pytest.mark.parametrize(("p", "peers", "k"), [(0.1, (0.3,), 4), (0.4, (0.2, 0.1), 2), (0.05, (0.5, 0.5, 0.9), 5)])
 def test_definition_and_lemma_gate_probability_and_its_derivative_by_simulation(
     p: float, peers: tuple[float, ...], k: int
@@ -314,17 +337,22 @@ def test_theorem_sgt_lowers_the_divergence_from_the_peers_successes(values_: lis
     assert change == pytest.approx(-1e-3 * size, abs=1e-6 * max(size, 1e-9) + 1e-14)
 
 
-def perturbation(gated: Sequence[bool], z: torch.Tensor, normalize: str, weight: float) -> float:
-    """Return the norm of SGT's addition to the gradient of a step with len(gated) prompts."""
+def added_gradient(gated: Sequence[bool], z: torch.Tensor, normalize: str, weight: float) -> torch.Tensor:
+    """Return SGT's addition to the gradient of a step with len(gated) prompts."""
     indices = [i for i, open_ in enumerate(gated) if open_]
     if not indices:
-        return 0.0
+        return torch.zeros_like(z)
     nll = torch.cat(
         [row_nll(torch.log_softmax(z[i], 0)[:1, None], torch.ones((1, 1), dtype=torch.bool)) for i in indices]
     )
     loss = nll_loss(nll, weight=weight, count=len(indices) if normalize == "pairs" else len(gated), ranks=1)
     (gradient,) = torch.autograd.grad(loss, z)
-    return float(gradient.norm())
+    return gradient
+
+
+def perturbation(gated: Sequence[bool], z: torch.Tensor, normalize: str, weight: float) -> float:
+    """Return the norm of SGT's addition to the gradient of a step with len(gated) prompts."""
+    return float(added_gradient(gated, z, normalize, weight).norm())
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.3])
@@ -337,6 +365,40 @@ def test_proposition_expected_perturbation_is_bounded_by_the_rescue_rate(rate: f
     result = np.array([perturbation(r.tolist(), z, "prompts", weight) for r in rounds])
     assert result.mean() <= weight * largest * mean_rate
     assert (result**2).mean() <= weight**2 * largest**2 * mean_rate
+
+
+def expected_divergence(z: torch.Tensor, normalize: str, rate: float, eta: float) -> tuple[float, float]:
+    """Return the mean of KL(pi_base || pi_comb), summed over the prompts, and the proposition's bound on it without
+    its third-order term. Both policies follow the same base step; kappa is the largest eigenvalue of the softmax's
+    Fisher matrix along it."""
+    rng, weight = np.random.default_rng(5), 0.1
+    base = (z + eta * torch.tensor(rng.normal(size=tuple(z.shape)))).detach()
+    probabilities = torch.softmax(base, 1)
+    fisher = torch.diag_embed(probabilities) - probabilities[:, :, None] * probabilities[:, None, :]
+    kappa = float(torch.linalg.eigvalsh(fisher).max())
+    largest = max(float(np.linalg.norm(scores(softmax(row.tolist()))[0])) for row in z.detach())
+    rounds = [(rng.random(len(z)) < rate).tolist() for _ in range(1000)]
+    divergences = []
+    for gated in rounds:
+        combined = base - eta * added_gradient(gated, z, normalize, weight)
+        log_ratio = torch.log_softmax(base, 1) - torch.log_softmax(combined, 1)
+        divergences.append(float((probabilities * log_ratio).sum()))
+    return float(np.mean(divergences)), kappa / 2 * eta**2 * weight**2 * largest**2 * float(np.mean(rounds))
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.3])
+def test_proposition_expected_divergence_is_bounded_by_the_rescue_rate(rate: float) -> None:
+    z = torch.tensor(np.random.default_rng(3).normal(size=(20, 3)), requires_grad=True)
+    for eta in (0.1, 0.01):
+        divergence, bound = expected_divergence(z, "prompts", rate, eta)
+        assert 0 < divergence <= bound * (1 + eta)  # the remainder is of order eta^3
+
+
+def test_divergence_normalized_by_pairs_exceeds_the_bound_at_a_low_rescue_rate() -> None:
+    """The default normalisation is a mean over the pairs of a step: one pair alone has the whole weight."""
+    z = torch.tensor(np.random.default_rng(3).normal(size=(20, 3)), requires_grad=True)
+    divergence, bound = expected_divergence(z, "pairs", 0.02, 0.01)
+    assert divergence > 2 * bound
 
 
 def test_perturbation_normalized_by_pairs_does_not_shrink_with_the_rescue_rate() -> None:

@@ -298,10 +298,16 @@ def test_evaluations_are_drawn_as_bars_by_task(cli_here: Cli, tmp_path: Path) ->
         evaluation = {"suite": "paper", "samples": 1, "temperature": 0.0, "seed": 0, "tasks": tasks, "models": models}
         (runs[-1] / "evaluations").mkdir()
         write_checksummed(runs[-1] / "evaluations" / "paper.json", evaluation, root=runs[-1])
+    initial = {p: {"tasks": {"math": {"accuracy": 0.125}, "arc": {"accuracy": 0.0}}} for p in ("ada", "bob")}
+    before = {**evaluation, "initial": True, "models": initial}
+    write_checksummed(runs[0] / "evaluations" / "paper.initial.json", before, root=runs[0])
     (runs[0] / "evaluations" / "torn.json").write_text('{"suite": ')
     _, data, summary = make_report(cli_here, *runs, "--out", "page")
     (figure,) = [figure for figure in data["figures"] if figure["paper"].startswith("Outcome-level transfer extends")]
     bars = {(panel["title"], bar["label"]): bar for panel in figure["panels"] for bar in panel["bars"]}
+    labels = [bar["label"] for bar in figure["panels"][0]["bars"]]
+    assert labels == ["before training", "grpo", "sgt"]
+    assert bars["ada: accuracy by task", "before training"]["values"] == [0.125, 0.0]
     assert bars["ada: accuracy by task", "grpo"]["categories"] == ["math", "arc"]
     assert bars["ada: accuracy by task", "grpo"]["values"] == [0.25, 0.5]
     assert bars["bob: accuracy by task", "sgt"]["values"] == [0.5, 0.5]
@@ -310,7 +316,7 @@ def test_evaluations_are_drawn_as_bars_by_task(cli_here: Cli, tmp_path: Path) ->
     changed["tasks"]["math"]["max_new_tokens"] = 1024  # another limit: not compared
     write_checksummed(runs[1] / "evaluations" / "paper.json", changed, root=runs[1])
     _, data, _ = make_report(cli_here, *runs, "--out", "page2")
-    assert [len(f["panels"][0]["bars"]) for f in data["figures"] if "-tasks" in f["name"]] == [1, 1]
+    assert [len(f["panels"][0]["bars"]) for f in data["figures"] if "-tasks" in f["name"]] == [2, 1]
 
 
 def test_distillation_is_drawn_as_bars(cli_here: Cli, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import sweep_results
 from conftest import REPOSITORY
 from mutualrl.errors import RecipeError
-from mutualrl.study.claims import ClaimFile, evaluate_claims, read_claims
+from mutualrl.study.claims import ClaimFile, evaluate_claims, read_claims, verdict_counts
 from mutualrl.study.outcomes import Outcome, Outcomes, PolicyOutcome
 
 STUDY = REPOSITORY / "benchmarks" / "results" / "study.json"
@@ -80,6 +80,40 @@ def test_verdict_follows_from_the_interval_and_the_margin(change: dict[str, Any]
     (line,) = evaluate_claims(outcomes_of(FOUR), one_claim(**change))
     assert line.verdict == verdict
     assert line.seeds == 4
+
+
+@pytest.mark.parametrize(
+    ("stronger", "weaker"),
+    [
+        ({}, {"margin": -0.03}),
+        ({"margin": 0.02}, {"margin": 0.01}),
+        ({"who": "each"}, {}),
+        ({"says": "within", "margin": 0.2}, {"says": "within", "margin": 0.3}),
+        ({"says": "within", "margin": 0.2}, {"says": "below", "margin": 0.2}),
+        ({"margin": {"share": 0.1, "of": "b"}}, {"margin": {"share": 0.05, "of": "b"}}),
+    ],
+)
+def test_implied_claim_is_marked_and_counted_once(stronger: dict[str, Any], weaker: dict[str, Any]) -> None:
+    claims = [
+        {"text": "weaker", "one": "a", "other": "b", **weaker},
+        {"text": "stronger", "one": "a", "other": "b", **stronger},
+    ]
+    results = evaluate_claims(outcomes_of(FOUR), ClaimFile.model_validate({"claims": claims}))
+    assert [(result.verdict, result.implied_by) for result in results] == [("held", "stronger"), ("held", "")]
+    assert verdict_counts(results) == {"held": 1, "refuted": 0, "undecided": 0, "implied": 1}
+    assert results[0].to_json()["implied_by"] == "stronger"
+
+
+def test_refuted_claim_implies_that_stronger_ones_are_refuted() -> None:
+    claims = [
+        {"text": "above", "one": "b", "other": "a"},
+        {"text": "at most .03 below", "one": "b", "other": "a", "margin": -0.03},
+        {"text": "other measure", "one": "b", "other": "a", "measure": "accuracy/all"},
+        {"text": "above, again", "one": "b", "other": "a"},
+    ]
+    results = evaluate_claims(outcomes_of(FOUR), ClaimFile.model_validate({"claims": claims}))
+    assert [result.verdict for result in results] == ["refuted"] * 4
+    assert [result.implied_by for result in results] == ["at most .03 below", "", "", "above"]
 
 
 def test_holm_correction_over_the_family_can_undo_a_single_verdict() -> None:

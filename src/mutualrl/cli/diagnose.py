@@ -48,8 +48,18 @@ Save = Annotated[
     Path | None, typer.Option(help="Save the sampled rollouts (.parquet), for --rollouts.", show_default=False)
 ]
 Plot = Annotated[Path | None, typer.Option(help="Write figures to this directory.", show_default=False)]
-SuccessAbove = Annotated[float | None, typer.Option(help="Rewards above this are successes (0.8).", show_default=False)]
-FailureBelow = Annotated[float | None, typer.Option(help="Rewards below this are failures (0.2).", show_default=False)]
+SuccessAbove = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Rewards above this are successes (0.8); POLICY=VALUE for one learner. Repeatable.", show_default=False
+    ),
+]
+FailureBelow = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Rewards below this are failures (0.2); POLICY=VALUE for one learner. Repeatable.", show_default=False
+    ),
+]
 Seed = Annotated[
     int | None,
     typer.Option(
@@ -109,8 +119,8 @@ def complementarity(
         engine=engine,
         rounds=rounds,
         save=save,
-        success_above=success_above,
-        failure_below=failure_below,
+        success_above=tuple(success_above or ()),
+        failure_below=tuple(failure_below or ()),
         seed=seed,
         trust_remote_code=trust_remote_code,
     )
@@ -198,8 +208,8 @@ def _with_models(diagnostic: str, help_text: str) -> Callable[..., None]:
             rounds=rounds,
             models=tuple(model or ()),
             save=save,
-            success_above=success_above,
-            failure_below=failure_below,
+            success_above=tuple(success_above or ()),
+            failure_below=tuple(failure_below or ()),
             seed=seed,
             trust_remote_code=trust_remote_code,
         )

@@ -31,6 +31,9 @@ PoolOption = Annotated[
     str | None,
     typer.Option(help="The models of a pool, before training.", show_default=False, autocompletion=pool_names),
 ]
+InitialFlag = Annotated[
+    bool, typer.Option("--initial", help="With --run: its models before training, for the report's first bars.")
+]
 SuiteOption = Annotated[
     str | None,
     typer.Option(
@@ -102,6 +105,7 @@ def evaluate(
     run: RunOption = None,
     model: ModelOption = None,
     pool: PoolOption = None,
+    initial: InitialFlag = False,
     suite: SuiteOption = None,
     data: DataOption = None,
     data_dir: DataDirOption = None,
@@ -136,9 +140,10 @@ def evaluate(
         check_installed()
     if score is not None:
         ignored = {
-            "--run": run, "--model": model, "--pool": pool, "--suite": suite, "--data": data, "--data-dir": data_dir,
-            "--limit": limit, "--max-new-tokens": max_new_tokens, "--samples": samples, "--temperature": temperature,
-            "--engine": engine, "--template": template, "--answer": answer, "--out": out,
+            "--run": run, "--model": model, "--pool": pool, "--initial": initial or None, "--suite": suite,
+            "--data": data, "--data-dir": data_dir, "--limit": limit, "--max-new-tokens": max_new_tokens,
+            "--samples": samples, "--temperature": temperature, "--engine": engine,
+            "--template": template, "--answer": answer, "--out": out,
         }  # fmt: skip
         if flags := [flag for flag, value in ignored.items() if value not in (None, [])]:
             raise UsageError(f"{', '.join(flags)}: no effect with --score, which scores the rows of a file")
@@ -153,6 +158,7 @@ def evaluate(
             run=run,
             models=tuple(model or ()),
             pool=pool,
+            initial=initial,
             suite=suite,
             data=data,
             data_dir=data_dir,

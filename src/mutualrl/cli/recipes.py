@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -71,7 +71,7 @@ def show(
     name: Annotated[str, typer.Argument(help="Name of a recipe (`mutualrl recipes ls`).", autocompletion=copied_names)],
     as_json: JsonFlag = False,
 ) -> None:
-    """Print a shipped recipe."""
+    """Print a shipped recipe; above a pool, its policies as a table of comments."""
     from mutualrl.recipes.yaml_file import read
 
     matches = _find(name)
@@ -83,7 +83,23 @@ def show(
         emit({"recipes": entries})
         return
     for _, _, path in matches:
-        typer.echo(path.read_text("utf-8"), nl=False)
+        text = path.read_text("utf-8")
+        if path.suffix == ".yaml" and (policies := read(path).get("policies")):
+            typer.echo(_policy_table(policies))
+        typer.echo(text, nl=False)
+
+
+def _policy_table(policies: list[dict[str, Any]]) -> str:
+    """Return the policies of a pool as a table in YAML comments, so that the output is still the recipe."""
+    from mutualrl.console.markdown import table
+
+    rows = []
+    for policy in policies:
+        size = policy.get("parameters")
+        other = [key for key in policy if key not in ("name", "model", "parameters")]
+        rows.append([policy["name"], policy["model"], "" if size is None else f"{float(size):.3g}", ", ".join(other)])
+    text = table("Policies", ["policy", "model", "parameters", "own settings"], rows)
+    return "\n".join(f"# {line}".rstrip() for line in text.splitlines())
 
 
 @recipes.command("cp")

@@ -37,7 +37,8 @@ MaxNewTokensOption = Annotated[
 SuiteOption = Annotated[
     str | None,
     typer.Option(
-        help="tokenizers (no model needed), mass, length, scripts, ratio, sequence, all (default: all, of models).",
+        help="tokenizers (no model needed), mass, length, scripts, ratio, sequence, all (default, of models: these); "
+        "example: one text, word by word.",
         show_default=False,
     ),
 ]

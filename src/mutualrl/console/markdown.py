@@ -34,3 +34,14 @@ def number(value: float | None, digits: int = 4) -> str:
         return "NaN"
     text = f"{value:.{digits}f}"
     return text.removeprefix("-") if float(text) == 0 else text
+
+
+def significant(value: float | None) -> str:
+    """Return a number of any magnitude with four significant digits; `NaN` if it is undefined."""
+    return "NaN" if value is None or math.isnan(value) else f"{value:.4g}"
+
+
+def percent(fraction: float) -> str:
+    """Return a fraction in percent: with four decimals, below 1 % with four significant digits (0.0109, 99.9876)."""
+    value = 100 * fraction
+    return significant(value) if abs(value) < 1 else f"{value:.4f}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from mutualrl.diagnostics.rollouts import Bools, Floats, Rollouts
 from mutualrl.diagnostics.xgrpo_check import Scales, advantages
 from mutualrl.errors import UsageError
 from mutualrl.regimes import at_level
-from mutualrl.regimes.prp import RatioMoments
+from mutualrl.regimes.prp import RatioMoments, chi_square
 
 LOW, HIGH = 0.8, 1.2
 DATA, VALUE, OUTCOME = (at_level(level).name for level in ("data", "value", "outcome"))
@@ -65,11 +65,11 @@ def channels(
     which these models have just sampled); `left_out`: responses without a ratio, by reason."""
     pool.require("the PRP channel")
     policies = range(len(rollouts.policies))
-    ratios, moments, rescored, left_out = sequence_ratios(rollouts, pool)
+    measured = response_ratios(rollouts, pool)
     shape = (len(rollouts.policies), len(rollouts.prompt_ids))
     prp = np.zeros(shape, dtype=bool)
-    for (learner, unit), log_ratios in ratios.items():
-        prp[learner, unit] = any(LOW <= ratio <= HIGH for ratio in log_ratios)
+    for (learner, unit), ratios in measured.ratios.items():
+        prp[learner, unit] = any(LOW <= ratio <= HIGH for ratio in ratios)
     xgrpo = np.stack([xgrpo_usable(rollouts, m, scales) for m in policies])
     sgt = np.stack([observed_gate(rollouts, thresholds, m) for m in policies])
     learners: list[dict[str, Any]] = []
@@ -83,16 +83,20 @@ def channels(
         "prompts": shape[1],
         "rows": decomposed(prp, xgrpo, sgt),
         "learners": learners,
-        "responses": sum(map(len, ratios.values())),
-        "rescored": 0 if fresh else rescored,
-        "left_out": left_out,
-        "ratios": ratio_rows(rollouts.policies, moments),
+        "responses": sum(map(len, measured.ratios.values())),
+        "rescored": 0 if fresh else measured.rescored,
+        "left_out": measured.left_out,
+        "ratios": ratio_rows(rollouts.policies, measured.moments, measured.log_ratios),
     }
 
 
-def ratio_rows(policies: Sequence[str], moments: Mapping[tuple[int, int], Floats]) -> list[RatioRow]:
-    """Return the effective sample size and chi-square estimate per learner and peer, as PRP logs them. `moments`: the
-    tokens' RatioMoments by (learner, peer)."""
+def ratio_rows(
+    policies: Sequence[str],
+    moments: Mapping[tuple[int, int], Floats],
+    log_ratios: Mapping[tuple[int, int], Sequence[float]],
+) -> list[RatioRow]:
+    """Return the effective sample size and the chi-square estimates per learner and peer, as PRP logs them. `moments`:
+    the tokens' RatioMoments by (learner, peer); `log_ratios`: the responses' log-ratios (sums over tokens, nats)."""
     rows: list[RatioRow] = []
     for (learner, peer), sums in sorted(moments.items(), key=lambda entry: entry[0]):
         pair_moments = RatioMoments(*sums.tolist())
@@ -102,17 +106,30 @@ def ratio_rows(policies: Sequence[str], moments: Mapping[tuple[int, int], Floats
                 "peer": policies[peer],
                 "tokens": int(pair_moments.n),
                 "effective_sample_size": pair_moments.effective_sample_size,
-                "chi_square": pair_moments.chi_square,
+                "token_chi_square": pair_moments.chi_square,
+                "responses": len(log_ratios[learner, peer]),
+                "response_chi_square": chi_square(np.array(log_ratios[learner, peer])),
             }
         )
     return rows
 
 
-def sequence_ratios(
-    rollouts: Rollouts, pool: ModelPool
-) -> tuple[dict[tuple[int, int], list[float]], dict[tuple[int, int], Floats], int, dict[str, int]]:
-    """Return exp(mean log-ratio) of each peer response under each learner, by (learner, unit); the count, sum and sum
-    of squares of the token ratios, by (learner, peer); the number of rescored responses; and the counts left out.
+class ResponseRatios(NamedTuple):
+    """Importance ratios of the peers' responses under the learners.
+
+    `ratios`: exp(mean token log-ratio) of each response, by (learner, unit). `moments`: count, sum and sum of squares
+    of the token ratios, and `log_ratios`: the responses' log-ratios (sums over tokens, nats), by (learner, peer).
+    `rescored`: responses without a recorded trace. `left_out`: responses without a ratio, by reason."""
+
+    ratios: dict[tuple[int, int], list[float]]
+    moments: dict[tuple[int, int], Floats]
+    log_ratios: dict[tuple[int, int], list[float]]
+    rescored: int
+    left_out: dict[str, int]
+
+
+def response_ratios(rollouts: Rollouts, pool: ModelPool) -> ResponseRatios:
+    """Return the ratios of each peer response under each learner.
 
     Numerator: the learner model's log-probs of the response in its own tokens; denominator: the peer's trace, recorded
     or else rescored by its model, aligned to those tokens.
@@ -121,6 +138,7 @@ def sequence_ratios(
     left_out = {"empty": 0, "changed": 0, "too_long": 0}
     ratios: dict[tuple[int, int], list[float]] = defaultdict(list)
     moments: dict[tuple[int, int], Floats] = defaultdict(lambda: np.zeros(3))
+    summed: dict[tuple[int, int], list[float]] = defaultdict(list)
     rescored = 0
     for peer in range(len(rollouts.policies)):
         responses = _responses(rollouts, pool, peer, left_out)
@@ -143,7 +161,8 @@ def sequence_ratios(
                     log_ratios = (values - aligned)[covered]
                     ratios[learner, unit].append(float(np.exp(log_ratios.mean())))
                     moments[learner, peer] += np.array(RatioMoments.of(np.exp(log_ratios)))
-    return dict(ratios), dict(moments), rescored, left_out
+                    summed[learner, peer].append(float(log_ratios.sum()))
+    return ResponseRatios(dict(ratios), dict(moments), dict(summed), rescored, left_out)
 
 
 #: unit, place in the group, text, the peer's token ids, ended

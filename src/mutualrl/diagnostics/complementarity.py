@@ -23,6 +23,12 @@ from mutualrl.regimes.sgt import SGTSettings
 BUCKETS = ("easy", "medium", "hard")
 #: below this gate rate a run of 1,000 prompts per round would see fewer than five rescues
 SPARSE = 0.005
+#: what was measured against the recommendation of `sgt` (benchmarks/results/text_source.json)
+SGT_CAVEAT = (
+    "Measured on embedded pools: where the policies have the same skills and write differently, SGT ended below GRPO; "
+    "there it also ended below HACPO, guided rollouts and SFT then GRPO, and retained less of what was solved before "
+    "(docs/text-source.md). Compare with grpo over several seeds (mutualrl sweep)."
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,8 @@ class Thresholds:
     """Reward thresholds: above `success` a success, below `failure` a failure (paper, Section "Hyperparameters").
 
     `gate`: whether all or any of a learner's rollouts must fail; `pick`: how SGT draws a success; `own`: overrides of
-    single learners, by name."""
+    single learners, by name. A learner's gate applies its own thresholds to its peers' rewards, as regime `sgt` does;
+    whether a model solves a prompt is by that model's."""
 
     success: float = 0.8
     failure: float = 0.2
@@ -49,7 +56,8 @@ class Thresholds:
 
 def successes(rollouts: Rollouts, thresholds: Thresholds, which: str) -> Bools:
     """Return whether each model solves each unit, shape (M, P): by its first rollout, or by `any`."""
-    above: Bools = rollouts.rewards_M_P_G > thresholds.success  # false for NaN
+    limits = np.array([thresholds.of(name).success for name in rollouts.policies])
+    above: Bools = rollouts.rewards_M_P_G > limits[:, None, None]  # false for NaN
     return np.asarray(above.any(axis=2)) if which == "any" else above[:, :, 0]
 
 
@@ -74,6 +82,7 @@ def complementarity(
         "gate": gate,
         "recommended": advice["recommended"],
         "recommendation": advice["recommendation"],
+        "caveat": SGT_CAVEAT if advice["recommended"] != "none" else "",
         "graded": _graded(rollouts),
         "settings": advice["settings"],
         "extra_rows": advice["extra_rows"],

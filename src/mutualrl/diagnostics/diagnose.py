@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Console
 
 from mutualrl.diagnostics.channels import channels
-from mutualrl.diagnostics.complementarity import complementarity
+from mutualrl.diagnostics.complementarity import Thresholds, complementarity
 from mutualrl.diagnostics.cost import cost
 from mutualrl.diagnostics.diagnostic_request import DiagnosticRequest, gate_sizes
 from mutualrl.diagnostics.load_rollouts import ProgressBars, load_rollouts
@@ -33,14 +33,24 @@ def diagnose(
     bars = ProgressBars(console)
     with bars.progress:
         rollouts, pool = load_rollouts(request, bars)
+        if unknown := set(request.thresholds.own) - set(rollouts.policies):
+            expected = ", ".join(rollouts.policies)
+            raise UsageError(f"no policy {min(unknown)!r} in {rollouts.origin}; expected one of: {expected}")
         results = _compute(which, request, rollouts, pool, success, gates)
     results["rounds"] = len(np.unique(rollouts.rounds))
     results["origin"] = rollouts.origin
     results["left_out_prompts"] = rollouts.left_out
     results["seed"] = request.seed
-    results["thresholds"] = {"success_above": request.thresholds.success, "failure_below": request.thresholds.failure}
+    results["thresholds"] = _limits(request.thresholds)
+    if request.thresholds.own:
+        own = {name: _limits(request.thresholds.of(name)) for name in rollouts.policies}
+        results["thresholds"]["own"] = own
     plain: dict[str, Any] = _plain(results)
     return plain
+
+
+def _limits(rule: Thresholds) -> dict[str, Any]:
+    return {"success_above": rule.success, "failure_below": rule.failure}
 
 
 def _compute(

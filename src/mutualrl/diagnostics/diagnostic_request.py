@@ -47,8 +47,8 @@ class DiagnosticFlags:
     rounds: str | None = None
     models: tuple[str, ...] = ()
     save: Path | None = None
-    success_above: float | None = None
-    failure_below: float | None = None
+    success_above: tuple[str, ...] = ()
+    failure_below: tuple[str, ...] = ()
     seed: int | None = None
     trust_remote_code: bool = False
 
@@ -157,25 +157,53 @@ def _reject_unused(flags: DiagnosticFlags, source: str) -> None:
 
 def _thresholds(flags: DiagnosticFlags, recipe: Recipe | None) -> Thresholds:
     """Return the success and failure thresholds: the flags', else those of a run under SGT, else the paper's."""
-    by_policy: dict[str, Thresholds] = {}
+    success, own_success = _threshold_values("--success-above", flags.success_above)
+    failure, own_failure = _threshold_values("--failure-below", flags.failure_below)
+    policies = None if recipe is None else [policy.name for policy in recipe.policies]
+    for name in (*own_success, *own_failure):
+        if policies is not None and name not in policies:
+            raise UsageError(f"no policy {name!r} in this pool; expected one of: {', '.join(policies)}")
+    base: dict[str, Thresholds] = {}
     if recipe is not None and at_level("outcome").name in parts_of(recipe.regime_name):
-        by_policy = {p.name: _sgt_thresholds(recipe, p.name) for p in recipe.policies}
-    for flag, value in (("--success-above", flags.success_above), ("--failure-below", flags.failure_below)):
-        if value is not None and not isfinite(value):
-            raise UsageError(f"{flag} {value}: expected a finite number")
-
-    def with_flags(rule: Thresholds) -> Thresholds:
-        success = rule.success if flags.success_above is None else flags.success_above
-        return replace(
-            rule, success=success, failure=rule.failure if flags.failure_below is None else flags.failure_below
+        base = {p.name: _sgt_thresholds(recipe, p.name) for p in recipe.policies}
+    common = next(iter(base.values()), Thresholds())
+    common = replace(common, success=_first(success, common.success), failure=_first(failure, common.failure))
+    own: dict[str, Thresholds] = {}
+    for name in dict.fromkeys((*base, *own_success, *own_failure)):
+        rule = base.get(name, common)
+        own[name] = replace(
+            rule,
+            success=_first(own_success.get(name), success, rule.success),
+            failure=_first(own_failure.get(name), failure, rule.failure),
         )
-
-    by_policy = {name: with_flags(rule) for name, rule in by_policy.items()}
-    first = next(iter(by_policy.values()), with_flags(Thresholds()))
-    for rule in (first, *by_policy.values()):
+    for rule in (common, *own.values()):
         if rule.failure > rule.success:
             raise UsageError(f"--failure-below {rule.failure:g} must not exceed --success-above {rule.success:g}")
-    return replace(first, own=by_policy)
+    return replace(common, own=own)
+
+
+def _first(*values: float | None) -> float:
+    """Return the first value that is given."""
+    return next(value for value in values if value is not None)
+
+
+def _threshold_values(flag: str, texts: Sequence[str]) -> tuple[float | None, dict[str, float]]:
+    """Return the value for all learners, if there is one, and those of single learners. Raises UsageError."""
+    common: float | None = None
+    own: dict[str, float] = {}
+    for text in texts:
+        name, equals, number = text.rpartition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            value = float("nan")
+        if not isfinite(value) or (equals and not name):
+            raise UsageError(f"{flag} {text}: expected a finite number, or POLICY=NUMBER, such as ada=0.5")
+        if name:
+            own[name] = value
+        else:
+            common = value
+    return common, own
 
 
 def _sgt_thresholds(recipe: Recipe, policy: str) -> Thresholds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mutualrl.console.markdown import name, number, table
+from mutualrl.console.markdown import name, number, significant, table
 from mutualrl.diagnostics.channels import DATA, OUTCOME, VALUE
 from mutualrl.diagnostics.results import (
     Activation,
@@ -48,7 +48,7 @@ def complementarity(result: Complementarity) -> str:
         for key in ("learner_success", "peer_success", "jaccard", "rescue"):
             cells.append(_with_interval(row[key], row[f"{key}_ci"]))
         rows.append(cells)
-    criterion = {"first": "the first rollout", "any": "any rollout"}[result["success"]]
+    criterion = {"first": "the first rollout", "any": "any rollout"}[result["success"]] + _own_thresholds(result)
     parts = [
         table(
             f"Prompt-level complementarity ({_scope(result)}; success: {criterion}{left_out}) [95 % bootstrap]",
@@ -82,7 +82,17 @@ def complementarity(result: Complementarity) -> str:
         text += "\n\n\\* more than were sampled: (1 - c/n)^K, which counts a prompt without a success as unsolvable"
     parts.append(text)
     parts.append(f"Recommendation: {clean_sentence(result['recommendation'])}")
+    if result["caveat"]:
+        parts.append(result["caveat"])
     return "\n\n".join(parts)
+
+
+def _own_thresholds(result: Header) -> str:
+    """Return the success thresholds by policy, if they differ."""
+    limits = {policy: rule["success_above"] for policy, rule in result["thresholds"].get("own", {}).items()}
+    if len(set(limits.values())) < 2:
+        return ""
+    return " above " + ", ".join(f"{limit:g} ({name(policy)})" for policy, limit in limits.items())
 
 
 def _gate_cells(gate: GateRow) -> list[str]:
@@ -184,14 +194,19 @@ def channels(result: Channels) -> str:
             name(row["peer"]),
             f"{row['tokens']:,}",
             number(row["effective_sample_size"]),
-            number(row["chi_square"]),
+            significant(row["token_chi_square"]),
+            f"{row['responses']:,}",
+            significant(row["response_chi_square"]),
         ]
         for row in result["ratios"]
     ]
     parts = [table(f"Joint usability of the three regimes ({_scope(result)})", head, rows) + note]
     if ratios:
-        columns = ["learner", "peer", "tokens", "effective sample size", "chi-square"]
-        parts.append(table("Importance ratios of the peers' tokens, as PRP computes them", columns, ratios))
+        columns = ["learner", "peer", "tokens", "effective sample size", "chi-square of tokens", "responses"]
+        columns.append("chi-square of responses")
+        parts.append(
+            table("Importance ratios of the peers' tokens and responses, as PRP computes them", columns, ratios)
+        )
     return "\n\n".join(parts)
 
 

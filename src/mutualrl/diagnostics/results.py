@@ -26,7 +26,7 @@ class Header(TypedDict):
     origin: NotRequired[str]
     left_out_prompts: NotRequired[int]
     seed: NotRequired[int]
-    thresholds: NotRequired[dict[str, float]]
+    thresholds: NotRequired[dict[str, Any]]
     figures: NotRequired[list[str]]
 
 
@@ -111,6 +111,7 @@ class Complementarity(Header):
     gate: list[GateRow]
     recommended: str
     recommendation: str
+    caveat: str
     graded: float
     settings: dict[str, Any]
     extra_rows: float
@@ -221,14 +222,16 @@ class ChannelRow(TypedDict):
 
 
 class RatioRow(TypedDict):
-    """Importance ratios of a peer's tokens under a learner: effective sample size as a fraction, chi-square
-    estimate."""
+    """Importance ratios of a peer's tokens under a learner: effective sample size as a fraction, mean square minus 1;
+    and the chi-square estimate over its responses (null above 1e308)."""
 
     learner: str
     peer: str
     tokens: int
     effective_sample_size: float
-    chi_square: float
+    token_chi_square: float
+    responses: int
+    response_chi_square: float
 
 
 class Channels(Header):
@@ -362,6 +365,23 @@ class Ratios(TypedDict):
     rows: list[TokenRatioRow] | list[SequenceRatioRow]
 
 
+class ExampleWord(TypedDict):
+    """Word of a text: tokens with their log-probs (source) or received values (target), and the sums; nats."""
+
+    word: str
+    source: list[tuple[str, float]]
+    source_mass: float
+    target: list[tuple[str, float]]
+    target_mass: float
+
+
+class Example(TypedDict):
+    """Result of suite `example`."""
+
+    text: str
+    rows: list[ExampleWord]
+
+
 class ScriptRow(TypedDict):
     """Relative error of each rule in a family of scripts."""
 
@@ -431,6 +451,7 @@ class PairCheck(TypedDict):
     scripts: NotRequired[Scripts]
     ratio: NotRequired[Ratios]
     sequence: NotRequired[Ratios]
+    example: NotRequired[Example]
 
 
 class ThlCheck(TypedDict):

@@ -38,13 +38,15 @@ def activation(rollouts: Rollouts, thresholds: Thresholds) -> Activation:
     all_fail: prompts where every rollout of every model is below `failure`; by_task: [gated, prompts] of each task.
     """
     rewards, present = rollouts.rewards_M_P_G, rollouts.present_M_P_G
-    hits, count = (rewards > thresholds.success).sum(axis=(0, 2)), present.sum(axis=(0, 2))
-    failed = ((rewards < thresholds.failure) | ~present).all(axis=(0, 2))
+    count = present.sum(axis=(0, 2))
+    limits = np.array([thresholds.of(name).failure for name in rollouts.policies])
+    failed = ((rewards < limits[:, None, None]) | ~present).all(axis=(0, 2))
     tasks, task_index = np.unique(np.array(rollouts.tasks, dtype=object).astype(str), return_inverse=True)
     sizes = np.bincount(task_index, minlength=len(tasks))
     rows: list[ActivationRow] = []
     for m, name in enumerate(rollouts.policies):
         gate = observed_gate(rollouts, thresholds, m)
+        hits = (rewards > thresholds.of(name).success).sum(axis=(0, 2))
         gated = np.bincount(task_index[gate], minlength=len(tasks))
         by_task: dict[str, TaskGate] = {}
         for task, opened, size in zip(tasks, gated, sizes, strict=True):
@@ -84,7 +86,7 @@ class TeacherPair:
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """Successful rollout: its position and its text."""
+    """Successful rollout: its position, its text, and its reward."""
 
     policy: int
     unit: int
@@ -92,18 +94,22 @@ class Success:
     rollout: int
     text: str
     ended: bool
+    reward: float
 
 
 def list_successes(rollouts: Rollouts, thresholds: Thresholds, pool: ModelPool) -> dict[int, list[Success]]:
-    """Return all successes whose text is known, by policy."""
+    """Return all rollouts whose text is known and that are a success to some learner, by policy."""
     successes: dict[int, list[Success]] = {}
+    lowest = min(thresholds.of(name).success for name in rollouts.policies)
     for m in range(len(rollouts.policies)):
-        for unit, place in np.argwhere(rollouts.rewards_M_P_G[m] > thresholds.success):
+        rewards = rollouts.rewards_M_P_G[m]
+        for unit, place in np.argwhere(rewards > lowest):
             text = pool.text(m, int(unit), int(place))
             if text:
                 number = rollouts.cell("rollout", m, int(unit), int(place))
                 ended = rollouts.ended(m, int(unit), int(place))
-                successes.setdefault(m, []).append(Success(m, int(unit), int(place), int(number), text, ended))
+                row = Success(m, int(unit), int(place), int(number), text, ended, float(rewards[unit, place]))
+                successes.setdefault(m, []).append(row)
     return successes
 
 
@@ -119,9 +125,11 @@ def teacher_pairs(
     pairs: list[TeacherPair] = []
     without = 0
     for learner, name in enumerate(rollouts.policies):
+        rule = thresholds.of(name)
+        by_peer = {m: _above(successes.get(m, []), rule.success) for m in rollouts.peers_of(learner)}
         by_unit: dict[int, list[Success]] = {}
-        for m in rollouts.peers_of(learner):
-            for success in successes.get(m, []):
+        for peer_successes in by_peer.values():
+            for success in peer_successes:
                 by_unit.setdefault(success.unit, []).append(success)
         for unit in np.flatnonzero(observed_gate(rollouts, thresholds, learner)):
             prompt, round_index = rollouts.prompt_ids[unit], int(rollouts.rounds[unit])
@@ -138,19 +146,23 @@ def teacher_pairs(
             ]
             drawn = draw_candidate(
                 candidates,
-                thresholds.of(name).settings(),
+                rule.settings(),
                 run_seed=seed,
                 round_index=round_index,
                 prompt_id=prompt,
                 learner=name,
             )
             teacher = fitted[drawn.candidate.policy, drawn.candidate.rollout][0]
-            mismatched = _mismatched(rollouts, pool, successes[teacher.policy], learner, int(unit), seed)
+            mismatched = _mismatched(rollouts, pool, by_peer[teacher.policy], learner, int(unit), seed)
             if mismatched is None:
                 without += 1
                 continue
             pairs.append(TeacherPair(learner, int(unit), drawn.ids, mismatched))
     return pairs, without
+
+
+def _above(successes: Sequence[Success], limit: float) -> list[Success]:
+    return [success for success in successes if success.reward > limit]
 
 
 def _mismatched(
@@ -187,7 +199,8 @@ def teacher_nll(rollouts: Rollouts, thresholds: Thresholds, pool: ModelPool, see
             "matched": pool.nll(learner, units, [pair.matched for pair in learner_pairs]),
             "mismatched": pool.nll(learner, units, [pair.mismatched for pair in learner_pairs]),
         }
-        own_nll = _own_nll(successes.get(learner, []), pool, learner)
+        own_successes = _above(successes.get(learner, []), thresholds.of(name).success)
+        own_nll = _own_nll(own_successes, pool, learner)
         rows.append(
             {
                 "learner": name,

@@ -35,6 +35,7 @@ class EvalFlags:
     run: Path | None = None
     models: tuple[str, ...] = ()
     pool: str | None = None
+    initial: bool = False
     suite: str | None = None
     data: Path | None = None
     data_dir: Path | None = None
@@ -80,7 +81,8 @@ class ModelRequest:
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """Tasks, models and decoding settings. `engine`: None to choose one per model."""
+    """Tasks, models and decoding settings. `engine`: None to choose one per model. `initial`: the models of a run as
+    they were before training."""
 
     suite: str
     tasks: list[TaskRequest]
@@ -89,6 +91,7 @@ class EvalRequest:
     engine: str | None
     batch_size: int
     also: tuple[str, ...]
+    initial: bool = False
 
     @classmethod
     def of(cls, flags: EvalFlags) -> EvalRequest:
@@ -99,6 +102,8 @@ class EvalRequest:
         targets = [flags.run is not None, bool(flags.models), flags.pool is not None]
         if sum(targets) != 1:
             raise UsageError("name what to evaluate: either --run DIR, or --model PATH (once or more), or --pool NAME")
+        if flags.initial and flags.run is None:
+            raise UsageError("--initial: only a run has models before and after training; add --run DIR")
         sampling = _sampling(flags)
         recipe = {} if flags.run is None else _recipe_of(RunDirectory(user_path(flags.run)))
         pool = None if flags.pool is None else resolve(Request(pool=flags.pool))
@@ -113,13 +118,15 @@ class EvalRequest:
             replace(_rewarded(task, section, weights), step_timeout=flags.step_timeout)
             for task in _tasks(suite, section, flags, tokens)
         ]
-        if flags.run is not None:
+        if flags.run is not None and flags.initial:
+            models = _initial_models(recipe, flags.trust_remote_code)
+        elif flags.run is not None:
             models = _models_of(RunDirectory(user_path(flags.run)), recipe, flags.trust_remote_code)
         elif pool is not None:
             models = [_of_policy(pool, p, flags.trust_remote_code) for p in pool.policies]
         else:
             models = _named(flags.models, flags.trust_remote_code)
-        return cls(suite, tasks, models, sampling, flags.engine, flags.batch_size, flags.also)
+        return cls(suite, tasks, models, sampling, flags.engine, flags.batch_size, flags.also, flags.initial)
 
 
 def _rewarded(task: TaskRequest, section: TaskSection, weights: Any) -> TaskRequest:
@@ -235,10 +242,28 @@ def _models_of(run: RunDirectory, recipe: dict[str, Any], trust_remote_code: boo
     results = []
     for policy in recipe["policies"]:
         path = trained_model(run, policy["name"], verify=True)
-        template = _get(policy, "trainer", "chat_template_kwargs") or _get(recipe, "trainer", "chat_template_kwargs")
-        selected = template if isinstance(template, dict) else {}
-        results.append(ModelRequest(policy["name"], str(path), None, trust_remote_code, selected))
+        template = _template(recipe, policy)
+        results.append(ModelRequest(policy["name"], str(path), None, trust_remote_code, template))
     return results
+
+
+def _initial_models(recipe: dict[str, Any], trust_remote_code: bool) -> list[ModelRequest]:
+    """Return the models with which a run's policies began, by policy."""
+    results = []
+    for policy in recipe["policies"]:
+        name, model, revision = policy["name"], policy.get("model"), policy.get("revision")
+        try:
+            path = known_model(str(model))
+        except ValueError as error:
+            raise UsageError(f"--initial: the model of policy {name!r} before training, {model!r}: {error}") from None
+        trust = bool(policy.get("trust_remote_code")) or trust_remote_code
+        results.append(ModelRequest(name, path, revision, trust, _template(recipe, policy)))
+    return results
+
+
+def _template(recipe: dict[str, Any], policy: dict[str, Any]) -> dict[str, Any]:
+    template = _get(policy, "trainer", "chat_template_kwargs") or _get(recipe, "trainer", "chat_template_kwargs")
+    return template if isinstance(template, dict) else {}
 
 
 def _of_policy(pool: Recipe, policy: Policy, trust_remote_code: bool) -> ModelRequest:

@@ -38,7 +38,8 @@ def _main(result: Row) -> str:
         line += [number(t["truncated"], 2)] + ([number(t["too_long"], 2)] if long else [])
         line += [number(t["unscorable"], 2)] if unscorable else []
         cells.append(line)
-    return table(f"{name(result['suite'])}: {how(result)}", head, cells)
+    stage = ", before training" if result.get("initial") else ""
+    return table(f"{name(result['suite'])}{stage}: {how(result)}", head, cells)
 
 
 def how(result: Row) -> str:

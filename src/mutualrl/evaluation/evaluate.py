@@ -71,14 +71,18 @@ def evaluate_models(request: EvalRequest, console: Console, out: Path | None = N
         },
         "models": results,
     }
+    if request.initial:
+        result["initial"] = True
     if files := store.results(result, markdown(result)):
         result["files"] = files
     return result
 
 
 def store_in_run(run: RunDirectory, result: Row) -> Path:
-    """Write an evaluation of a run's models into the run, replacing an earlier one of that suite; return its path."""
-    path = run.evaluations / f"{directory_name(result['suite'])}.json"
+    """Write an evaluation of a run's models, before or after training, into the run, replacing an earlier one of that
+    suite; return its path."""
+    stage = ".initial" if result.get("initial") else ""
+    path = run.evaluations / f"{directory_name(result['suite'])}{stage}.json"
     path.parent.mkdir(exist_ok=True)
     write_checksummed(path, result, root=run.root)
     return path

@@ -242,8 +242,9 @@ def residual_metrics(residuals: Sequence[Residual]) -> dict[str, float]:
 
 
 def row_metrics(statistics: RowStatistics) -> dict[str, float]:
-    """Return the 99th percentile of the ratios of covered peer tokens and the fraction outside the clip range, each
-    peer's effective sample size and chi-square estimate, and over the peers the lowest size and highest estimate."""
+    """Return the 99th percentile of the ratios of covered peer tokens and the fraction outside the clip range; each
+    peer's effective sample size, and its chi-square estimates over tokens and over responses; and over the peers the
+    lowest size and the highest estimates."""
     ratios = statistics.ratios
     if not ratios.size:
         return {}
@@ -251,14 +252,19 @@ def row_metrics(statistics: RowStatistics) -> dict[str, float]:
     outside = (ratios < statistics.low) | (ratios > statistics.high)
     peers = {name: values for name, values in sorted(statistics.by_policy.items()) if values.size}
     sizes = {f"prp/ess/{name}": effective_sample_size(values) for name, values in peers.items()}
-    distances = {f"prp/chi_square/{name}": chi_square(values) for name, values in peers.items()}
-    return {
+    of_tokens = {f"prp/token_chi_square/{name}": RatioMoments.of(values).chi_square for name, values in peers.items()}
+    of_responses = {
+        f"prp/response_chi_square/{name}": chi_square(statistics.response_log_ratios[name]) for name in peers
+    }
+    metrics = {
         "prp/ratio_p99": float(ordered[min(int(0.99 * len(ordered)), len(ordered) - 1)]),
         "prp/clip_rate": float(outside.mean()),
-        **({"prp/ess": min(sizes.values()), "prp/chi_square": max(distances.values())} if peers else {}),
-        **sizes,
-        **distances,
     }
+    if peers:
+        metrics["prp/ess"] = min(sizes.values())
+        metrics["prp/token_chi_square"] = max(of_tokens.values())
+        metrics["prp/response_chi_square"] = max(of_responses.values())
+    return {**metrics, **sizes, **of_tokens, **of_responses}
 
 
 class RatioMoments(NamedTuple):
@@ -280,8 +286,8 @@ class RatioMoments(NamedTuple):
 
     @property
     def chi_square(self) -> float:
-        """Return mean(rho^2) - 1 over the behaviour policy's samples, an estimate of chi^2(pi || mu), which bounds the
-        variance of PRP (paper, Theorem "PRP bias-variance decomposition")."""
+        """Return mean(rho^2) - 1. Over tokens it measures their ratios alone: the theorem's chi-square is that of whole
+        responses (`chi_square`)."""
         return self.squares / self.n - 1.0
 
 
@@ -290,9 +296,14 @@ def effective_sample_size(ratios: Floats) -> float:
     return RatioMoments.of(ratios).effective_sample_size
 
 
-def chi_square(ratios: Floats) -> float:
-    """Return the chi-square estimate of ratios."""
-    return RatioMoments.of(ratios).chi_square
+def chi_square(log_ratios: Floats) -> float:
+    """Return mean(exp(2 log rho)) - 1 over the behaviour policy's samples; infinite above 1e308.
+
+    With log rho(y) = sum over a response's covered tokens of log pi - log mu, this estimates chi^2(pi || mu), which
+    bounds the variance of PRP (paper, Theorem "PRP bias-variance decomposition"). It is dominated by its largest terms:
+    from few responses it is mostly too small."""
+    with np.errstate(over="ignore"):
+        return float(np.exp(np.logaddexp.reduce(2 * log_ratios) - np.log(len(log_ratios))) - 1.0)
 
 
 #: settings of TRL's loss without a counterpart in `clip: band`, and the values with which they are unused.
@@ -355,8 +366,9 @@ SPEC = RegimeSpec(
         Metric("prp/clipped_mass", "nats", "mean mass of a peer row's trace removed by the clip at -B"),
         Metric("prp/ratio_p99", "ratio", "99th percentile on covered peer tokens", "ratio, 99th percentile"),
         Metric("prp/clip_rate", "fraction", "covered peer tokens whose ratio is outside the clip range", "clip rate"),
-        Metric("prp/ess", "fraction", "lowest effective sample size of a peer's ratios", "effective sample size"),
-        Metric("prp/chi_square", "ratio", "highest chi-square estimate of the learner from a peer"),
+        Metric("prp/ess", "fraction", "lowest effective sample size of a peer's token ratios", "effective sample size"),
+        Metric("prp/token_chi_square", "ratio", "highest mean square of a peer's token ratios, minus 1"),
+        Metric("prp/response_chi_square", "ratio", "highest chi-square estimate from a peer's whole responses"),
     ),
     row_metrics=row_metrics,
     level="data",

@@ -311,7 +311,8 @@ class RowStatistics:
 
     `nll`: mean NLL per token over the nll rows, nats; None without any. `ratios`: learner over behaviour policy, for
     each unmasked token of the policy-gradient rows; empty without any. `low`, `high`: the trainer's clip, 1 -
-    epsilon_low and 1 + epsilon_high. `by_policy`: the ratios by source policy.
+    epsilon_low and 1 + epsilon_high. `by_policy`: the ratios by source policy. `response_log_ratios`: by source policy,
+    the sum of each row's token log-ratios, nats.
     """
 
     nll: float | None
@@ -319,6 +320,7 @@ class RowStatistics:
     low: float
     high: float
     by_policy: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
+    response_log_ratios: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
 
 
 # ---- validation of plans

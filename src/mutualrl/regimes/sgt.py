@@ -51,7 +51,10 @@ class SGTSettings(RegimeSettings):
         "mean", description="reduction of a pair's NLL over its tokens (sum in the paper's equation)"
     )
     max_uses_per_prompt: int | None = Field(None, ge=1, description="maximum number of pairs per prompt over the run")
-    normalize: Literal["pairs", "prompts"] = Field("pairs", description="unit that the NLL is averaged over")
+    normalize: Literal["pairs", "prompts"] = Field(
+        "pairs",
+        description="unit that the NLL is averaged over; only with prompts does the gate rate bound SGT's perturbation",
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> SGTSettings:
@@ -506,7 +509,12 @@ SPEC = RegimeSpec(
     late=lambda settings: _settings(settings).teacher != "own",
     solution_column=lambda settings: _settings(settings).solution if _settings(settings).teacher == "gold" else None,
     metrics=(
-        Metric("sgt/gate_rate", "fraction", "prompts whose gate opened", role="gate_rate"),
+        Metric(
+            "sgt/gate_rate",
+            "fraction",
+            "prompts whose gate opened; bounds SGT's expected perturbation under `normalize: prompts`, not `pairs`",
+            role="gate_rate",
+        ),
         Metric("sgt/pairs", "rows", "pairs that joined the loss", role="rescues"),
         Metric("sgt/unfit", "rows", "successes that the learner cannot encode"),
         Metric("sgt/extra_tokens", "tokens", "tokens of the pairs"),

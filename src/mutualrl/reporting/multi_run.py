@@ -253,25 +253,37 @@ def _fidelity(arms: Arms, slug: str) -> Figure | None:
     )
 
 
+BEFORE = "before training"
 PER_TASK = "Outcome-level transfer extends beyond the main MATH comparison (per-task bars)"
 
 
 def _evaluations(arms: Arms, slug: str) -> list[Figure]:
-    """Return one figure of accuracy by task and policy for each evaluation setup."""
+    """Return one figure of accuracy by task and policy for each evaluation setup with trained models."""
     by_setup: dict[str, dict[str, list[Evaluation]]] = {}
+    initial: dict[str, list[Evaluation]] = {}
     for arm, runs in arms.items():
         for run in runs:
             for evaluation in run.evaluations:
-                by_setup.setdefault(evaluation.how, {}).setdefault(arm, []).append(evaluation)
-    return [_task_bars(by_arm, arms, slug, number) for number, by_arm in enumerate(by_setup.values(), 1)]
+                if evaluation.initial:
+                    initial.setdefault(evaluation.how, []).append(evaluation)
+                else:
+                    by_setup.setdefault(evaluation.how, {}).setdefault(arm, []).append(evaluation)
+    figures = []
+    for number, (how, by_arm) in enumerate(by_setup.items(), 1):
+        figures.append(_task_bars(by_arm, initial.get(how, [])[:1], arms, slug, number))
+    return figures
 
 
-def _task_bars(by_arm: Mapping[str, Sequence[Evaluation]], arms: Arms, slug: str, number: int) -> Figure:
+def _task_bars(
+    by_arm: Mapping[str, Sequence[Evaluation]], initial: Sequence[Evaluation], arms: Arms, slug: str, number: int
+) -> Figure:
+    """Return the figure of one setup. `initial`: the models before training, which all arms share."""
     tasks = next(iter(by_arm.values()))[0].tasks
+    evaluated = {BEFORE: initial, **by_arm} if initial else by_arm
     panels = []
     for name in _names(arms):
         bars = []
-        for arm, evaluations in by_arm.items():
+        for arm, evaluations in evaluated.items():
             by_task: dict[str, list[float]] = {task: [] for task in tasks}
             for evaluation in evaluations:
                 for task, accuracy in evaluation.accuracy.get(name, {}).items():
@@ -280,10 +292,12 @@ def _task_bars(by_arm: Mapping[str, Sequence[Evaluation]], arms: Arms, slug: str
         panels.append(Panel(f"{name}: accuracy by task", "accuracy", bars=tuple(bars)))
     missing = [arm for arm in arms if arm not in by_arm]
     note = f" Without this evaluation: {', '.join(missing)}." if missing else ""
+    if not initial:
+        note += " For the models before training: mutualrl eval --run RUN --initial."
     return Figure(
         f"{slug}-tasks" if number == 1 else f"{slug}-tasks-{number}",
         "Accuracy by task",
-        f"Accuracy of the trained models by task (mutualrl eval); {_spread(arms)}.{note}",
+        f"Accuracy of the models by task (mutualrl eval); {_spread(arms)}.{note}",
         filled(*panels),
         columns=1 if len(tasks) > 4 else max(1, min(len(panels), 2)),
         paper=PER_TASK,
@@ -306,7 +320,7 @@ def _group_bars(arms: Arms, slug: str, paper: str) -> Figure | None:
     panels = []
     for name in names:
         first = next(iter(finished.values()))
-        bars = [_bars("before training", groups, first, name, before=True)]
+        bars = [_bars(BEFORE, groups, first, name, before=True)]
         bars += [_bars(arm, groups, runs, name, before=False) for arm, runs in finished.items()]
         panels.append(Panel(f"{name}: final accuracy by group", "greedy accuracy", bars=tuple(b for b in bars if b)))
     return Figure(

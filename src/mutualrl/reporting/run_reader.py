@@ -113,12 +113,13 @@ class PolicyRun:
 class Evaluation(NamedTuple):
     """Results of `mutualrl eval --run`. `how`: suite, decoding, and tasks with number of prompts and token limit;
     evaluations are comparable if equal. `accuracy`: by policy, then task. `pass_at`: over all tasks, by policy, then k;
-    empty for greedy decoding."""
+    empty for greedy decoding. `initial`: of the models before training (`--initial`)."""
 
     how: str
     tasks: tuple[str, ...]
     accuracy: Mapping[str, Mapping[str, float]]
     pass_at: Mapping[str, Mapping[str, float]]
+    initial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,7 +419,8 @@ def _evaluation(value: Row) -> Evaluation | None:
         return None
     decoding = {key: value.get(key) for key in ("suite", "samples", "temperature", "seed")}
     sizes = {name: [task.get("n"), task.get("max_new_tokens")] for name, task in sorted(tasks.items())}
-    return Evaluation(json.dumps([decoding, sizes], default=str), tuple(map(str, tasks)), accuracy, pass_at)
+    how, initial = json.dumps([decoding, sizes], default=str), value.get("initial") is True
+    return Evaluation(how, tuple(map(str, tasks)), accuracy, pass_at, initial)
 
 
 def _finite(values: Mapping[str, Any]) -> dict[str, float]:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -140,7 +140,8 @@ def read_claims(path: Path) -> RegisteredClaims:
 @dataclass(frozen=True, slots=True)
 class ClaimResult:
     """One claim on one pool: estimates by policy (or `pool`), p-values for held and refuted, number of seeds.
-    `why`: why it is untestable. `p`: the smaller p-value, adjusted for the family."""
+    `why`: why it is untestable. `p`: the smaller p-value, adjusted for the family. `implied_by`: the claim whose
+    verdict implies this one's, and with which it counts once; empty if none does."""
 
     claim: Claim
     pool: str
@@ -151,6 +152,7 @@ class ClaimResult:
     why: str = ""
     p: float = 1.0
     alpha: float = ALPHA
+    implied_by: str = ""
 
     @property
     def verdict(self) -> Verdict:
@@ -170,6 +172,7 @@ class ClaimResult:
             "seeds": self.seeds,
             "estimates": {name: estimate.to_json() for name, estimate in self.estimates.items()},
             **({"why": self.why} if self.why else {}),
+            **({"implied_by": self.implied_by} if self.implied_by else {}),
         }
 
 
@@ -182,7 +185,51 @@ def evaluate_claims(outcomes: Outcomes, file: ClaimFile) -> list[ClaimResult]:
     results = [result for claim in file.claims for result in _results(outcomes, claim, file)]
     smaller = [min(result.held, result.refuted) for result in results if not result.why]
     adjusted = iter(holm(smaller) if file.correction == "holm" else smaller)
-    return [result if result.why else replace(result, p=next(adjusted)) for result in results]
+    return _with_implications([result if result.why else replace(result, p=next(adjusted)) for result in results])
+
+
+def entails(one: Claim, other: Claim) -> bool:
+    """Return whether the first claim, if true, makes the second true by logic alone: the same difference, and a margin
+    that is at least as demanding."""
+    same = ("one", "other", "measure", "minus_pool")
+    if any(getattr(one, key) != getattr(other, key) for key in same) or one.who not in (other.who, "each"):
+        return False
+    if isinstance(one.margin, Share) or isinstance(other.margin, Share):
+        if not (isinstance(one.margin, Share) and isinstance(other.margin, Share)):
+            return False
+        if one.margin.of != other.margin.of or one.who != other.who:
+            return False
+        strong, weak = one.margin.share, other.margin.share
+    else:
+        strong, weak = one.margin, other.margin
+    low = strong if one.says == "above" else -strong if one.says == "within" else None
+    high = strong if one.says in ("below", "within") else None
+    if other.says == "above":
+        return low is not None and low >= weak
+    if other.says == "below":
+        return high is not None and high <= weak
+    return low is not None and high is not None and low >= -weak and high <= weak
+
+
+def _with_implications(results: Sequence[ClaimResult]) -> list[ClaimResult]:
+    """Mark each decided claim that another one of the same pool and verdict implies. Of two claims that say the same,
+    the first stays."""
+    marked: list[ClaimResult] = []
+    for index, result in enumerate(results):
+        implied_by = ""
+        for position, candidate in enumerate(results):
+            if position == index or (candidate.pool, candidate.verdict) != (result.pool, result.verdict):
+                continue
+            stronger, weaker = candidate.claim, result.claim
+            if result.verdict == "refuted":  # a claim is false if one that it entails is
+                stronger, weaker = weaker, stronger
+            if result.verdict != "undecided" and entails(stronger, weaker):
+                if entails(weaker, stronger) and position > index:
+                    continue
+                implied_by = candidate.claim.text
+                break
+        marked.append(replace(result, implied_by=implied_by))
+    return marked
 
 
 class _UntestableError(Exception):
@@ -312,8 +359,8 @@ def difference(
 
 
 def verdict_counts(lines: Sequence[ClaimResult]) -> dict[str, int]:
-    """Return how many claims are held, refuted, undecided."""
-    counts: dict[str, Any] = dict.fromkeys(("held", "refuted", "undecided"), 0)
+    """Return how many claims are held, refuted, undecided, and implied by another one (counted only there)."""
+    counts: dict[str, int] = dict.fromkeys(("held", "refuted", "undecided", "implied"), 0)
     for line in lines:
-        counts[line.verdict] += 1
+        counts["implied" if line.implied_by else line.verdict] += 1
     return counts

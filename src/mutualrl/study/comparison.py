@@ -262,7 +262,11 @@ def difference_table(compared: Compared, pool: str) -> str:
 def _claim_table(compared: Compared, results: Sequence[ClaimResult], which_pieces: str = "") -> str:
     registered = compared.registered
     assert registered is not None
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdict_counts(results).items())
+    by_verdict = verdict_counts(results)
+    implied = by_verdict.pop("implied")
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in by_verdict.items())
+    if implied:
+        counts += f"; {implied} implied by another claim"
     correction = "Holm-corrected" if registered.file.correction == "holm" else "not corrected for multiple testing"
     which = f"{registered.name} (sha256 {registered.sha256[:12]}, of {registered.changed})"
     lines = [
@@ -273,7 +277,8 @@ def _claim_table(compared: Compared, results: Sequence[ClaimResult], which_piece
     for line in results:
         values = "; ".join(f"{name} {estimate}" for name, estimate in line.estimates.items())
         p = "" if line.why else f"{line.p:.4f}"
-        lines.append(_row(line.claim.text, line.pool, values or line.why, p, line.verdict))
+        verdict = f"{line.verdict} (implied by: {line.implied_by})" if line.implied_by else line.verdict
+        lines.append(_row(line.claim.text, line.pool, values or line.why, p, verdict))
     return "\n".join(lines)
 
 

@@ -88,7 +88,8 @@ def of_run(run: Run, pool: str, arm: str) -> Outcome:
 
 def _pass_at(run: Run, policy: str) -> dict[str, float]:
     """Return a policy's pass@k by k, from the last evaluation stored in a run that has any."""
-    sampled = [evaluation.pass_at[policy] for evaluation in run.evaluations if evaluation.pass_at.get(policy)]
+    trained = [evaluation for evaluation in run.evaluations if not evaluation.initial]
+    sampled = [evaluation.pass_at[policy] for evaluation in trained if evaluation.pass_at.get(policy)]
     return dict(sampled[-1]) if sampled else {}
 
 

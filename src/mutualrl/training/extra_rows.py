@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from mutualrl.errors import UsageError
+from mutualrl.regimes.advantages import Floats
 from mutualrl.regimes.losses import (
     BY_ROWS,
     NormalizerFactors,
@@ -102,7 +103,7 @@ class ExtraRows:
         self._terms: list[TermRows] = []
         self._covered: list[int] = []
         self._nll_sum = 0.0
-        self._ratios: dict[str, list[torch.Tensor]] = {}
+        self._log_ratios: dict[str, list[torch.Tensor]] = {}
 
     def load(self, rows: Sequence[ExtraRow], prompts: Mapping[str, tuple[int, ...]], batch: Inputs) -> None:
         """Assign the rows of a new round; take the learner's snapshot for rows without behaviour log-probs.
@@ -252,8 +253,8 @@ class ExtraRows:
             logps, mask = self._trainer.last_logps, loss_mask(batch).bool()
             behaviour = batch.get("old_per_token_logps", logps)
             for row, index in enumerate(chunk.rows):
-                ratios = (logps[row] - behaviour[row])[mask[row]].exp().float().cpu()
-                self._ratios.setdefault(self.rows[index].source.policy, []).append(ratios)
+                log_ratios = (logps[row] - behaviour[row])[mask[row]].detach().float().cpu()
+                self._log_ratios.setdefault(self.rows[index].source.policy, []).append(log_ratios)
         return loss
 
     def _policy_gradient_batch(self, term: Term, chunk: Chunk, inputs: Inputs) -> Inputs:
@@ -354,20 +355,25 @@ class ExtraRows:
             total = torch.tensor(self._nll_sum, device=accelerator.device)
             nll = accelerator.reduce(total, reduction="sum").item() / len(nll_rows)
         low, high = 1 - self._trainer.epsilon_low, 1 + self._trainer.epsilon_high
-        by_policy = self._gathered_ratios()
+        by_policy, of_responses = self._gathered_ratios()
         ratios = np.concatenate([by_policy[name] for name in sorted(by_policy)]) if by_policy else np.zeros(0)
-        statistics = RowStatistics(nll, ratios, low, high, by_policy)
-        self._nll_sum, self._ratios = 0.0, {}
+        statistics = RowStatistics(nll, ratios, low, high, by_policy, of_responses)
+        self._nll_sum, self._log_ratios = 0.0, {}
         if self._row_metrics is not None:
             for name, value in self._row_metrics(statistics).items():
                 log_value(self._trainer, name, value)
 
-    def _gathered_ratios(self) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
-        """Return the ratios of unmasked tokens of the optimizer step, over all ranks, by source policy."""
-        policies = sorted({row.source.policy for row in self.rows if row.loss == "policy_gradient"})
-        return {policy: self._gathered(self._ratios.get(policy, [])) for policy in policies}
+    def _gathered_ratios(self) -> tuple[dict[str, Floats], dict[str, Floats]]:
+        """Return, by source policy, the ratios of the optimizer step's unmasked tokens, and the log-ratio of each row
+        with such tokens (their sum), over all ranks."""
+        of_tokens, of_responses = {}, {}
+        for policy in sorted({row.source.policy for row in self.rows if row.loss == "policy_gradient"}):
+            log_ratios = [values for values in self._log_ratios.get(policy, []) if values.numel()]
+            of_tokens[policy] = self._gathered([values.exp() for values in log_ratios])
+            of_responses[policy] = self._gathered([values.sum()[None] for values in log_ratios])
+        return of_tokens, of_responses
 
-    def _gathered(self, parts: list[torch.Tensor]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def _gathered(self, parts: list[torch.Tensor]) -> Floats:
         """Gather values of all ranks, which may have different lengths."""
         accelerator = self._trainer.accelerator
         own = torch.cat(parts) if parts else torch.zeros(0)
@@ -377,7 +383,7 @@ class ExtraRows:
         filled = torch.full((longest,), float("nan"), device=accelerator.device)
         filled[: own.numel()] = own.to(accelerator.device)
         values = accelerator.gather(filled)
-        gathered: np.ndarray[Any, np.dtype[np.float64]] = values[~values.isnan()].cpu().double().numpy()
+        gathered: Floats = values[~values.isnan()].cpu().double().numpy()
         return gathered
 
 

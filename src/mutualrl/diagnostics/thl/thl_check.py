@@ -12,12 +12,13 @@ from mutualrl.console.display import cell
 from mutualrl.diagnostics.passages import pick
 from mutualrl.diagnostics.results import PairCheck, ThlCheck
 from mutualrl.diagnostics.thl.endpoints import Endpoint
+from mutualrl.diagnostics.thl.example import SENTENCE, example
 from mutualrl.diagnostics.thl.length import length
 from mutualrl.diagnostics.thl.mass import mass
 from mutualrl.diagnostics.thl.ratio import align, log_ratios, residual, sequence_rows, token_rows
 from mutualrl.diagnostics.thl.responses import Track, respond
 from mutualrl.diagnostics.thl.scripts import scripts
-from mutualrl.diagnostics.thl.thl_request import OPENING, SAMPLED, ThlRequest
+from mutualrl.diagnostics.thl.thl_request import BUNDLED, EXAMPLE, OPENING, SAMPLED, ThlRequest
 from mutualrl.diagnostics.thl.traces import LazyModel, OnBatch, common_corpus
 from mutualrl.diagnostics.thl.vocabulary import check_vocabularies
 from mutualrl.engines.base import Sampling
@@ -80,6 +81,9 @@ def _add_suites(pair: PairCheck, request: ThlRequest, source: LazyModel, target:
     if "scripts" in request.suites:
         texts = request.passages if request.limit is None else pick(request.passages, request.limit, request.seed)
         pair["scripts"] = scripts(texts, source, target, track(f"{label}: scripts", len(texts)))
+    if EXAMPLE in request.suites:
+        text = SENTENCE if request.text_name == BUNDLED else request.passages[0].strip()
+        pair["example"] = example(text, source, target, request.anchor, track(f"{label}: example", 1))
     if set(request.suites) & set(SAMPLED):
         _add_ratios(pair, request, source, target, track)
 

@@ -15,11 +15,12 @@ from mutualrl.tasks.base import sample_evenly
 from mutualrl.thl import ANCHORS, DEFAULT_ANCHOR, Anchor
 
 SUITES = ("mass", "length", "scripts", "ratio", "sequence")
-TOKENIZERS = "tokenizers"
+TOKENIZERS, EXAMPLE = "tokenizers", "example"
 SAMPLED = ("ratio", "sequence")
 #: the paper's sizes (Appendices "Sanity checks on THL word alignment" and "THL alignment diagnostics")
 SPANS, SEQUENCES, PROMPTS, SAMPLES = 1024, 64, 256, 5
 MAX_NEW_TOKENS = 64
+BUNDLED = "the package's text"
 OPENING = 8  # words per prompt taken from the text
 
 
@@ -77,7 +78,7 @@ class ThlRequest:
         return cls(
             pairs=pairs,
             passages=tuple(passages),
-            text_name="the package's text" if flags.text is None else str(flags.text),
+            text_name=BUNDLED if flags.text is None else str(flags.text),
             suites=suites,
             anchor=_anchor(flags.anchor),
             prompts=prompts,
@@ -132,7 +133,7 @@ def _pairs(flags: ThlFlags, recipe: Recipe | None) -> tuple[tuple[Endpoint, Endp
 
 
 def _suites(requested: str | None, pairs: tuple[tuple[Endpoint, Endpoint], ...]) -> tuple[str, ...]:
-    known = (TOKENIZERS, *SUITES, "all")
+    known = (TOKENIZERS, *SUITES, EXAMPLE, "all")
     if requested is not None and requested not in known:
         raise UsageError(f"--suite {requested}: expected one of: {', '.join(known)}")
     without_weights = [end.name for pair in pairs for end in pair if not end.has_model]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mutualrl.console.markdown import name as _name
+from mutualrl.console.markdown import percent, significant
 from mutualrl.console.markdown import table as _table
 from mutualrl.diagnostics.results import Columns, PairCheck, SideFigures, ThlCheck, TokenizerFigures, columns_of
 
@@ -88,7 +89,9 @@ def _mass(pairs: Sequence[PairCheck]) -> str:
     cells: dict[tuple[str, ...], list[str]] = {}
     for _, row in _rows(pairs, "mass"):
         row_key = (row["source"], row["target"], row["anchor"])
-        cells.setdefault(row_key, [_pair(row), row["anchor"], str(row["words"]), *(f"{row[key]:.4f}" for key in keys)])
+        cells.setdefault(
+            row_key, [_pair(row), row["anchor"], str(row["words"]), *(significant(row[key]) for key in keys)]
+        )
     spans = next(pair["mass"]["spans"] for pair in pairs if "mass" in pair)
     head = ["pair", "anchor", "words", "Src→Aligned MAE", "Max", "Aligned→Target MAE", "Max", "Prefix Leak Max"]
     return _table(f"mass: errors of word mass in nats, {spans} spans of 5 to 80 tokens", head, list(cells.values()))
@@ -97,7 +100,7 @@ def _mass(pairs: Sequence[PairCheck]) -> str:
 def _length(pairs: Sequence[PairCheck]) -> str:
     rows = []
     for pair, row in _rows(pairs, "length"):
-        errors = [_percent(row[name]) for name in ("aligned", "paper", "naive", "reduction")]
+        errors = [percent(row[name]) for name in ("aligned", "paper", "naive", "reduction")]
         rows.append([_pair(pair), str(row["target_tokens"]), str(row["sequences"]), *errors])
     head = [
         "pair",
@@ -118,7 +121,7 @@ def _length(pairs: Sequence[PairCheck]) -> str:
 def _scripts(pairs: Sequence[PairCheck]) -> str:
     rows = []
     for pair, row in _rows(pairs, "scripts"):
-        errors = [_percent(row[rule]) for rule in ("word", "char", "auto", "span")]
+        errors = [percent(row[rule]) for rule in ("word", "char", "auto", "span")]
         rows.append([_pair(pair), row["family"], str(row["texts"]), *errors])
     head = ["pair", "text", "texts", "word (%)", "char (%)", "auto (%)", "span (%)"]
     return _table("scripts: relative MAE by rule, per word, or per character in CJK", head, rows)
@@ -131,7 +134,7 @@ def _ratio(pairs: Sequence[PairCheck]) -> str:
             row["denominator"],
             str(row["responses"]),
             str(row["tokens"]),
-            f"{row['p99']:.4g}",
+            significant(row["p99"]),
             f"{row['clip_rate']:.4f}",
             f"{row['responses_over_10']:.4f}",
         ]
@@ -147,8 +150,9 @@ def _residual(pairs: Sequence[PairCheck]) -> str:
     for pair in pairs:
         if "ratio" in pair:
             losses = pair["ratio"]["residual"]
-            nats = [f"{losses[key]:.4g}" for key in ("delta_thl", "delta_thl_p99", "delta_thl_max")]
-            others = [f"{losses['mismatched']:.4g}", f"{losses['clipped_mass']:.4g}", _percent(losses["uncovered"])]
+            nats = [significant(losses[key]) for key in ("delta_thl", "delta_thl_p99", "delta_thl_max")]
+            others = [significant(losses["mismatched"]), significant(losses["clipped_mass"])]
+            others.append(percent(losses["uncovered"]))
             rows.append([_pair(pair), *nats, *others])
     head = ["pair", "delta_THL (nats)", "p99", "max", "C_mis (tokens)", "clipped mass (nats)", "uncovered tokens (%)"]
     return _table("residual: mass of a response's trace that no token received", head, rows)
@@ -172,10 +176,27 @@ def _sequence(pairs: Sequence[PairCheck]) -> str:
     return _table("sequence: exp(mean log-ratio) of a response", head, rows)
 
 
+def _example(pairs: Sequence[PairCheck]) -> str:
+    tables = []
+    for pair in pairs:
+        if "example" not in pair:
+            continue
+        rows = []
+        for word in pair["example"]["rows"]:
+            source = " ".join(f"`{_name(text)}` {value:.3f}" for text, value in word["source"])
+            target = " ".join(f"`{_name(text)}` {value:.3f}" for text, value in word["target"])
+            rows.append([_name(word["word"]), source, f"{word['source_mass']:.4f}", target])
+            rows[-1].append(f"{word['target_mass']:.4f}")
+        head = ["word", "source tokens, log-prob", "sum Z_w", "target tokens, aligned value", "sum"]
+        tables.append(_table(f"example: {_pair(pair)}, nats", head, rows))
+    return "\n\n".join(tables)
+
+
 _TABLES: dict[str, Callable[[Sequence[PairCheck]], str]] = {
     "mass": _mass,
     "length": _length,
     "scripts": _scripts,
     "ratio": _ratio,
     "sequence": _sequence,
+    "example": _example,
 }
