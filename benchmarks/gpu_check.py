@@ -35,10 +35,10 @@ def gpus() -> list[str]:
     return [line.strip() for line in result.stdout.splitlines() if line.strip()] if result.returncode == 0 else []
 
 
-def layouts(count: int, *, cpu: bool) -> dict[str, list[str]]:
+def layouts(count: int, *, cpu: bool, ranks: int = 2) -> dict[str, list[str]]:
     """Return the settings for each way to place two policies."""
     if cpu:
-        return {"2 CPU ranks per policy": ["hardware.gpus=0", "launch.processes=2"]}
+        return {f"{ranks} CPU ranks per policy": ["hardware.gpus=0", f"launch.processes={ranks}"]}
     sharing = {"sharing": [f"hardware.gpus={count}", "launch.share_gpus=true"]}
     return ({"splitting": [f"hardware.gpus={count - count % 2}"]} if count >= 2 else {}) | sharing
 
@@ -102,7 +102,7 @@ def main() -> None:
         sys.exit("no GPU found by nvidia-smi; --cpu rehearses on CPU ranks")
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as directory:
-        for layout, settings in layouts(len(gpu_names), cpu=args.cpu).items():
+        for layout, settings in layouts(len(gpu_names), cpu=args.cpu, ranks=1 if args.smoke else 2).items():
             for engine in ("transformers", "vllm") if find_spec("vllm") and not args.cpu else ("transformers",):
                 vllm_settings = (
                     ["trainer.use_vllm=true", "trainer.vllm_max_model_length=128"] if engine == "vllm" else []

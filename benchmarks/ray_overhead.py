@@ -129,7 +129,7 @@ def main() -> None:
     from ray_cluster import ray_cluster
 
     args = harness.parse(harness.options(__doc__))
-    size = Size(1, 6, 2) if args.smoke else FULL
+    size = Size(1, 4, 1) if args.smoke else FULL
     cases = {"apart": CASES["apart"]} if args.smoke else CASES
     cores = len(os.sched_getaffinity(0))
     medians: dict[str, dict[str, list[float]]] = {case: {"local": [], "ray": []} for case in cases}

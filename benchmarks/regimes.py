@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="also repeat runs that have results")
     args = harness.parse(parser)
     if args.smoke:
-        args.seeds, args.arms, args.steps = [0], ["grpo", "sgt"], 2
+        args.seeds, args.arms, args.steps = [0], ["xgrpo"], 2
     file = args.out / "regimes.json"
     stored_runs = json.loads(file.read_text())["runs"] if file.exists() and not args.fresh else []
     finished = {(run["arm"], run["seed"]): run for run in stored_runs}

@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=None, help="default: the pool's own")
     args = harness.parse(parser)
     if args.smoke:
-        args.seeds, args.steps = [0], 2
+        args.seeds, args.regimes, args.steps = [0], ["sgt"], 2
     with tempfile.TemporaryDirectory() as directory:
         runs = [train(r, seed, args.steps, Path(directory)) for seed in args.seeds for r in args.regimes]
     result = {"command": "python benchmarks/sgt_vs_grpo.py", "mean_weak_accuracy": means(runs), "runs": runs}

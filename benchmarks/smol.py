@@ -80,7 +80,7 @@ def main() -> None:
     args = harness.parse(parser)
     file = sweeps.SWEEPS / "smol.yaml"
     if args.smoke:
-        file, args.runs = sweeps.smoke_sweep("smol", ("grpo", "sgt"), args.out), args.out / "runs"
+        file, args.runs = sweeps.smoke_sweep("smol", ("sgt",), args.out), args.out / "runs"
     if not args.table:
         inputs = file.parent / "smol"
         if not (inputs / "held_out.jsonl").is_file():

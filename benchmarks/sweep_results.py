@@ -91,7 +91,7 @@ def _key(piece: Mapping[str, Any]) -> tuple[str, str, int]:
 
 
 def smoke_sweep(name: str, arms: Sequence[str], out: Path, **settings: Any) -> Path:
-    """Copy a sweep with its pool, claims and rewards below `out`, with these arms, one seed and a step or two; return
+    """Copy a sweep with its pool and rewards below `out`, with these arms, one seed, two steps and no claims; return
     the copy. `settings`: further keys of the sweep file."""
     directory = out / "sweeps"
     directory.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,9 @@ def smoke_sweep(name: str, arms: Sequence[str], out: Path, **settings: Any) -> P
         shutil.copy(path, out)
     sweep = yaml.safe_load((SWEEPS / f"{name}.yaml").read_text(encoding="utf-8"))
     few = {"run.steps": 2, "run.validate_every": 0, "run.validation_limit": 2, "run.save_every": 0}
+    few |= {"trainer.bf16": False}
     sweep |= {"seeds": 1, "arms": {arm: sweep["arms"][arm] for arm in arms}, "set": {**sweep["set"], **few}, **settings}
+    sweep |= {"claims": None, "reference": arms[0]}
     copy = directory / f"{name}.yaml"
     copy.write_text(yaml.safe_dump(sweep, sort_keys=False), encoding="utf-8")
     return copy

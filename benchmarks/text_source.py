@@ -128,7 +128,7 @@ def main() -> None:
     file = sweeps.SWEEPS / "text-source.yaml"
     if args.smoke:
         evaluate = {"samples": 2, "limit": 2}
-        file = sweeps.smoke_sweep("text-source", ("grpo", "sgt gold own style"), args.out, evaluate=evaluate)
+        file = sweeps.smoke_sweep("text-source", ("sgt gold own style",), args.out, evaluate=evaluate)
         args.runs = args.out / "runs"
     if not (args.table or args.add):
         inputs = file.parent / "text-source"

@@ -31,7 +31,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 #: variables that are set anew in each worker, or that nothing reads at import
-PER_WORKER = ("PYTHONUNBUFFERED", "PYTHONSAFEPATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+PER_WORKER = (
+    *("PYTHONUNBUFFERED", "PYTHONSAFEPATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+    *("PYTORCH_NVML_BASED_CUDA_CHECK", "PYTHONBREAKPOINT"),  # set by imports in a parent process
+)
 #: beginnings of the names of variables that an import might read
 READ_AT_IMPORT = (
     *("ACCELERATE_", "ARROW_", "CUDA_", "DATASETS_", "DEEPSPEED", "DS_", "HF_", "HOME", "HUGGINGFACE", "LD_"),
