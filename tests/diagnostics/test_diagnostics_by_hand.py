@@ -143,7 +143,7 @@ def test_recommendation_carries_what_was_measured_against_it() -> None:
     results = json.loads((REPOSITORY / "benchmarks" / "results" / "text_source.json").read_text())["comparison"]
     refuted = {claim["claim"] for claim in results["claims"] if claim["verdict"] == "refuted"}
     for claim, words in {
-        "SGT ends above GRPO": "SGT ended below GRPO",
+        "SGT ends above GRPO": "SGT ended below GRPO, ",
         "SGT ends above HACPO": "HACPO",
         "SGT ends above guided rollouts": "guided rollouts",
         "SGT ends above SFT on gold, then GRPO": "SFT then GRPO",

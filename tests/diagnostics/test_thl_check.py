@@ -313,7 +313,7 @@ def test_help_states_the_defaults(cli_here: Cli) -> None:
         "Maximum number of prompts (256).",
         "Responses per prompt (5).",
         "span (default), word, char, paper, paper-fallback.",
-        "all (default: all, of models).",
+        "all (default, of models: these); example: one text, word by word.",
     ):
         assert message in shown
 
@@ -396,7 +396,7 @@ def test_example_shows_the_mass_of_every_word_on_both_sides(cli_here: Cli, token
         shares = {round(value, 9) for _, value in word["target"]}
         assert shares == {round(word["source_mass"] / len(word["target"]), 9)}
     shown = cli_here("thl-check", *pair).stdout
-    assert "**example: ada → bob, nats**" in shown
+    assert "**example: tiny:ada → tiny:bob, nats**" in shown
     Path("own.txt").write_text("two words\n")
     own = result_of(cli_here("thl-check", *pair, "--text", "own.txt", "--json"))["pairs"][0]["example"]
     assert [word["word"] for word in own["rows"]] == ["two", "words"]

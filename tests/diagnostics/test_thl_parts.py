@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mutualrl.console.markdown import percent, significant
 from mutualrl.diagnostics.passages import Corpus, family, load_passages, pick
 from mutualrl.diagnostics.thl.length import naive
 from mutualrl.diagnostics.thl.ratio import sequence_rows, token_rows
@@ -116,3 +117,11 @@ def test_packaged_text_has_every_family_and_survives_the_tiny_pool() -> None:
 def test_missing_text_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="text file not found"):
         load_passages(tmp_path / "none.txt")
+
+
+def test_percentages_have_the_digits_of_the_papers_tables() -> None:
+    assert [percent(value) for value in (0.000109, 0.954193, 0.999876, 1.052713)] == [
+        *("0.0109", "95.4193", "99.9876", "105.2713"),
+    ]
+    assert [percent(value) for value in (0.0, 1e-9, float("nan"))] == ["0", "1e-07", "NaN"]
+    assert [significant(value) for value in (0.5, 123456.0, None, float("inf"))] == ["0.5", "1.235e+05", "NaN", "inf"]

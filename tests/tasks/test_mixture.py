@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import Cli
 from mutualrl.errors import DataError, RecipeError, UsageError
 from mutualrl.recipes import Request, dump, resolve
 from mutualrl.recipes.agreement import load_recipe_prompts
@@ -20,6 +21,7 @@ from mutualrl.tasks import TaskSource, get_task
 from mutualrl.tasks.base import sample_evenly
 from mutualrl.tasks.mixture import PAPER, mix
 from mutualrl.tasks.template import fields_of, fill
+from mutualrl.tiny import path_of
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
@@ -70,15 +72,55 @@ def test_mixture_has_as_many_prompts_as_its_members_in_the_requested_fractions(
         assert abs(counts[name] - total * share / sum(shares.values())) <= 1 + 1e-6
 
 
-def test_default_members_match_the_paper_and_are_read_from_one_directory(tmp_path: Path) -> None:
+def write_members(directory: Path, *splits: str) -> None:
+    """Write a few rows of each of the paper's tasks, under the names of its data sets."""
     for name in PAPER:
-        for split in ("train", "test"):
+        for split in splits:
             lines = (FIXTURES / f"{name}.jsonl").read_text()
             if name == "arc":
                 for part in ("ARC-Easy", "ARC-Challenge"):
-                    (tmp_path / f"{part}.{split}.jsonl").write_text(lines.replace('"id": "', f'"id": "{part}'))
+                    (directory / f"{part}.{split}.jsonl").write_text(lines.replace('"id": "', f'"id": "{part}'))
             else:
-                (tmp_path / f"{name}.{split}.jsonl").write_text(lines)
+                (directory / f"{name}.{split}.jsonl").write_text(lines)
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+def test_papers_question_answering_recipe_trains_and_is_evaluated_before_and_after(cli: Cli, tmp_path: Path) -> None:
+    """The shipped recipe with two models of random weights, which have room for the prompts."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    (tmp_path / "data").mkdir()
+    write_members(tmp_path / "data", "train", "test", "validation")
+    for name in ("ada", "bob"):
+        tokenizer = AutoTokenizer.from_pretrained(path_of(name))
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+        special = {key: getattr(tokenizer, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), num_key_value_heads=2, **sizes, **special))
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    pool = "policies: [{name: ada, model: ./ada}, {name: bob, model: ./bob}]\n"
+    (tmp_path / "pool.yaml").write_text(pool)
+    settings = ("trainer.use_vllm=false", "hardware.gpus=0", "round.prompts=2", "trainer.max_completion_length=8")
+    settings += ("trainer.per_device_train_batch_size=5", "run.validation_limit=1", "run.save_every=0")
+    flags = [part for setting in settings for part in ("--set", setting)]
+    recipe = ("train", "paper/qa-3qwen-sgt", "--pool", "pool.yaml", "--data", "data", "--steps", "2", "--run-dir", "r")
+    result = cli(*recipe, *flags, "--json")
+    assert result.returncode == 0, result.stderr
+    for policy in json.loads(result.stdout)["policies"].values():
+        assert set(policy["validation"]["by_group"]) == set(PAPER)
+    for stage in ((), ("--initial",)):
+        evaluation = ("eval", "--run", "r", "--suite", "paper", "--data-dir", "data", "--max-new-tokens", "4")
+        result = cli(*evaluation, *stage, "--engine", "transformers", "--json")
+        assert result.returncode == 0, result.stderr
+        assert set(json.loads(result.stdout)["models"]["bob"]["tasks"]) == set(PAPER)
+    assert {path.name for path in (tmp_path / "r" / "evaluations").iterdir()} == {"paper.json", "paper.initial.json"}
+
+
+def test_default_members_match_the_paper_and_are_read_from_one_directory(tmp_path: Path) -> None:
+    write_members(tmp_path, "train", "test")
     mixture, source = get_task("mixture"), TaskSource(data=tmp_path)
     data = mixture.read("train", source)
     by_member = Counter(p.group for p in data.prompts)

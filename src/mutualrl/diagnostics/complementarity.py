@@ -25,8 +25,8 @@ BUCKETS = ("easy", "medium", "hard")
 SPARSE = 0.005
 #: what was measured against the recommendation of `sgt` (benchmarks/results/text_source.json)
 SGT_CAVEAT = (
-    "Measured on embedded pools: where the policies have the same skills and write differently, SGT ended below GRPO; "
-    "there it also ended below HACPO, guided rollouts and SFT then GRPO, and retained less of what was solved before "
+    "Measured against it: on an embedded pool whose policies have the same skills and write differently, SGT ended "
+    "below GRPO, HACPO, guided rollouts and SFT then GRPO, and retained less than GRPO of what was solved before "
     "(docs/text-source.md). Compare with grpo over several seeds (mutualrl sweep)."
 )
 
