@@ -333,9 +333,7 @@ def by_pool(root: Path, repeats: int) -> list[dict[str, Any]]:
     """Return a learner's cost per round of each regime's fields, by number of policies; simulated in one process."""
     rows = []
     for regime in ("xgrpo", "sgt", "prp"):
-        spec = get_regime(regime)
-        settings = spec.settings()
-        schema = spec.publishes(settings)
+        schema = get_regime(regime)().publishes()
         for tokens in (150, TOKENS, 2400):
             full = records(PROMPTS, ROLLOUTS, tokens, 1)
             trimmed = schema.select(full)

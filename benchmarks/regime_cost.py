@@ -139,13 +139,11 @@ def make_trainer(model: Path, root: Path, arm: str, steps: int, seed: int) -> tu
         def on_step_end(self, *_: Any, **__: Any) -> None:
             clock.steps.append(time.perf_counter() - self.began)
 
-    spec = get_regime(regime)
-    regime_settings = spec.settings(**settings)
+    chosen = get_regime(regime)(**settings)
     sharing = Sharing(
         link=PeerLink(Exchange(root, "ada", "script", timeouts=WaitTimeouts(5.0, 60.0)), names),
-        spec=spec,
-        settings=regime_settings,
-        schema=publish_schema(spec, [regime_settings]),
+        regime=chosen,
+        schema=publish_schema([chosen]),
         tokenizers=dict.fromkeys(names, peer_tokenizer),
     )
     trainer = Recorded(

@@ -1,50 +1,56 @@
 """A custom regime: the shortest success of any peer, with a weight that decays from round to round.
 
-mutualrl regimes check examples/own_regime.py:SPEC
-mutualrl train --regime examples/own_regime.py:SPEC --pool tiny --set regime.weight=0.2
+mutualrl regimes check examples/own_regime.py:Shortest
+mutualrl train --regime examples/own_regime.py:Shortest --pool tiny --set regime.weight=0.2
 """
 
-from pydantic import Field
+from collections.abc import Mapping
 
-from mutualrl.regimes import ExtraRow, Metric, Plan, PublishSchema, RegimeSettings, RegimeSpec, RoundView, RowSource
-
-
-class Settings(RegimeSettings):
-    weight: float = Field(0.1, ge=0, description="weight of the NLL in the first round")
-    half_life: float = Field(50.0, gt=0, description="rounds in which the weight halves")
-
-
-def plan(view: RoundView, settings: Settings) -> Plan:
-    """Learn the shortest success for each prompt on which every own rollout failed. The state counts the rounds."""
-    rounds = view.state.get("rounds", 0)
-    weight = settings.weight * 0.5 ** (rounds / settings.half_life)
-    failed = [prompt_id for prompt_id, rewards in view.own_groups().items() if max(rewards) <= 0.0]
-    shortest: dict[str, ExtraRow] = {}
-    for name, peer in sorted(view.peers.items()):
-        prompts, ended, rollouts = peer.column("prompt_id"), peer.column("ended"), peer.column("rollout")
-        solved = [row for row, reward in enumerate(peer.column("reward")) if reward > 0.0 and prompts[row] in failed]
-        for row, text in zip(solved, peer.texts(solved), strict=True):
-            ids = view.transfer.to_learner_ids(text, ended[row])  # THL: None if the learner cannot encode it
-            best = shortest.get(prompts[row])
-            if ids is not None and (best is None or len(ids) < len(best.token_ids)):
-                source = RowSource(name, rollouts[row], view.round)
-                shortest[prompts[row]] = ExtraRow(prompts[row], source, ids, "nll", weight=weight, text=text)
-    rows = tuple(shortest[prompt_id] for prompt_id in sorted(shortest))
-    metrics = {"shortest/rows": float(len(rows)), "shortest/weight": weight}
-    return Plan(rows=rows, metrics=metrics, state={"rounds": rounds + 1})
+from mutualrl.regimes import (
+    ExtraRow,
+    Metric,
+    Plan,
+    PublishSchema,
+    Regime,
+    RoundView,
+    RowSource,
+    RowStatistics,
+    peer_rollouts,
+    setting,
+)
 
 
-SPEC = RegimeSpec(
-    name="shortest",
-    summary="where the learner fails entirely, the shortest success of any peer joins the loss",
-    settings=Settings,
-    publishes=lambda settings: PublishSchema.of("text", text_above=0.0),
-    plan=plan,
-    metrics=(
+class Shortest(Regime):
+    name = "shortest"
+    summary = "where the learner fails entirely, the shortest success of any peer joins the loss"
+    level = "outcome"
+    metrics = (
         Metric("shortest/rows", "rows", "successes that joined the loss", role="rescues"),
         Metric("shortest/weight", "weight", "weight of the NLL", panel="weight"),
         Metric("shortest/nll", "nats per token", "mean NLL of the successes", panel="NLL of the successes"),
-    ),
-    row_metrics=lambda statistics: {} if statistics.nll is None else {"shortest/nll": statistics.nll},
-    level="outcome",
-)
+    )
+    weight: float = setting(0.1, "weight of the NLL in the first round", ge=0)
+    half_life: float = setting(50.0, "rounds in which the weight halves", gt=0)
+
+    def publishes(self) -> PublishSchema:
+        return PublishSchema.of("text", text_above=0.0)
+
+    def plan(self, view: RoundView) -> Plan:
+        """Learn the shortest success for each prompt on which every own rollout failed. The state counts the rounds."""
+        rounds = view.state.get("rounds", 0)
+        weight = self.weight * 0.5 ** (rounds / self.half_life)
+        failed = [prompt_id for prompt_id, rewards in view.own_groups().items() if max(rewards) <= 0.0]
+        shortest: dict[str, ExtraRow] = {}
+        for peer in peer_rollouts(view):
+            (text,) = view.peers[peer.policy].texts([peer.row]) if peer.prompt_id in failed else (None,)
+            ids = None if text is None else view.transfer.to_learner_ids(text, peer.ended)  # THL: None if not encodable
+            best = shortest.get(peer.prompt_id)
+            if ids is not None and (best is None or len(ids) < len(best.token_ids)):
+                source = RowSource(peer.policy, peer.index, view.round)
+                shortest[peer.prompt_id] = ExtraRow(peer.prompt_id, source, ids, "nll", weight=weight, text=text)
+        rows = tuple(shortest[prompt_id] for prompt_id in sorted(shortest))
+        metrics = {"shortest/rows": float(len(rows)), "shortest/weight": weight}
+        return Plan(rows=rows, metrics=metrics, state={"rounds": rounds + 1})
+
+    def row_metrics(self, statistics: RowStatistics) -> Mapping[str, float]:
+        return {} if statistics.nll is None else {"shortest/nll": statistics.nll}

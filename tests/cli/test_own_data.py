@@ -135,7 +135,7 @@ def test_four_policies_with_different_prompt_formats_share(cli: Cli, user_files:
         rows = metrics(user_files / "run", policy)
         assert len(rows) == 3
         assert all(row["see/bytes"] > 0 for row in rows)
-        assert rows[0]["prp/rows"] + rows[0]["prp/unfit"] == 3 * 32
+        assert rows[0]["prp/rows"] + rows[0]["prp/unencodable"] == 3 * 32
         assert "sgt/gate_rate" in rows[0]
 
 

@@ -12,7 +12,7 @@ import pytest
 from conftest import PATIENCE, REPOSITORY, Cli
 from runs import Run, stop_at, stopped
 
-REGIME = f"{REPOSITORY / 'examples' / 'own_regime.py'}:SPEC"
+REGIME = f"{REPOSITORY / 'examples' / 'own_regime.py'}:Shortest"
 TASK = f"{REPOSITORY / 'examples' / 'own_task.py'}:TASK"
 ARGUMENTS = (
     "--regime",
@@ -48,7 +48,7 @@ def test_user_regime_and_task_resume_to_the_unbroken_run_unless_their_code_chang
     (tmp_path / "killed").mkdir()
     regime = tmp_path / "own.py"
     regime.write_bytes((REPOSITORY / "examples" / "own_regime.py").read_bytes())
-    arguments = ("--regime", f"{regime}:SPEC", *ARGUMENTS[2:])
+    arguments = ("--regime", f"{regime}:Shortest", *ARGUMENTS[2:])
     unbroken = Run(tmp_path / "unbroken", *arguments)
     assert unbroken.process.wait(PATIENCE) == 0, unbroken.errors.read_text()
 
@@ -129,33 +129,32 @@ def test_recipe_paths_to_code_are_relative_to_the_recipe_and_keep_its_settings(
     for name in ("own_regime.py", "own_task.py"):
         (directory / name).write_bytes((REPOSITORY / "examples" / name).read_bytes())
     (directory / "r.yaml").write_text(
-        "pool: tiny\nregime: {name: 'own_regime.py:SPEC', weight: 0.25}\n"
+        "pool: tiny\nregime: {name: 'own_regime.py:Shortest', weight: 0.25}\n"
         "task: {name: 'own_task.py:TASK', max_prompt_tokens: 77}\n"
     )
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     recipe = resolve(Request(recipe=directory / "r.yaml"))
-    assert recipe.regime == {"name": f"{directory / 'own_regime.py'}:SPEC", "weight": 0.25}
+    assert recipe.regime == {"name": f"{directory / 'own_regime.py'}:Shortest", "weight": 0.25}
     assert (recipe.task.name, recipe.task.max_prompt_tokens) == (f"{directory / 'own_task.py'}:TASK", 77)
-    by_option = resolve(Request(recipe=directory / "r.yaml", regime="../recipes/own_regime.py:SPEC"))
+    by_option = resolve(Request(recipe=directory / "r.yaml", regime="../recipes/own_regime.py:Shortest"))
     assert by_option.regime == recipe.regime  # another path to the same file
-    by_key = resolve(Request(assignments=("regime.name=../recipes/own_regime.py:SPEC", "regime.weight=0.5")))
-    assert by_key.regime == {"name": f"{directory / 'own_regime.py'}:SPEC", "weight": 0.5}
+    by_key = resolve(Request(assignments=("regime.name=../recipes/own_regime.py:Shortest", "regime.weight=0.5")))
+    assert by_key.regime == {"name": f"{directory / 'own_regime.py'}:Shortest", "weight": 0.5}
 
 
 INVALID_REGIMES = {
     "broken(\n": "SyntaxError",
     "import nothing_of_the_kind\n": "line 1: ModuleNotFoundError",
-    "X = 1\n": "has no object 'SPEC'",
-    "SPEC = 3\n": "found int, expected a mutualrl.regimes.RegimeSpec",
-    "from mutualrl.regimes import RegimeSpec\nSPEC = RegimeSpec('sgt', '', None)\n": "belongs to a regime of mutualrl",
-    "from mutualrl.regimes import RegimeSpec\nSPEC = RegimeSpec('x', '', None, settings=dict)\n": "a subclass of",
-    "from mutualrl.regimes import RegimeSpec\nSPEC = RegimeSpec('../x', '', None)\n": "found '../x', expected letters a-z",
-    (
-        "from mutualrl.regimes import RegimeSettings, RegimeSpec\nclass S(RegimeSettings):\n    weight: float\n"
-        "SPEC = RegimeSpec('x', '', None, settings=S)\n"
-    ): "setting 'weight' has no default",
+    "X = 1\n": "has no object 'Mine'",
+    "Mine = 3\n": "found int, expected a subclass of mutualrl.regimes.Regime",
+    "from mutualrl.regimes import Regime\nclass Mine(Regime):\n    name = 'sgt'\n": "belongs to a regime of mutualrl",
+    "from mutualrl.regimes import Regime\nclass Mine(Regime):\n    name = '../x'\n": "found '../x', expected letters a-z",
+    "from mutualrl.regimes import Regime\nclass Mine(Regime):\n    name = 'x'\n    weight: float\n": (
+        "setting 'weight' has no default"
+    ),
+    "from mutualrl.regimes import RegimeSpec\nMine = RegimeSpec('x', '', None)\n": "write `class Mine(Regime)` with `name`",
 }
 
 
@@ -165,7 +164,7 @@ def test_invalid_regime_files_are_rejected_before_the_run_directory_exists(
 ) -> None:
     path = tmp_path / "bad.py"
     path.write_text(content)
-    result = cli_here("train", "--regime", f"{path}:SPEC", "--run-dir", "r")
+    result = cli_here("train", "--regime", f"{path}:Mine", "--run-dir", "r")
     assert result.returncode == 2, result.stderr
     assert INVALID_REGIMES[content] in result.stderr
     assert "bad.py" in result.stderr
@@ -174,7 +173,7 @@ def test_invalid_regime_files_are_rejected_before_the_run_directory_exists(
 
 HEAD = (
     "import random\n"
-    "from mutualrl.regimes import ExtraRow, Plan, RegimeSpec, RowSource\n"
+    "from mutualrl.regimes import ExtraRow, Plan, Regime, RowSource\n"
     "def row(view, ids=(1,), **more):\n"
     "    return ExtraRow(view.prompt_ids[0], RowSource('bob', 0, 0), ids, 'nll', **more)\n"
 )
@@ -186,10 +185,10 @@ INVALID_PLANS = {
     "Plan(advantages=(1.0,))": "1 advantages for",
     "Plan(advantages=tuple(float('nan') for _ in view.rollouts))": "not finite",
     "Plan(rows=(row(view, mean='pool'),))": "mean 'pool' with loss 'nll'",
-    "Plan(metrics={'x/y': 1.0})": "not in SPEC.metrics: x/y",
+    "Plan(metrics={'x/y': 1.0})": "not in its metrics: x/y",
     "Plan(metrics={'first': float(list(view.peers)[0] == 'bob')})": "the order of the peers does not matter",
     "{}": "plan returned dict",
-    "1 / 0": "own.py, line 5: ZeroDivisionError",
+    "1 / 0": "own.py, line 8: ZeroDivisionError",
     "Plan(metrics={'n': float(len(view.peers['bob'].texts([0])[0]))})": "TypeError",
 }
 
@@ -197,8 +196,8 @@ INVALID_PLANS = {
 @pytest.mark.parametrize("plan", INVALID_PLANS)
 def test_regimes_check_reports_the_error(tmp_path: Path, cli_here: Cli, plan: str) -> None:
     path = tmp_path / "own.py"
-    path.write_text(f"{HEAD}plan = lambda view, settings: {plan}\nSPEC = RegimeSpec('own', '', plan)\n")
-    result = cli_here("regimes", "check", f"{path}:SPEC", "--json")
+    path.write_text(f"{HEAD}class Own(Regime):\n    name = 'own'\n    def plan(self, view):\n        return {plan}\n")
+    result = cli_here("regimes", "check", f"{path}:Own", "--json")
     assert result.returncode == 3
     report = json.loads(result.stdout)
     assert not report["passed"]
@@ -227,12 +226,12 @@ def test_regimes_are_listed_and_shown(cli_here: Cli) -> None:
 
 def test_installed_packages_provide_regimes_by_entry_point(tmp_path: Path) -> None:
     (tmp_path / "rival.py").write_text(
-        "from mutualrl.regimes import RegimeSpec\nSPEC = RegimeSpec('rival', 'a rival', None, reads_peers=False)\n"
+        "from mutualrl.regimes import Regime\nclass Rival(Regime):\n    name = 'rival'\n    reads_peers = False\n"
     )
     metadata = tmp_path / "rival-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: rival\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[mutualrl.regimes]\nrival = rival:SPEC\n")
+    (metadata / "entry_points.txt").write_text("[mutualrl.regimes]\nrival = rival:Rival\n")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from mutualrl.cli.app import app; app()"
     for arguments, message in (
         (["regimes", "ls"], "rival"),

@@ -137,8 +137,7 @@ def test_wrong_names_and_settings_are_refused(tmp_path: Path, changed: dict[str,
 
 
 def script_run(root: Path, run_id: str = "script", **settings: object) -> ScriptRun:
-    spec = get_regime("sgt")
-    return ScriptRun(RunDirectory(root), run_id, ("a", "b"), spec, spec.settings(**settings), seed=0)
+    return ScriptRun(RunDirectory(root), run_id, ("a", "b"), get_regime("sgt")(**settings), seed=0)
 
 
 def test_scripts_that_differ_are_refused_by_key(tmp_path: Path) -> None:

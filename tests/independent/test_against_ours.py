@@ -28,16 +28,14 @@ from mutualrl.diagnostics.sgt_check import activation
 from mutualrl.records import Rollout
 from mutualrl.regimes import get_regime, hacpo
 from mutualrl.regimes.advantages import pool_advantages, standard_deviation
+from mutualrl.regimes.gating import Candidate, Encoded, GateRule, draw_candidate, gate
 from mutualrl.regimes.losses import band_loss, nll_loss, row_nll, stepwise_loss
 from mutualrl.regimes.prp import RatioMoments, chi_square, effective_sample_size, pool, sequence_ratio
+from mutualrl.regimes.regime import advantage_metrics
 from mutualrl.regimes.round import PPO, ExtraRow, RowSource, Stepwise
-from mutualrl.regimes.sgt import Candidate, Fitted, SGTSettings, draw_candidate, gate, weight_at
-from mutualrl.regimes.sgt import plan as plan_sgt
-from mutualrl.regimes.spec import advantage_metrics
-from mutualrl.regimes.swarm import SwarmSettings
-from mutualrl.regimes.swarm import plan as plan_swarm
-from mutualrl.regimes.xgrpo import XGRPOSettings
-from mutualrl.regimes.xgrpo import plan as plan_xgrpo
+from mutualrl.regimes.sgt import SGT
+from mutualrl.regimes.swarm import Swarm
+from mutualrl.regimes.xgrpo import XGRPO
 from mutualrl.thl import align_logprobs, retokenize
 from mutualrl.training.sharing import Sharing
 from regime_views import Peer, view
@@ -91,7 +89,7 @@ def test_xgrpo_advantages(
 ) -> None:
     lengths = data.draw(st.lists(st.integers(0, 20), min_size=len(learner_rewards), max_size=len(learner_rewards)))
     stds = standard_deviation(learner_rewards), standard_deviation([*learner_rewards, *peer_rewards])
-    settings_ = XGRPOSettings(mix=mix, length_correction=correction, advantage_clip=clip, scale=scale)
+    settings_ = XGRPO(mix=mix, length_correction=correction, advantage_clip=clip, scale=scale)
     round_ = view(
         [("p", r) for r in learner_rewards],
         {"bob": Peer([("p", r) for r in peer_rewards])},
@@ -103,7 +101,7 @@ def test_xgrpo_advantages(
     if scale == "batch" and stds[0] != stds[1]:
         return  # the local and pooled parts have different batches; the independent version takes one number for both
     expected = regimes.xgrpo_advantages(learner_rewards, peer_rewards, lengths, mix, correction, clip, scale, stds[0])
-    assert plan_xgrpo(round_, settings_).advantages == pytest.approx(expected)
+    assert settings_.plan(round_).advantages == pytest.approx(expected)
 
 
 @given(REWARDS, st.floats(-1, 1), SCALES, st.booleans())
@@ -146,7 +144,7 @@ def test_band_loss(logp: float, behaviour: float, advantage: float, epsilon: flo
     st.booleans(),
 )
 def test_sgt_gate(learner_rewards: list[float], peer_rewards: list[float], any_failure: bool) -> None:
-    result = gate(learner_rewards, peer_rewards, SGTSettings(gate="any" if any_failure else "all"))
+    result = gate(learner_rewards, peer_rewards, SGT(gate="any" if any_failure else "all"))
     assert result == regimes.sgt_gate(learner_rewards, peer_rewards, 0.8, 0.2, any_failure)
 
 
@@ -181,10 +179,12 @@ def test_hacpo_advantages(
     fractions = {"ada": learner_fractions, "bob": peer_fractions}
     capabilities = {name: rivals.capability(values, window) for name, values in fractions.items()}
     assert {name: hacpo.capability(values, window) for name, values in fractions.items()} == pytest.approx(capabilities)
-    settings = hacpo.HACPOSettings(window=window)
+    settings = hacpo.HACPO(window=window)
     weight = 1.0 if warm else hacpo.discrepancy(capabilities["ada"], capabilities["bob"], settings)
     weights = np.array([1.0] * len(learner_rewards) + [weight] * len(peer_rewards))
-    result = hacpo.advantages(np.array([*learner_rewards, *peer_rewards]), weights, len(learner_rewards), "released")
+    result = hacpo.pooled_advantages(
+        np.array([*learner_rewards, *peer_rewards]), weights, len(learner_rewards), "released"
+    )
     expected = rivals.hacpo_advantages({"ada": learner_rewards, "bob": peer_rewards}, "ada", capabilities, warm)
     assert result.tolist() == pytest.approx([*expected["ada"], *expected["bob"]])
 
@@ -228,7 +228,7 @@ def test_swarm_advantages(groups: list[list[float]], peer_groups: list[list[floa
     external = peer_groups[: len(groups)]
     rows = [(f"p{i}", reward, f"{i}{j}") for i, group in enumerate(external) for j, reward in enumerate(group)]
     round_view = view([(p, r) for p, group in learner_groups.items() for r in group], {"bob": Peer(rows)}, scale=scale)
-    planned = plan_swarm(round_view, SwarmSettings(external=9, verify=False))
+    planned = Swarm(external=9, verify=False).plan(round_view)
     learner_expected, peer_expected = rivals.swarm_advantages(learner_groups, external, scale)
     kept_rows = sum(len(group) for group in learner_expected.values()) + sum(map(len, peer_expected))
     all_rows = sum(map(len, groups)) + sum(map(len, peer_expected))
@@ -245,23 +245,17 @@ def test_swarm_advantages(groups: list[list[float]], peer_groups: list[list[floa
     st.sampled_from([0.0, 0.25, 0.3]),
 )
 def test_relative_gate(learner_rewards: list[float], peer_rewards: list[float], margin: float) -> None:
-    assert gate(learner_rewards, peer_rewards, SGTSettings(gate="relative", margin=margin)) == rivals.relative_gate(
+    assert gate(learner_rewards, peer_rewards, GateRule(gate="relative", margin=margin)) == rivals.relative_gate(
         learner_rewards, peer_rewards, margin
     )
 
 
-@given(st.sampled_from(["constant", "linear", "cosine"]), st.integers(0, 30), st.integers(1, 20))
-def test_weight_schedule(kind: Any, number: int, rounds: int) -> None:
-    settings = SGTSettings(weight=0.3, schedule=kind, schedule_rounds=rounds)
-    assert weight_at(settings, number) == pytest.approx(rivals.scheduled_weight(0.3, kind, number, rounds))
-
-
 @given(st.lists(st.lists(st.floats(-6, 0), min_size=1, max_size=4), min_size=1, max_size=4))
 def test_fit_pick_and_sum_over_tokens(candidates: list[list[float]]) -> None:
-    fitted = [Fitted(Candidate("bob", i, "", True), (i,)) for i in range(len(candidates))]
+    fitted = [Encoded(Candidate("bob", i, "", True), (i,)) for i in range(len(candidates))]
     nll = {(i,): -float(np.mean(logps)) for i, logps in enumerate(candidates)}
     key: dict[str, Any] = {"run_seed": 0, "round_index": 0, "prompt_id": "p", "learner": "ada"}
-    drawn = draw_candidate(fitted, SGTSettings(pick="fit"), nll=nll, **key)
+    drawn = draw_candidate(fitted, GateRule(pick="fit"), nll=nll, **key)
     assert nll[drawn.ids] == pytest.approx(-float(np.mean(candidates[rivals.fit_pick(candidates)])))
     width = max(map(len, candidates))
     logps = torch.tensor([[*row, *[0.0] * (width - len(row))] for row in candidates], dtype=torch.float64)
@@ -280,12 +274,12 @@ def test_fit_pick_and_sum_over_tokens(candidates: list[list[float]]) -> None:
 )
 def test_remembered_successes(history: list[list[tuple[str, str, float]]], memory: int) -> None:
     """The newest success of each peer on a prompt is kept, the first one within a round."""
-    settings, state, records = SGTSettings(memory=memory), {}, []
+    settings, state, records = SGT(memory=memory), {}, []
     for number, entries in enumerate(history):
         peers = {
             name: Peer([(p, r, "x") for p, policy_name, r in entries if policy_name == name]) for name in ("bob", "cyd")
         }
-        planned = plan_sgt(view([("p", 0.0), ("q", 0.0)], peers, round=number, state=state), settings)
+        planned = settings.plan(view([("p", 0.0), ("q", 0.0)], peers, round=number, state=state))
         state = dict(planned.state or {})
         records.append(
             [
@@ -341,7 +335,7 @@ def test_effective_sample_size_and_chi_square(ratios: list[float]) -> None:
     )
 )
 def test_revived_prompts(history: list[dict[str, list[float]]]) -> None:
-    sharing = Sharing(link=None, spec=get_regime("grpo"), settings=get_regime("grpo").settings(), schema=None)  # type: ignore[arg-type]
+    sharing = Sharing(link=None, regime=get_regime("grpo")(), schema=None)  # type: ignore[arg-type]
     counts = []
     for groups in history:
         rollouts = [Rollout(p, i, r, True) for p, group in groups.items() for i, r in enumerate(group)]

@@ -132,7 +132,7 @@ def test_no_regime_name_or_metric_is_hard_coded_outside_regimes() -> None:
     from mutualrl.regimes import regimes
 
     names = set(regimes())
-    keys = {metric.key for spec in regimes().values() for metric in spec.metrics}
+    keys = {metric.key for regime in regimes().values() for metric in regime.metrics}
     prefixes = tuple(sorted({key.partition("/")[0] + "/" for key in keys}))
     matches = []
     for path in SOURCE.rglob("*.py"):

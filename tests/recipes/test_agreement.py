@@ -56,7 +56,7 @@ def test_fingerprint_includes_the_code_of_a_user_regime(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     source = (Path(__file__).parents[2] / "examples" / "own_regime.py").read_text()
     file.write_text(source)
-    user_recipe = resolve(Request(pool="tiny", regime=f"{file}:SPEC"))
+    user_recipe = resolve(Request(pool="tiny", regime=f"{file}:Shortest"))
     before = fingerprint(user_recipe, PLAN, prompts(5), prompts(2))
     file.write_text(source + "# changed\n")
     after = fingerprint(user_recipe, PLAN, prompts(5), prompts(2))
@@ -161,12 +161,15 @@ def test_each_policy_trains_on_its_own_solution_column() -> None:
 def test_combined_regimes_with_several_solution_columns_are_rejected() -> None:
     from mutualrl.errors import RegimeError
     from mutualrl.regimes.channels import combined
-    from mutualrl.regimes.sgt import SPEC as SGT
-    from mutualrl.regimes.sgt import SGTSettings
+    from mutualrl.regimes.sgt import SGT
 
-    other = replace(SGT, name="other", solution_column=lambda settings: "short", moves_advantages=False)
-    combination = combined([SGT, other])
-    learning = combination.settings(sgt=SGTSettings(teacher="gold"), other=SGTSettings())
+    class Other(SGT):
+        name = "other"
+
+        def solution_column(self) -> str:
+            return "short"
+
+    combination = combined([SGT, Other])
     with pytest.raises(RegimeError, match="several columns of the data: short, solution"):
-        combination.solution_column(learning)
-    assert combination.solution_column(combination.settings()) == "short"
+        combination(sgt=SGT(teacher="gold"), other=Other()).solution_column()
+    assert combination().solution_column() == "short"

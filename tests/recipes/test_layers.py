@@ -225,12 +225,12 @@ def test_set_targets_one_policy_by_name(tmp_path: Path) -> None:
         "policies.q2.model=tiny:cyd",
     )
     recipe = resolve(Request(regime="sgt", pool=str(pool), assignments=settings))
-    weights = [recipe.regime_settings(name).model_dump()["weight"] for name in ("q2.5-3b", "q2")]
+    weights = [recipe.regime_of(name).model_dump()["weight"] for name in ("q2.5-3b", "q2")]
     assert weights == [0.4, 0.2]
     rates = [recipe.trainer_settings(name).get("learning_rate") for name in ("q2.5-3b", "q2")]
     assert rates == [None, 1e-4]
     assert [policy.model for policy in recipe.policies] == ["tiny:ada", "tiny:cyd"]
-    assert resolve(Request(regime="sgt", pool=str(pool))).regime_settings("q2.5-3b").model_dump()["weight"] == 0.1
+    assert resolve(Request(regime="sgt", pool=str(pool))).regime_of("q2.5-3b").model_dump()["weight"] == 0.1
 
 
 @pytest.mark.parametrize("key", ["policies.zoe.regime.weight", "policies.ada", "policies.ad.regime.weight"])
@@ -259,7 +259,7 @@ def test_pool_with_settings_of_a_regime_serves_every_regime(tmp_path: Path, capl
     policies = "policies:\n  - {name: a, model: 'tiny:ada', regime: {weight: 0.2}}\n  - {name: b, model: 'tiny:bob'}\n"
     pool.write_text(policies + "regime: {weight: 0.3, success_above: 0.7}\n")
     chosen = resolve(Request(pool=str(pool), regime="sgt"))
-    first, second = (chosen.regime_settings(name).model_dump() for name in ("a", "b"))
+    first, second = (chosen.regime_of(name).model_dump() for name in ("a", "b"))
     assert (first["weight"], second["weight"]) == (0.2, 0.3)  # not replaced by what is shipped with sgt
     assert (second["success_above"], second["failure_below"]) == (0.7, 0.2)
     assert not caplog.messages
@@ -270,7 +270,7 @@ def test_pool_with_settings_of_a_regime_serves_every_regime(tmp_path: Path, capl
     assert resolve(Request(pool=str(pool))).regime_name == "grpo"  # as the diagnostics, to which no regime matters
     assert not caplog.messages
     given = resolve(Request(pool=str(pool), regime="sgt", assignments=("regime.weight=0.9",)))
-    assert given.regime_settings("b").model_dump()["weight"] == 0.9
+    assert given.regime_of("b").model_dump()["weight"] == 0.9
 
 
 def test_setting_of_no_regime_in_a_pool_is_refused(tmp_path: Path) -> None:

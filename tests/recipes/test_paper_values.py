@@ -91,7 +91,7 @@ def test_regime_and_its_settings_match_the_paper(name: str) -> None:
     arm = name.removeprefix("qa-").removeprefix(recipe.pool or "").removeprefix("-")
     assert arm.split("-")[0] == regime.split("-")[0]
     for policy in recipe.policies:
-        settings = recipe.regime_settings(policy.name).model_dump()
+        settings = recipe.regime_of(policy.name).model_dump()
         expected = dict(REGIME[regime])
         if arm == "prp-naive":
             expected |= {

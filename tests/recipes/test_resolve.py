@@ -8,7 +8,7 @@ from mutualrl.errors import RecipeError
 from mutualrl.recipes import Recipe, Request, dump, load, resolve, shipped
 from mutualrl.recipes.batch_plan import BatchPlan, plan_batch
 from mutualrl.recipes.trainer_table import TABLE
-from mutualrl.regimes.sgt import SGTSettings
+from mutualrl.regimes.sgt import SGT
 
 PAIR = 'policies: [{name: a, model: "tiny:ada"}, {name: b, model: "tiny:bob"}]\n'
 
@@ -49,8 +49,8 @@ def test_more_specific_layers_take_precedence(tmp_path: Path) -> None:
     assert (recipe.run.steps, recipe.run.seed) == (7, 9)
     assert recipe.trainer["learning_rate"] == 3e-4  # YAML 1.2: a number, not a string
     assert recipe.trainer["loss_type"] == "grpo"
-    settings = recipe.regime_settings("a")
-    assert isinstance(settings, SGTSettings)
+    settings = recipe.regime_of("a")
+    assert isinstance(settings, SGT)
     assert settings.weight == 0.3
 
 
@@ -90,8 +90,8 @@ def test_policy_overrides_trainer_and_regime_settings(tmp_path: Path) -> None:
     recipe = resolve(Request(pool=str(tmp_path / "p.yaml"), regime="sgt"))
     assert recipe.trainer_settings("a")["learning_rate"] == 1e-4
     assert "learning_rate" not in recipe.trainer_settings("b")
-    assert recipe.regime_settings("a").weight == 0.5  # type: ignore[attr-defined]
-    assert recipe.regime_settings("b").weight == 0.1  # type: ignore[attr-defined]
+    assert recipe.regime_of("a").weight == 0.5  # type: ignore[attr-defined]
+    assert recipe.regime_of("b").weight == 0.1  # type: ignore[attr-defined]
 
 
 def test_models_next_to_the_pool_file_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ def test_list_and_plus_joined_names_are_equivalent(tmp_path: Path) -> None:
     joined = resolve(Request(pool="tiny", regime="xgrpo+sgt", assignments=("regime.sgt.weight=0.05",)))
     assert listed.regime == joined.regime
     assert listed.regime_name == "xgrpo+sgt"
-    settings = listed.regime_settings("ada").model_dump()
+    settings = listed.regime_of("ada").model_dump()
     assert (settings["sgt"]["weight"], settings["xgrpo"]["mix"]) == (0.05, 0.2)
 
 
@@ -59,7 +59,7 @@ regime: [xgrpo, {name: sgt, weight: 0.05, failure_below: 0.1}]
     path = tmp_path / "recipe.yaml"
     path.write_text(text)
     resolved = resolve(Request(recipe=path))
-    ada, bob = (resolved.regime_settings(name).model_dump()["sgt"] for name in ("ada", "bob"))
+    ada, bob = (resolved.regime_of(name).model_dump()["sgt"] for name in ("ada", "bob"))
     assert (ada["weight"], ada["failure_below"]) == (0.4, 0.1)
     assert (bob["weight"], bob["failure_below"]) == (0.05, 0.1)
 
@@ -73,7 +73,6 @@ regime: [xgrpo, {name: sgt, weight: 0.05, failure_below: 0.1}]
         ("regime: [xgrpo, {name: sgt, margin: 0.5}]", "regime.sgt.margin: found 0.5, which has no effect with"),
         ("regime: {name: xgrpo+sgt, mix: 0.5}", "regime.mix: unknown key; expected one of: name, xgrpo, sgt"),
         ("regime: hacpo\ntrainer: {importance_sampling_level: token}", "regime hacpo expects 'sequence'"),
-        ("regime: {name: sgt, schedule: linear}", "schedule: linear expects schedule_rounds"),
     ],
 )
 def test_invalid_setting_is_reported_by_key(tmp_path: Path, text: str, message: str) -> None:
@@ -92,15 +91,15 @@ def test_invalid_combination_is_rejected_with_the_reason(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "text", ["[xgrpo, {name: 'mine.py:SPEC', weight: 0.3}]", "[{name: 'mine.py:SPEC', weight: 0.3}, xgrpo]"]
+    "text", ["[xgrpo, {name: 'mine.py:Shortest', weight: 0.3}]", "[{name: 'mine.py:Shortest', weight: 0.3}, xgrpo]"]
 )
 def test_user_regime_file_can_be_a_part(tmp_path: Path, text: str) -> None:
     source = Path(__file__).parents[2] / "examples" / "own_regime.py"
     (tmp_path / "mine.py").write_text(source.read_text())
     resolved = resolve(Request(recipe=recipe(tmp_path, f"regime: {text}\n")))
-    assert sorted(resolved.regime_name.split("+")) == [f"{tmp_path / 'mine.py'}:SPEC", "xgrpo"]
-    name = next(part for part in resolved.spec.name.split("+") if part != "xgrpo")
-    assert resolved.regime_settings("ada").model_dump()[name]["weight"] == 0.3
+    assert sorted(resolved.regime_name.split("+")) == [f"{tmp_path / 'mine.py'}:Shortest", "xgrpo"]
+    name = next(part for part in resolved.regime_class.name.split("+") if part != "xgrpo")
+    assert resolved.regime_of("ada").model_dump()[name]["weight"] == 0.3
     batch = plan_batch(resolved, "ada", 1)
     before = fingerprint(resolved, batch, [], [])
     (tmp_path / "mine.py").write_text(source.read_text() + "\n")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from mutualrl.records import Rollout
-from mutualrl.regimes import RoundView, Trace
+from mutualrl.regimes import Plan, Regime, Requests, Results, RoundView, Trace
 from mutualrl.regimes.round import Aligned
 
 
@@ -73,3 +74,31 @@ def view(rows: Sequence[tuple[str, float]], peers: dict[str, Peer] | None = None
         "transfer": transfer,
     }
     return RoundView(**{**defaults, **changes})
+
+
+def plan(round_view: RoundView, regime: Regime) -> Plan:
+    """Plan a round."""
+    return regime.plan(round_view)
+
+
+def requests(round_view: RoundView, regime: Regime) -> Requests:
+    """Return a regime's first requests."""
+    return regime.requests(round_view)
+
+
+def answered(
+    round_view: RoundView,
+    regime: Regime,
+    *,
+    logprobs: Sequence[Any] = (),
+    nll: Sequence[float] = (),
+    rewards: Sequence[float] = (),
+) -> RoundView:
+    """Return the round with results, in the order of the regime's requests."""
+    made = regime.requests(round_view)
+    results = Results(
+        dict(zip(made.logprobs, logprobs, strict=True)),
+        dict(zip(made.nll, nll, strict=True)),
+        dict(zip(made.rewards, rewards, strict=True)),
+    )
+    return replace(round_view, results=results)

@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from mutualrl.errors import RegimeError
-from mutualrl.regimes import Answers, RoundView, get_regime, is_open, parts_of
-from mutualrl.regimes.sgt import SGTSettings
-from mutualrl.regimes.xgrpo import XGRPOSettings
-from regime_views import Peer, view
+from mutualrl.regimes import RoundView, get_regime, is_open, parts_of
+from mutualrl.regimes.sgt import SGT
+from mutualrl.regimes.xgrpo import XGRPO
+from regime_views import Peer, answered, plan, requests, view
 
 OWN = [("p", 0.0), ("p", 0.0), ("q", 1.0), ("q", 0.0)]
 PEERS = {"bob": Peer([("p", 1.0, "yes"), ("p", 0.0, None), ("q", 0.0, None), ("q", 0.0, None)])}
 
 
 def test_combined_plan_chains_advantages_and_concatenates_rows() -> None:
-    both = get_regime("xgrpo+sgt")
-    settings = both.settings(sgt={"weight": 0.3, "max_uses_per_prompt": 5})
-    assert both.plan is not None
-    result = both.plan(view(OWN, PEERS), settings)
-    plans = {name: get_regime(name).plan for name in ("xgrpo", "sgt")}
-    assert plans["xgrpo"] is not None
-    assert plans["sgt"] is not None
-    xgrpo_result = plans["xgrpo"](view(OWN, PEERS), XGRPOSettings())
-    sgt_result = plans["sgt"](view(OWN, PEERS), SGTSettings(weight=0.3, max_uses_per_prompt=5))
+    both = get_regime("xgrpo+sgt")(sgt={"weight": 0.3, "max_uses_per_prompt": 5})
+    result = plan(view(OWN, PEERS), both)
+    xgrpo_result = plan(view(OWN, PEERS), XGRPO())
+    sgt_result = plan(view(OWN, PEERS), SGT(weight=0.3, max_uses_per_prompt=5))
     assert result.advantages == xgrpo_result.advantages
     assert result.rows == sgt_result.rows or [r.text for r in result.rows] == [r.text for r in sgt_result.rows]
     assert result.rows[0].weight == 0.3
     assert result.metrics == {**xgrpo_result.metrics, **sgt_result.metrics}
     assert result.state == {"sgt": {"uses": {"p": 1}}}
-    second_round = both.plan(view(OWN, PEERS, state=result.state), settings)
+    second_round = plan(view(OWN, PEERS, state=result.state), both)
     assert second_round.state == {"sgt": {"uses": {"p": 2}}}
 
 
@@ -39,26 +32,20 @@ def test_each_regime_receives_the_advantages_of_the_previous_one() -> None:
     both = get_regime("prp+xgrpo")
     trace = ((1,), (-1.0,), True)
     peers = {"bob": Peer([(p, r, "x", *trace) for p, r in [("p", 1.0), ("p", 0.0), ("q", 0.0), ("q", 0.0)]])}
-    first, second = get_regime("prp").plan, get_regime("xgrpo").plan
-    assert both.plan is not None
-    assert first is not None
-    assert second is not None
-    pooled = first(view(OWN, peers), get_regime("prp").settings())
+    pooled = plan(view(OWN, peers), get_regime("prp")())
     assert pooled.advantages is not None
-    expected = second(view(OWN, peers, advantages=pooled.advantages), XGRPOSettings()).advantages
-    assert both.plan(view(OWN, peers), both.settings()).advantages == pytest.approx(expected)
+    expected = plan(view(OWN, peers, advantages=pooled.advantages), XGRPO()).advantages
+    assert plan(view(OWN, peers), both()).advantages == pytest.approx(expected)
 
 
 def test_each_regime_gets_the_answers_to_its_own_requests() -> None:
-    both = get_regime("swarm+sgt")
-    settings = both.settings(swarm={"external": 1}, sgt={"pick": "fit"})
+    both = get_regime("swarm+sgt")(swarm={"external": 1}, sgt={"pick": "fit"})
     peers = {"bob": Peer([("p", 1.0, "long"), ("p", 1.0, "yes"), ("q", 1.0, "a"), ("q", 0.0, "b")])}
     round_view: RoundView = view(OWN, peers)
-    needs = both.needs(round_view, settings)
-    assert [text for _, text, _ in needs.rewards] == ["a", "b"]
-    assert [bytes(ids) for _, ids in needs.nll] == [b"long", b"yes"]
-    assert both.plan is not None
-    result = both.plan(replace(round_view, answers=Answers(nll=(0.1, 0.2), rewards=(1.0, 0.0))), settings)
+    made = requests(round_view, both)
+    assert [text for _, text, _ in made.rewards] == ["a", "b"]
+    assert [bytes(ids) for _, ids in made.nll] == [b"long", b"yes"]
+    result = plan(answered(round_view, both, nll=(0.1, 0.2), rewards=(1.0, 0.0)), both)
     assert [row.text for row in result.rows if row.loss == "nll"] == ["long"]  # lower NLL, although longer
     assert result.metrics["swarm/external"] == 1.0
 
@@ -84,9 +71,9 @@ def test_invalid_combinations_are_rejected_naming_the_regimes(name: str, message
 
 def test_settings_are_nested_by_regime_and_labels_show_non_defaults() -> None:
     both = get_regime("xgrpo+sgt")
-    assert both.describe(both.settings()) == "xgrpo+sgt"
-    assert both.describe(both.settings(sgt={"weight": 0.3})) == "xgrpo+sgt (sgt.weight=0.3)"
-    assert both.ineffective_settings(both.settings(sgt={"margin": 0.5}))[0][0] == "sgt.margin"
+    assert both().describe() == "xgrpo+sgt"
+    assert both(sgt={"weight": 0.3}).describe() == "xgrpo+sgt (sgt.weight=0.3)"
+    assert both(sgt={"margin": 0.5}).ineffective_settings()[0][0] == "sgt.margin"
     assert not is_open("xgrpo+sgt")
     assert is_open("xgrpo+mine.py:SPEC")
     assert parts_of("xgrpo+/a/c++/own.py:SPEC+sgt") == ["xgrpo", "/a/c++/own.py:SPEC", "sgt"]

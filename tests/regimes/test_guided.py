@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mutualrl.regimes import GuideView
-from mutualrl.regimes.guided import SPEC, GuidedSettings, guided_count, plan, prefix_length, prefixes
-from regime_views import Peer, view
+from mutualrl.regimes.guided import Guided, guided_count, prefix_length
+from regime_views import Peer, plan, view
 
 HINT = list(range(10, 20))
 
@@ -28,11 +28,11 @@ def guide(state: dict[str, Any] | None = None, **changes: Any) -> GuideView:
 
 
 def test_fraction_of_rollouts_starts_with_a_prefix_of_the_stored_hint() -> None:
-    assigned = prefixes(guide(), GuidedSettings())
+    assigned = Guided().prefixes(guide())
     assert [bool(prefix) for prefix in assigned] == [False, False, True, True, False, False, False, False]
     assert all(list(prefix) == HINT[: len(prefix)] and len(prefix) <= 5 for prefix in assigned)
-    assert assigned == prefixes(guide(), GuidedSettings())
-    lengths = {len(prefixes(guide(round=number), GuidedSettings())[3]) for number in range(1, 60)}
+    assert assigned == Guided().prefixes(guide())
+    lengths = {len(Guided().prefixes(guide(round=number))[3]) for number in range(1, 60)}
     assert lengths == {1, 2, 3, 4, 5}
 
 
@@ -49,20 +49,20 @@ def test_prefix_length_matches_hand_computed_values() -> None:
 
 
 def test_prefixes_at_the_length_limit_and_expired_hints_are_not_used() -> None:
-    assert not any(prefixes(guide(max_length=1), GuidedSettings()))
-    assert not any(prefixes(guide(round=5), GuidedSettings(memory=4)))
-    assert any(prefixes(guide(round=4), GuidedSettings(memory=4)))
+    assert not any(Guided().prefixes(guide(max_length=1)))
+    assert not any(Guided(memory=4).prefixes(guide(round=5)))
+    assert any(Guided(memory=4).prefixes(guide(round=4)))
 
 
 def test_hint_is_kept_until_the_learner_succeeds_unguided() -> None:
     own = [("p", 0.0), ("p", 0.0), ("q", 1.0), ("q", 0.0)]
     peer = Peer([("p", 1.0, "yes"), ("q", 1.0, "yes")])
-    result = plan(view(own, {"bob": peer}, round=3), GuidedSettings())
+    result = plan(view(own, {"bob": peer}, round=3), Guided())
     assert result.state == {"hints": {"p": [3, list(b"yes")]}}
     assert result.advantages is None
     assert result.rows == ()
     solved = [("p", 1.0), ("p", 0.0)]
-    after = plan(view(solved, {"bob": Peer([("p", 0.0, "no")])}, round=4, state=result.state), GuidedSettings())
+    after = plan(view(solved, {"bob": Peer([("p", 0.0, "no")])}, round=4, state=result.state), Guided())
     assert after.state == {"hints": {}}
 
 
@@ -70,7 +70,7 @@ def test_guided_success_neither_closes_the_gate_nor_counts_as_unguided() -> None
     round_view = view([("p", 0.0), ("p", 1.0)], {"bob": Peer([("p", 1.0, "new")])}, round=4)
     guided = replace(round_view.rollouts[1], prefix=2)
     round_view = replace(round_view, rollouts=[round_view.rollouts[0], guided], state={"hints": {"p": [1, [7]]}})
-    result = plan(round_view, GuidedSettings())
+    result = plan(round_view, Guided())
     assert result.state == {"hints": {"p": [4, list(b"new")]}}
     assert result.metrics["guided/gate_rate"] == 1.0
     assert result.metrics["guided/guided_accuracy"] == 1.0
@@ -79,14 +79,14 @@ def test_guided_success_neither_closes_the_gate_nor_counts_as_unguided() -> None
 
 
 def test_unscorable_rollouts_are_excluded_from_means() -> None:
-    result = plan(view([("p", math.nan), ("p", 1.0)], {"bob": Peer([("p", 1.0, "x")])}), GuidedSettings())
+    result = plan(view([("p", math.nan), ("p", 1.0)], {"bob": Peer([("p", 1.0, "x")])}), Guided())
     assert result.metrics["guided/unguided_reward"] == 1.0
     assert "guided/guided_reward" not in result.metrics
 
 
 def test_ineffective_or_contradictory_settings_are_rejected() -> None:
-    ((key, problem),) = SPEC.check(GuidedSettings(share=0.2), {"num_generations": 4})
+    ((key, problem),) = Guided(share=0.2).problems({"num_generations": 4})
     assert (key, "regime.share 0.2 of it is below one rollout" in problem) == ("num_generations", True)
-    assert not SPEC.check(GuidedSettings(share=0.25), {"num_generations": 4})
+    assert not Guided(share=0.25).problems({"num_generations": 4})
     with pytest.raises(ValueError, match="must not exceed success_above"):
-        GuidedSettings(success_above=0.1)
+        Guided(success_above=0.1)

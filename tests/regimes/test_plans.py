@@ -13,8 +13,8 @@ import torch
 
 from mutualrl.errors import RegimeError
 from mutualrl.records import PublishSchema, Rollout
-from mutualrl.regimes import PPO, Band, ExtraRow, Plan, RowSource, SequenceLevel, UpperBound, check_plan, plain_state
-from mutualrl.regimes.losses import bounded_loss, nll_loss, row_nll, sequence_loss, upper_bound_loss
+from mutualrl.regimes import PPO, Band, ExtraRow, Plan, RowSource, UpperBound, check_plan, plain_state
+from mutualrl.regimes.losses import bounded_loss, nll_loss, row_nll, upper_bound_loss
 from mutualrl.training.state import pack, unpack
 from regime_views import view
 
@@ -40,7 +40,6 @@ def row(**changes: Any) -> ExtraRow:
         ),
         row(loss="policy_gradient", mean="pool", bound=Band(), mask=np.arange(4)[::2] > 0),
         row(loss="policy_gradient", mean="pool", bound=UpperBound(2)),
-        row(loss="policy_gradient", mean="pool", bound=SequenceLevel(0.1, 0.2)),
     ],
 )
 def test_checked_row_survives_a_checkpoint_bit_for_bit(extra_row: ExtraRow, tmp_path: Path) -> None:
@@ -117,16 +116,9 @@ def test_upper_bound_loss_matches_hand_computed_values() -> None:
     assert loss[0].tolist() == pytest.approx([-1.0 * 3 * math.log(0.5), -0.25 * 3 * math.log(0.125)])
 
 
-def test_sequence_level_loss_matches_hand_computed_values() -> None:
-    # mean log-ratio (ln 2 - ln 4) / 2 = -ln 2 / 2: s = 1 / sqrt 2, clipped from below at .9 if A < 0
-    for advantage, expected in ((3.0, -3 / math.sqrt(2)), (-3.0, 3 * 0.9)):
-        loss = sequence_loss(LOGPS, BEHAVIOUR, torch.tensor([[advantage]]), MASK, 0.1, 0.2)
-        assert loss[0].tolist() == pytest.approx([expected] * 2)
-
-
 def test_each_bound_has_a_loss_except_ppo_which_is_trls() -> None:
     advantages = torch.tensor([[1.0]])
-    for bound in (Band(), UpperBound(1.5), SequenceLevel()):
+    for bound in (Band(), UpperBound(1.5)):
         assert bounded_loss(bound, LOGPS, BEHAVIOUR, advantages, MASK, low=0.2, high=0.2).shape == (1, 2)
     with pytest.raises(ValueError, match="TRL's own"):
         bounded_loss(PPO(), LOGPS, BEHAVIOUR, advantages, MASK, low=0.2, high=0.2)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mutualrl.errors import DataError
-from mutualrl.regimes import Answers
 from mutualrl.regimes.losses import aggregate, band_loss, normalizer_factors
-from mutualrl.regimes.prp import PRPSettings, chi_square, effective_sample_size, needs, plan, row_metrics
+from mutualrl.regimes.prp import PRP, chi_square, effective_sample_size
 from mutualrl.regimes.round import Aligned, RowStatistics
-from regime_views import Peer, view
+from regime_views import Peer, answered, plan, requests, view
 
 OWN = [("p", 1.0), ("p", 0.0), ("q", 0.0), ("q", 0.0)]
 BOB = [
@@ -27,7 +25,7 @@ BOB = [
 
 
 def test_own_and_peer_rows_share_one_advantage_pool() -> None:
-    got = plan(view(OWN, {"bob": Peer(BOB)}), PRPSettings())
+    got = plan(view(OWN, {"bob": Peer(BOB)}), PRP())
     half = 0.5 / (math.sqrt(1 / 3) + 1e-4)  # p: 1, 0, 1, 0; mean 1/2, sample standard deviation sqrt(1/3)
     low, high = -0.25 / 0.5001, 0.75 / 0.5001  # q: 0, 0, 1, 0; mean 1/4, standard deviation 1/2
     assert got.advantages == pytest.approx([half, -half, low, low])
@@ -44,17 +42,17 @@ def test_own_and_peer_rows_share_one_advantage_pool() -> None:
 
 
 def test_snapshot_denominator_needs_no_trace() -> None:
-    got = plan(view(OWN, {"bob": Peer([row[:3] for row in BOB])}), PRPSettings(denominator="snapshot"))
+    got = plan(view(OWN, {"bob": Peer([row[:3] for row in BOB])}), PRP(denominator="snapshot"))
     assert [row.logprobs for row in got.rows] == [None] * 4
-    with pytest.raises(DataError, match="'bob' published no text, ids or trace of rollout 0 on 'p'"):
-        plan(view(OWN, {"bob": Peer([row[:3] for row in BOB])}), PRPSettings())
+    with pytest.raises(DataError, match="'bob' published no token_ids and no logprobs of rollout 0 on 'p'"):
+        plan(view(OWN, {"bob": Peer([row[:3] for row in BOB])}), PRP())
 
 
 def test_unfit_and_non_finite_rows_leave_the_pool_and_are_counted() -> None:
     peer = Peer([*BOB[:3], ("q", 0.0, "f", [102], [math.nan])])
     fit = lambda text, ended: None if text == "ab" else tuple(text.encode())  # noqa: E731
-    got = plan(view(OWN, {"bob": peer}, fit=fit), PRPSettings())
-    assert got.metrics["prp/unfit"] == 2
+    got = plan(view(OWN, {"bob": peer}, fit=fit), PRP())
+    assert got.metrics["prp/unencodable"] == 2
     assert [row.source.rollout for row in got.rows] == [1, 2]
     assert got.advantages is not None
     assert sum(got.advantages[:2]) + got.rows[0].advantage == pytest.approx(0)  # p's pool without the dropped success
@@ -62,19 +60,19 @@ def test_unfit_and_non_finite_rows_leave_the_pool_and_are_counted() -> None:
 
 def test_snapshot_denominator_ignores_the_trace() -> None:
     peer = Peer([(*row[:4], [math.nan] * len(row[3])) for row in BOB])
-    assert len(plan(view(OWN, {"bob": peer}), PRPSettings(denominator="snapshot")).rows) == 4
-    assert plan(view(OWN, {"bob": peer}), PRPSettings()).metrics["prp/unfit"] == 4
+    assert len(plan(view(OWN, {"bob": peer}), PRP(denominator="snapshot")).rows) == 4
+    assert plan(view(OWN, {"bob": peer}), PRP()).metrics["prp/unencodable"] == 4
 
 
 def test_truncated_rows_are_masked_if_the_trainer_masks_truncated_completions() -> None:
     peer = Peer([(*BOB[0], False), *BOB[1:]])
     for masked, tokens in ((True, 0), (False, 2)):
-        rows = plan(view(OWN, {"bob": peer}, mask_truncated=masked), PRPSettings()).rows
+        rows = plan(view(OWN, {"bob": peer}, mask_truncated=masked), PRP()).rows
         assert [int(row.covered.sum()) for row in rows] == [tokens, 1, 2, 1]  # still in the pool
 
 
 def test_plan_without_peers_is_empty() -> None:
-    got = plan(view(OWN), PRPSettings())
+    got = plan(view(OWN), PRP())
     assert got.advantages is None
     assert got.rows == ()
 
@@ -85,20 +83,20 @@ def test_uncovered_tokens_are_masked_and_counted() -> None:
         uncovered = [value for value, is_covered in zip(trace.logprobs, covered, strict=True) if not is_covered]
         return Aligned(np.where(covered, trace.logprobs, 0.0), covered, sum(uncovered), len(uncovered), -0.25)
 
-    got = plan(view(OWN, {"bob": Peer(BOB)}, align=half), PRPSettings())
+    got = plan(view(OWN, {"bob": Peer(BOB)}, align=half), PRP())
     assert got.rows[0].covered.tolist() == [True, False]
     assert got.metrics["prp/uncovered"] == pytest.approx(2 / 6)
     uncovered = [abs(sum(row[4][1::2])) for row in BOB]
     assert got.metrics["prp/delta_thl"] == pytest.approx(sum(uncovered) / len(BOB))
     assert got.metrics["prp/mismatched"] == pytest.approx(sum(len(row[4][1::2]) for row in BOB) / len(BOB))
     assert got.metrics["prp/clipped_mass"] == pytest.approx(0.25)
-    assert "prp/delta_thl" not in plan(view(OWN, {"bob": Peer(BOB)}), PRPSettings(denominator="snapshot")).metrics
+    assert "prp/delta_thl" not in plan(view(OWN, {"bob": Peer(BOB)}), PRP(denominator="snapshot")).metrics
 
 
 def test_plan_does_not_depend_on_the_order_of_peers() -> None:
     eve = [(p, 1 - r, *rest) for p, r, *rest in BOB]
     plans = [
-        plan(view(OWN, {name: Peer(BOB if name == "bob" else eve) for name in order}), PRPSettings())
+        plan(view(OWN, {name: Peer(BOB if name == "bob" else eve) for name in order}), PRP())
         for order in (("bob", "eve"), ("eve", "bob"))
     ]
     assert plans[0].advantages == plans[1].advantages
@@ -202,23 +200,23 @@ def test_losses_of_ranks_micro_batches_and_chunks_sum_to_the_pool_mean(
 @pytest.mark.parametrize("wrong", [{"delta": 1.0}, {"clip": "x"}, {"denominator": "x"}, {"anchor": "x"}])
 def test_out_of_range_settings_are_rejected(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        PRPSettings(**wrong)
+        PRP(**wrong)
 
 
 def test_trust_band_admits_only_rows_with_ratio_in_the_clip_range() -> None:
-    settings = PRPSettings(trust="band")
+    settings = PRP(trust="band")
     round_view = view(OWN, {"bob": Peer(BOB)}, clip=(0.2, 0.3))
-    requests = needs(round_view, settings)
-    assert [ids for _, ids in requests.logprobs] == [(97, 98), (99,), (100, 101), (102,)]
+    made = requests(round_view, settings)
+    assert [ids for _, ids in made.logprobs] == [(97, 98), (99,), (100, 101), (102,)]
     # mean log-ratios: 0.25, ln 1.31, -0.22, -0.3: the ratios 1.284, 1.31, 0.803, 0.741
     answers = (np.array([0.0, -1.0]), np.array([-0.1 + math.log(1.31)]), np.array([-2.2, -0.44]), np.array([-0.6]))
-    got = plan(replace(round_view, answers=Answers(logprobs=answers)), settings)
+    got = plan(answered(round_view, settings, logprobs=answers), settings)
     assert [row.token_ids for row in got.rows] == [(97, 98), (100, 101)]
     assert (got.metrics["prp/untrusted"], got.metrics["prp/rows"]) == (2.0, 2.0)
     pool = [1.0, 0.0, 1.0]  # of p; rejected rows are not in the baseline either
     assert got.advantages is not None
     assert got.advantages[0] == pytest.approx((1 - 2 / 3) / (np.std(pool, ddof=1) + 1e-4))
-    assert needs(round_view, PRPSettings()).passages == 0
+    assert requests(round_view, PRP()).passages == 0
 
 
 def test_effective_sample_size_and_chi_square_match_hand_computed_values() -> None:
@@ -232,7 +230,7 @@ def test_effective_sample_size_and_chi_square_match_hand_computed_values() -> No
     assert chi_square(np.array([400.0])) == np.inf
     both = {"bob": ratios, "cyd": np.ones(2)}
     responses = {"bob": np.log([2.0, 0.25]), "cyd": np.zeros(1)}
-    got = row_metrics(RowStatistics(None, np.concatenate(list(both.values())), 0.8, 1.2, both, responses))
+    got = PRP().row_metrics(RowStatistics(None, np.concatenate(list(both.values())), 0.8, 1.2, both, responses))
     assert (got["prp/ess"], got["prp/ess/bob"]) == (pytest.approx(16 / 24), pytest.approx(16 / 24))
     assert (got["prp/token_chi_square"], got["prp/token_chi_square/bob"]) == (pytest.approx(0.5), pytest.approx(0.5))
     assert got["prp/response_chi_square"] == got["prp/response_chi_square/bob"] == pytest.approx(1.03125)
@@ -244,5 +242,5 @@ def test_trust_band_keeps_truncated_rows_in_the_pool() -> None:
     peer = Peer([("p", 1.0, "ab", [97, 98], [-0.5, -1.0], False), ("p", 0.0, "c", [99], [-0.1], True)])
     round_view = view(OWN, {"bob": peer}, mask_truncated=True)
     answers = (np.array([-0.5, -1.0]), np.array([-0.1]))
-    got = plan(replace(round_view, answers=Answers(logprobs=answers)), PRPSettings(trust="band"))
+    got = plan(answered(round_view, PRP(trust="band"), logprobs=answers), PRP(trust="band"))
     assert (got.metrics["prp/rows"], got.metrics["prp/untrusted"]) == (2.0, 0.0)

@@ -17,18 +17,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mutualrl.regimes import Plan, Regime
+from mutualrl.regimes.gating import gate
 from mutualrl.regimes.losses import band_loss, nll_loss, row_nll
-from mutualrl.regimes.prp import PRPSettings
-from mutualrl.regimes.prp import plan as plan_prp
-from mutualrl.regimes.round import Plan
-from mutualrl.regimes.sgt import SGTSettings, gate
-from mutualrl.regimes.sgt import plan as plan_sgt
-from mutualrl.regimes.xgrpo import XGRPOSettings
-from mutualrl.regimes.xgrpo import plan as plan_xgrpo
-from regime_views import Peer, view
+from mutualrl.regimes.prp import PRP
+from mutualrl.regimes.sgt import SGT
+from mutualrl.regimes.xgrpo import XGRPO
+from regime_views import Peer, plan, view
 
 Vector = npt.NDArray[np.float64]
-ESTIMATOR = XGRPOSettings(mix=1, length_correction=0, scale="none", baseline="leave_one_out", advantage_clip=None)
+ESTIMATOR = XGRPO(mix=1, length_correction=0, scale="none", baseline="leave_one_out", advantage_clip=None)
 
 
 def softmax(z: Sequence[float]) -> Vector:
@@ -96,9 +94,7 @@ def test_proposition_naive_pooling_can_be_anti_aligned(eta: float) -> None:
     """Use the paper's baseline. The snapshot denominator makes every ratio 1, whichever policy sampled."""
     pi, mu = np.array([1 / 3, 2 / 3 - eta, eta]), np.array([eta, eta, 1 - 2 * eta])
     z, advantages = np.log(pi).tolist(), np.array([2 / 3, -1 / 3, -1 / 3])
-    rows = plan_prp(
-        view([("p", 1.0), ("p", 0.0)], {"bob": Peer([("p", 1.0, "a")])}), PRPSettings(denominator="snapshot")
-    ).rows
+    rows = plan(view([("p", 1.0), ("p", 0.0)], {"bob": Peer([("p", 1.0, "a")])}), PRP(denominator="snapshot")).rows
     assert rows[0].logprobs is None  # no peer denominator: the learner's own log-probs are used
     on = band_estimator(z, pi, advantages, 0.2, 0.2)
     naive = sum(
@@ -118,7 +114,7 @@ def groups_of(pi: Vector, size: int) -> list[tuple[float, tuple[int, ...]]]:
 def xgrpo_gradient(own: Sequence[int], peer_rewards: Sequence[float], rewards: Vector, pi: Vector) -> Vector:
     """Return (1/K) sum of A_i * score_i with our XGRPO advantages."""
     peers = {"bob": Peer([("p", r) for r in peer_rewards])}
-    advantages = plan_xgrpo(view([("p", rewards[a]) for a in own], peers), ESTIMATOR).advantages
+    advantages = plan(view([("p", rewards[a]) for a in own], peers), ESTIMATOR).advantages
     assert advantages is not None
     return (np.array(advantages)[:, None] * scores(pi)[list(own)]).mean(axis=0)
 
@@ -139,7 +135,7 @@ def second_moment(baseline: float, rewards: Vector, pi: Vector) -> float:
     total = 0.0
     for action, probability in enumerate(pi):
         peers = {"bob": Peer([("p", baseline - 1.0), ("p", baseline + 1.0)])}  # the leave-one-out mean is b
-        advantages = plan_xgrpo(view([("p", rewards[action])], peers), ESTIMATOR).advantages
+        advantages = plan(view([("p", rewards[action])], peers), ESTIMATOR).advantages
         assert advantages is not None
         assert advantages[0] == pytest.approx(rewards[action] - baseline)
         total += probability * float(((advantages[0] * scores(pi)[action]) ** 2).sum())
@@ -170,11 +166,11 @@ def test_theorem_xgrpo_has_no_direct_score_term(texts: list[str], pool: str) -> 
     """Peer pools that differ only in texts, ids and traces give the same advantages and no rows."""
     own = [("p", 0.0), ("p", 1.0), ("q", 0.0), ("q", 0.0)]
     plans = [
-        plan_xgrpo(
+        plan(
             view(
                 own, {"bob": Peer([("p", 1.0, text, [1], [-1.0]), ("p", 0.0, "x"), ("q", 1.0, text), ("q", 0.0, "y")])}
             ),
-            XGRPOSettings(pool=pool),
+            XGRPO(pool=pool),
         )
         for text in texts
     ]
@@ -212,21 +208,20 @@ def test_proposition_zero_support_boundary(z: list[float]) -> None:
         {"bob": Peer([("p", 1.0, "a2"), ("p", 1.0, "a2")])},
         fit=lambda text, ended: ACTIONS.get(text),
     )
-    by_value = gradient_of(plan_xgrpo(round_, XGRPOSettings(mix=1)), [0, 0], z)
+    by_value = gradient_of(plan(round_, XGRPO(mix=1)), [0, 0], z)
     score_of_a0 = scores(softmax(z))[0]
     scale = by_value[0] / score_of_a0[0]
     assert scale < 0
     assert by_value == pytest.approx(scale * score_of_a0, abs=1e-12)  # no term with another action's score
-    by_outcome = gradient_of(plan_sgt(round_, SGTSettings()), [0, 0], z)
+    by_outcome = gradient_of(plan(round_, SGT()), [0, 0], z)
     assert by_outcome == pytest.approx(0.1 * scores(softmax(z))[2], abs=1e-12)
     assert by_outcome[2] > 0 > by_outcome[1]
 
 
-@pytest.mark.parametrize("plan", [plan_sgt, plan_prp])
-def test_corollary_hard_support_boundary(plan: Callable[..., Plan]) -> None:
+@pytest.mark.parametrize("regime", [SGT(), PRP(denominator="snapshot")])
+def test_corollary_hard_support_boundary(regime: Regime) -> None:
     """A success that the learner's vocabulary cannot encode gives no row under any regime, and the same XGRPO
     advantages as an encodable one: only rewards move the learner's own actions."""
-    settings_ = SGTSettings() if plan is plan_sgt else PRPSettings(denominator="snapshot")
     plans, advantages = [], []
     for ids in ((2,), None):
         round_ = view(
@@ -234,8 +229,8 @@ def test_corollary_hard_support_boundary(plan: Callable[..., Plan]) -> None:
             {"bob": Peer([("p", 1.0, "a2"), ("p", 0.0, "a2")])},
             fit=lambda text, ended, ids=ids: ids,
         )
-        plans.append(plan(round_, settings_))
-        advantages.append(plan_xgrpo(round_, XGRPOSettings(mix=1)).advantages)
+        plans.append(plan(round_, regime))
+        advantages.append(plan(round_, XGRPO(mix=1)).advantages)
     reachable, unreachable = plans
     assert len(reachable.rows) > 0
     assert unreachable.rows == ()
@@ -271,7 +266,7 @@ def test_corollary_hard_support_probability_of_an_own_success(z: list[float], pe
 def test_definition_and_lemma_gate_probability_and_its_derivative_by_simulation(
     p: float, peers: tuple[float, ...], k: int
 ) -> None:
-    rng, rounds, defaults = np.random.default_rng(7), 40_000, SGTSettings()
+    rng, rounds, defaults = np.random.default_rng(7), 40_000, SGT().rule
     uniforms = rng.random((rounds, k))
     peer_rewards = np.concatenate([(rng.random((rounds, k)) < q) for q in peers], axis=1).astype(float)
 

@@ -10,26 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mutualrl.records import PublishSchema
-from mutualrl.regimes import Answers
+from mutualrl.regimes.gating import Candidate, Encoded, GateRule, draw_candidate, gate, gated_prompts
 from mutualrl.regimes.losses import nll_loss, row_nll
 from mutualrl.regimes.microbatches import MicrobatchSlot, assign_to_microbatches
-from mutualrl.regimes.sgt import (
-    SPEC,
-    Candidate,
-    Fitted,
-    SGTSettings,
-    draw_candidate,
-    gate,
-    needs,
-    plan,
-    publishes,
-    select,
-    weight_at,
-)
+from mutualrl.regimes.sgt import SGT
 from regime_views import Peer as PeerInMemory
-from regime_views import view
+from regime_views import answered, plan, requests, view
 
-DEFAULT = SGTSettings()
+DEFAULT = GateRule()
 
 
 @pytest.mark.parametrize(
@@ -51,23 +39,23 @@ def test_gate_opens_on_total_failure_and_a_peer_success(own: list[float], peers:
 
 
 def test_gate_any_needs_one_failure() -> None:
-    settings = SGTSettings(gate="any")
+    settings = GateRule(gate="any")
     assert gate([1, 0, 1], [1], settings)
     assert not gate([1, 1], [1], settings)
 
 
-def fitted(policy: str, rollout: int, length: int = 3) -> Fitted:
-    return Fitted(Candidate(policy, rollout, f"{policy}{rollout}", True), tuple(range(length)))
+def encoded(policy: str, rollout: int, length: int = 3) -> Encoded:
+    return Encoded(Candidate(policy, rollout, f"{policy}{rollout}", True), tuple(range(length)))
 
 
-@given(st.permutations([fitted("a", 0), fitted("a", 1), fitted("b", 0), fitted("c", 2)]), st.integers(0, 10**6))
-def test_draw_does_not_depend_on_the_order_of_peers(order: list[Fitted], seed: int) -> None:
+@given(st.permutations([encoded("a", 0), encoded("a", 1), encoded("b", 0), encoded("c", 2)]), st.integers(0, 10**6))
+def test_draw_does_not_depend_on_the_order_of_peers(order: list[Encoded], seed: int) -> None:
     key = {"run_seed": seed, "round_index": 3, "prompt_id": "p", "learner": "z"}
     assert draw_candidate(order, DEFAULT, **key) == draw_candidate(sorted(order, key=str), DEFAULT, **key)  # type: ignore[arg-type]
 
 
 def test_draw_is_uniform_over_the_multiset() -> None:
-    pool = [fitted("a", 0), fitted("a", 1), fitted("b", 0)]
+    pool = [encoded("a", 0), encoded("a", 1), encoded("b", 0)]
     counts = Counter(
         draw_candidate(pool, DEFAULT, run_seed=0, round_index=r, prompt_id="p", learner="z").candidate.text
         for r in range(6000)
@@ -77,12 +65,12 @@ def test_draw_is_uniform_over_the_multiset() -> None:
 
 
 def test_draw_shortest_takes_the_fewest_tokens_then_the_first() -> None:
-    pool = [fitted("b", 0, 2), fitted("a", 1, 2), fitted("a", 0, 5)]
-    chosen = draw_candidate(pool, SGTSettings(pick="shortest"), run_seed=0, round_index=0, prompt_id="p", learner="z")
+    pool = [encoded("b", 0, 2), encoded("a", 1, 2), encoded("a", 0, 5)]
+    chosen = draw_candidate(pool, GateRule(pick="shortest"), run_seed=0, round_index=0, prompt_id="p", learner="z")
     assert chosen.candidate.text == "a1"
 
 
-def test_select_gates_draws_and_counts() -> None:
+def test_prompts_are_gated_and_counted() -> None:
     own = {"p1": [0.0, 0.0], "p2": [1.0, 0.0], "p3": [0.0, 0.0], "p4": [0.0, 0.0]}
     peers = {"p1": [1.0], "p2": [1.0], "p3": [0.0], "p4": [1.0, 1.0]}
     requested: list[str] = []
@@ -91,37 +79,19 @@ def test_select_gates_draws_and_counts() -> None:
         requested.append(prompt)
         return [Candidate("bob", 0, "long" if prompt == "p4" else "ok", True)]
 
-    got = select(
-        own,
-        peers,
-        successes,
-        lambda c: None if c.text == "long" else (1, 2),
-        DEFAULT,
-        run_seed=0,
-        round_index=0,
-        learner="ada",
-        uses={},
-    )
+    got = gated_prompts(own, peers, successes, lambda c: None if c.text == "long" else (1, 2), DEFAULT, uses={})
     assert requested == ["p1", "p4"]  # texts are fetched only for gated prompts
-    assert [(p, draw.candidate.policy, draw.ids) for p, draw in got.pairs] == [("p1", "bob", (1, 2))]
+    ((prompt_id, (candidate,)),) = got.encoded
+    assert (prompt_id, candidate.candidate.policy, candidate.ids) == ("p1", "bob", (1, 2))
     assert (got.prompts, got.gated, got.unencodable, got.spent) == (4, 2, 1, 0)
 
 
 def test_prompt_at_its_use_cap_is_skipped() -> None:
-    settings = SGTSettings(max_uses_per_prompt=2)
+    rule = GateRule(max_uses_per_prompt=2)
+    success = [Candidate("b", 0, "t", True)]
     for used, pairs in ((1, 1), (2, 0)):
-        got = select(
-            {"p": [0.0]},
-            {"p": [1.0]},
-            lambda _: [Candidate("b", 0, "t", True)],
-            lambda c: (1,),
-            settings,
-            run_seed=0,
-            round_index=0,
-            learner="a",
-            uses={"p": used},
-        )
-        assert len(got.pairs) == pairs
+        got = gated_prompts({"p": [0.0]}, {"p": [1.0]}, lambda _: success, lambda c: (1,), rule, uses={"p": used})
+        assert len(got.encoded) == pairs
         assert got.spent == 1 - pairs
 
 
@@ -209,7 +179,7 @@ class Peer:
 def test_plan_decodes_texts_of_gated_prompts_only_and_reports_metrics() -> None:
     peer = Peer([("p1", 1.0, "yes"), ("p1", 0.0, None), ("p2", 1.0, "also")])
     round_view = view([("p1", 0.0), ("p1", 0.0), ("p2", 1.0), ("p2", 0.0)], {"bob": peer})  # type: ignore[dict-item]
-    got = plan(round_view, DEFAULT)
+    got = plan(round_view, SGT())
     assert [(row.prompt_id, row.text, row.token_ids) for row in got.rows] == [("p1", "yes", tuple(b"yes"))]
     assert peer.decoded == [0]
     assert got.metrics["sgt/gate_rate"] == 0.5
@@ -218,9 +188,9 @@ def test_plan_decodes_texts_of_gated_prompts_only_and_reports_metrics() -> None:
 
 def test_contradictory_settings_are_rejected() -> None:
     with pytest.raises(ValueError, match="must not exceed"):
-        SGTSettings(failure_below=0.9, success_above=0.5)
+        SGT(failure_below=0.9, success_above=0.5)
     with pytest.raises(ValueError, match="weight"):
-        SGTSettings(weight=-1)
+        SGT(weight=-1)
 
 
 def test_gold_teacher_has_the_same_gate_and_trains_on_the_datas_solution() -> None:
@@ -228,8 +198,8 @@ def test_gold_teacher_has_the_same_gate_and_trains_on_the_datas_solution() -> No
     peers = {"bob": PeerInMemory([("p", 1.0, "peer's"), ("q", 1.0, "peer's"), ("r", 0.0, None)])}
     solutions = {"p": "gold p", "q": "gold q", "r": "gold r"}
     round_view = view(own, peers, solutions=solutions)
-    (peer,) = plan(round_view, SGTSettings()).rows
-    (gold,) = plan(round_view, SGTSettings(teacher="gold")).rows
+    (peer,) = plan(round_view, SGT()).rows
+    (gold,) = plan(round_view, SGT(teacher="gold")).rows
     assert (peer.prompt_id, peer.source.policy, peer.text) == ("p", "bob", "peer's")
     assert (gold.prompt_id, gold.source.policy, gold.text, gold.token_ids) == (
         "p",
@@ -237,12 +207,12 @@ def test_gold_teacher_has_the_same_gate_and_trains_on_the_datas_solution() -> No
         "gold p",
         tuple(b"gold p"),
     )
-    assert not plan(view(own, peers, solutions={"q": "gold q"}), SGTSettings(teacher="gold")).rows  # p has none
-    assert SPEC.publishes(SGTSettings()) == PublishSchema.of("text", text_above=0.8)
-    assert SPEC.publishes(SGTSettings(teacher="gold")) == PublishSchema()  # the gate needs only rewards
-    assert SPEC.solution_column(SGTSettings(teacher="gold")) == "solution"
-    assert SPEC.solution_column(SGTSettings(teacher="gold", solution="bare")) == "bare"
-    assert SPEC.solution_column(SGTSettings(solution="bare")) is None
+    assert not plan(view(own, peers, solutions={"q": "gold q"}), SGT(teacher="gold")).rows  # p has none
+    assert SGT().publishes() == PublishSchema.of("text", text_above=0.8)
+    assert SGT(teacher="gold").publishes() == PublishSchema()  # the gate needs only rewards
+    assert SGT(teacher="gold").solution_column() == "solution"
+    assert SGT(teacher="gold", solution="bare").solution_column() == "bare"
+    assert SGT(solution="bare").solution_column() is None
 
 
 # ---- beyond the paper
@@ -252,7 +222,7 @@ TWICE = PeerInMemory([("p", 1.0, "long one"), ("p", 1.0, "one")])
 
 
 def test_peer_success_is_reused_for_memory_rounds() -> None:
-    settings = SGTSettings(memory=2, gate="all")
+    settings = SGT(memory=2, gate="all")
     empty = PeerInMemory([("p", 0.0, None)])
     result = plan(view(OWN, {"bob": PeerInMemory([("p", 0.0, None), ("p", 1.0, "yes")])}, round=3), settings)
     assert result.state == {"memory": {"p": [["bob", 1, 3, 1.0, "yes", True]]}}
@@ -267,7 +237,7 @@ def test_peer_success_is_reused_for_memory_rounds() -> None:
 
 
 def test_newer_success_of_a_peer_replaces_its_older_one() -> None:
-    settings = SGTSettings(memory=9)
+    settings = SGT(memory=9)
     first = plan(view(OWN, {"bob": PeerInMemory([("p", 1.0, "old")])}), settings)
     second = plan(view(OWN, {"bob": PeerInMemory([("p", 1.0, "new")])}, round=1, state=first.state), settings)
     assert second.state == {"memory": {"p": [["bob", 0, 1, 1.0, "new", True]]}}
@@ -286,38 +256,33 @@ def test_newer_success_of_a_peer_replaces_its_older_one() -> None:
 def test_relative_gate_opens_if_a_peer_beats_the_learner_by_more_than_the_margin(
     own: list[float], peers: list[float], margin: float, is_open: bool
 ) -> None:
-    settings = SGTSettings(gate="relative", margin=margin)
-    assert gate(own, peers, settings) is is_open
-    assert publishes(settings).text_above == -math.inf  # any text may beat the learner's
+    settings = SGT(gate="relative", margin=margin)
+    assert gate(own, peers, settings.rule) is is_open
+    assert settings.publishes().text_above == -math.inf  # any text may beat the learner's
 
 
 def test_relative_gate_trains_only_on_texts_that_beat_the_learner() -> None:
     peer = PeerInMemory([("p", 0.5, "worse"), ("p", 0.9, "better")])
-    result = plan(view([("p", 0.5), ("p", 0.0)], {"bob": peer}), SGTSettings(gate="relative"))
+    result = plan(view([("p", 0.5), ("p", 0.0)], {"bob": peer}), SGT(gate="relative"))
     assert [row.text for row in result.rows] == ["better"]
 
 
 def test_pick_fit_takes_the_lowest_nll_and_requests_it_only_for_several_candidates() -> None:
-    settings = SGTSettings(pick="fit")
+    settings = SGT(pick="fit")
     own = [*OWN, ("q", 0.0), ("q", 0.0)]
     peer = PeerInMemory([("p", 1.0, "long one"), ("p", 1.0, "one"), ("q", 1.0, "only")])
     round_view = view(own, {"bob": peer})
-    requests = needs(round_view, settings)
-    assert [(prompt, bytes(ids)) for prompt, ids in requests.nll] == [("p", b"long one"), ("p", b"one")]
+    made = requests(round_view, settings)
+    assert [(prompt, bytes(ids)) for prompt, ids in made.nll] == [("p", b"long one"), ("p", b"one")]
     for answers, expected in (((0.1, 0.2), "long one"), ((0.2, 0.1), "one")):
-        result = plan(replace(round_view, answers=Answers(nll=answers)), settings)
+        result = plan(answered(round_view, settings, nll=answers), settings)
         assert [row.text for row in result.rows] == [expected, "only"]
-    assert needs(round_view, SGTSettings()).passages == 0
-
-
-def test_pick_first_takes_the_first_rollout_of_the_first_peer() -> None:
-    result = plan(view(OWN, {"cyd": TWICE, "bob": TWICE}), SGTSettings(pick="first"))
-    assert result.rows[0].source == ("bob", 0, 0)
+    assert requests(round_view, SGT()).passages == 0
 
 
 def test_own_teacher_is_the_learners_later_success_after_the_gate_opened() -> None:
-    settings = SGTSettings(teacher="own", memory=2)
-    assert publishes(settings) == PublishSchema()
+    settings = SGT(teacher="own", memory=2)
+    assert settings.publishes() == PublishSchema()
     gated = plan(view(OWN, {"bob": TWICE}, round=1), settings)
     assert (gated.rows, gated.state) == ((), {"open": {"p": 1}})
     solved = [("p", 1.0), ("p", 0.0)]
@@ -327,29 +292,18 @@ def test_own_teacher_is_the_learners_later_success_after_the_gate_opened() -> No
     too_late = plan(view(solved, {"bob": TWICE}, round=4, state=gated.state), settings)
     assert too_late.rows == ()
     with pytest.raises(ValueError, match="teacher: own expects memory"):
-        SGTSettings(teacher="own")
-
-
-@pytest.mark.parametrize(
-    ("schedule", "weights"), [("linear", [0.1, 0.05, 0.0, 0.0]), ("cosine", [0.1, 0.05, 0.0, 0.0])]
-)
-def test_scheduled_weight_decays_to_0(schedule: str, weights: list[float]) -> None:
-    settings = SGTSettings(schedule=schedule, schedule_rounds=4)
-    assert [weight_at(settings, number) for number in (0, 2, 4, 9)] == pytest.approx(weights)
-    assert plan(view(OWN, {"bob": TWICE}, round=2), settings).rows[0].weight == pytest.approx(0.05)
-    with pytest.raises(ValueError, match="expects schedule_rounds"):
-        SGTSettings(schedule=schedule)
+        SGT(teacher="own")
 
 
 def test_rows_carry_reduce_and_idle_settings_are_reported() -> None:
-    assert plan(view(OWN, {"bob": TWICE}), SGTSettings(reduce="sum")).rows[0].reduce == "sum"
-    idle = dict(SPEC.ineffective_settings(SGTSettings(margin=0.5, memory=3, teacher="gold")))
+    assert plan(view(OWN, {"bob": TWICE}), SGT(reduce="sum")).rows[0].reduce == "sum"
+    idle = dict(SGT(margin=0.5, memory=3, teacher="gold").ineffective_settings())
     assert set(idle) == {"margin", "memory"}
     assert "only with peer or own" in idle["memory"]
 
 
 def test_own_teacher_respects_the_use_cap_and_skips_guided_rollouts() -> None:
-    settings = SGTSettings(teacher="own", memory=9, max_uses_per_prompt=1)
+    settings = SGT(teacher="own", memory=9, max_uses_per_prompt=1)
     solved = view([("p", 1.0), ("p", 0.0)], {"bob": TWICE}, round=2, state={"open": {"p": 1}})
     (row,) = plan(solved, settings).rows
     assert row.source == ("ada", 0, 2)
@@ -358,12 +312,4 @@ def test_own_teacher_respects_the_use_cap_and_skips_guided_rollouts() -> None:
     guided = replace(solved, rollouts=[replace(rollout, prefix=1) for rollout in solved.rollouts])
     assert plan(guided, settings).rows == ()
     with pytest.raises(ValueError, match="teacher: own has no candidates to compare"):
-        SGTSettings(teacher="own", memory=1, pick="fit")
-
-
-def test_no_pairs_after_the_end_of_the_schedule() -> None:
-    settings = SGTSettings(schedule="linear", schedule_rounds=3, pick="fit", max_uses_per_prompt=2)
-    round_view = view(OWN, {"bob": TWICE}, round=3)
-    assert needs(round_view, settings).passages == 0
-    result = plan(round_view, settings)
-    assert (result.rows, result.state, result.metrics["sgt/gate_rate"]) == ((), None, 1.0)
+        SGT(teacher="own", memory=1, pick="fit")

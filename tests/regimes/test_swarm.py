@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from mutualrl.errors import DataError
-from mutualrl.regimes import Answers, RoundView, get_regime
-from mutualrl.regimes.swarm import SwarmSettings, kept_factor, needs, plan
-from regime_views import Peer, view
+from mutualrl.regimes import RoundView
+from mutualrl.regimes.swarm import Swarm, kept_factor
+from regime_views import Peer, answered, plan, requests, view
 
 #: p has variance, q has none
 OWN = [("p", 1.0), ("p", 0.0), ("q", 0.0), ("q", 0.0)]
@@ -18,15 +18,15 @@ PEER = [("p", 1.0, "a"), ("p", 0.0, "bb"), ("q", 1.0, "ccc"), ("q", 0.0, "d"), (
 A = 0.5 / (math.sqrt(0.5) + 1e-4)
 
 
-def with_answers(round_view: RoundView, settings: SwarmSettings, rewards: list[float] | None = None) -> RoundView:
+def with_answers(round_view: RoundView, settings: Swarm, rewards: list[float] | None = None) -> RoundView:
     """Return the round with the verifier's answers: by default, the published rewards."""
     texts = {text: reward for _, reward, text in PEER}
-    requests = needs(round_view, settings).rewards
-    return replace(round_view, answers=Answers(rewards=tuple(rewards or [texts[text] for _, text, _ in requests])))
+    scores = rewards or [texts[text] for _, text, _ in requests(round_view, settings).rewards]
+    return answered(round_view, settings, rewards=scores)
 
 
 def test_groups_without_variance_leave_the_mean_and_peer_groups_join() -> None:
-    settings = SwarmSettings()
+    settings = Swarm()
     result = plan(with_answers(view(OWN, {"bob": Peer(PEER)}), settings), settings)
     # one own group is kept, so one of bob's two (on p, q; r is unknown) is drawn; 4 of the trainer's 6 rows count
     assert result.advantages == pytest.approx([1.5 * A, -1.5 * A, 0.0, 0.0])
@@ -36,7 +36,7 @@ def test_groups_without_variance_leave_the_mean_and_peer_groups_join() -> None:
 
 
 def test_mean_over_tokens_counts_tokens() -> None:
-    settings = SwarmSettings(external=2)
+    settings = Swarm(external=2)
     round_view = with_answers(view(OWN, {"bob": Peer(PEER)}, lengths=[4, 6, 7, 3], mean_over="tokens"), settings)
     result = plan(round_view, settings)
     extra = len("a" + "bb" + "ccc" + "d")
@@ -47,17 +47,17 @@ def test_mean_over_tokens_counts_tokens() -> None:
 def test_without_external_or_dropped_groups_advantages_equal_trls_bit_for_bit() -> None:
     own = [("p", 1.0), ("p", 0.0), ("q", 1.0), ("q", 0.25)]
     round_view = view(own, {"bob": Peer(PEER)}, advantages=(0.1, -0.1, 1 / 3, -1 / 3))
-    settings = SwarmSettings(external=0)
-    assert needs(round_view, settings).rewards == ()
+    settings = Swarm(external=0)
+    assert requests(round_view, settings).rewards == ()
     result = plan(round_view, settings)
     assert result.advantages == (0.1, -0.1, 1 / 3, -1 / 3)
     assert result.rows == ()
 
 
 def test_groups_that_fail_verification_are_dropped_and_counted() -> None:
-    settings = SwarmSettings(external=2)
+    settings = Swarm(external=2)
     round_view = view(OWN, {"bob": Peer(PEER)})
-    assert [(p, t) for p, t, _ in needs(round_view, settings).rewards] == [
+    assert [(p, t) for p, t, _ in requests(round_view, settings).rewards] == [
         ("p", "a"),
         ("p", "bb"),
         ("q", "ccc"),
@@ -69,18 +69,18 @@ def test_groups_that_fail_verification_are_dropped_and_counted() -> None:
 
 
 def test_peer_groups_may_be_on_other_prompts_of_the_learners_data() -> None:
-    settings = SwarmSettings(external=3)
+    settings = Swarm(external=3)
     round_view = with_answers(view(OWN, {"bob": Peer(PEER)}, other_prompts=frozenset({"r"})), settings)
     result = plan(round_view, settings)
     assert {row.prompt_id for row in result.rows} == {"p", "q", "r"}
     assert result.metrics["swarm/other_prompts"] == 1.0
-    assert not get_regime("swarm").same_prompts(settings)
+    assert not settings.same_prompts()
 
 
 def test_draw_of_groups_depends_only_on_seed_round_and_learner() -> None:
     own = [(f"p{i}", float(j)) for i in range(6) for j in range(2)]
     rows = [(f"p{i}", float(j), f"{i}{j}") for i in range(6) for j in range(2)]
-    settings = SwarmSettings(local=2, external=2, verify=False)
+    settings = Swarm(local=2, external=2, verify=False)
 
     def draw(**changes: int) -> tuple[list[float], list[str]]:
         result = plan(view(own, {"bob": Peer(rows)}, **changes), settings)
@@ -94,13 +94,15 @@ def test_draw_of_groups_depends_only_on_seed_round_and_learner() -> None:
 
 
 def test_peer_denominator_is_the_aligned_trace() -> None:
-    settings = SwarmSettings(denominator="peer", verify=False, external=1)
+    settings = Swarm(denominator="peer", verify=False, external=1)
     rows = [("p", 1.0, "ab", (1, 2), (-1.0, -2.0), True), ("p", 0.0, "cd", (1, 2), (-3.0, -4.0), True)]
     result = plan(view(OWN, {"bob": Peer(rows)}), settings)
     assert [row.logprobs.tolist() for row in result.rows if row.logprobs is not None] == [[-1.0, -2.0], [-3.0, -4.0]]
-    with pytest.raises(DataError, match="'bob' published no text or trace of rollout 0 on 'p'; regime swarm needs"):
+    with pytest.raises(
+        DataError, match="'bob' published no token_ids and no logprobs of rollout 0 on 'p'; regime swarm needs"
+    ):
         plan(view(OWN, {"bob": Peer([("p", 1.0, "ab"), ("p", 0.0, "cd")])}), settings)
-    assert "mean per micro-batch" in dict(get_regime("swarm").check(settings, {"loss_type": "bnpo"}))["loss_type"]
+    assert "mean per micro-batch" in dict(settings.problems({"loss_type": "bnpo"}))["loss_type"]
 
 
 def test_masked_truncated_rollouts_count_no_tokens_in_the_mean(caplog: pytest.LogCaptureFixture) -> None:
@@ -108,10 +110,10 @@ def test_masked_truncated_rollouts_count_no_tokens_in_the_mean(caplog: pytest.Lo
     cut = [replace(r, ended=r.prompt_id == "p") for r in round_view.rollouts]
     assert kept_factor(replace(round_view, rollouts=cut), {"p"}, []) == 1.0
     assert kept_factor(round_view, {"p"}, []) == 2.0
-    settings = SwarmSettings()
+    settings = Swarm()
     plan(with_answers(view(OWN, {"bob": Peer(PEER)}), settings, [0.5] * 4), settings)
     assert "the learner's reward functions reject all 2 groups of the peers" in caplog.text
     with pytest.raises(ValueError, match="local: 0 leaves only the peers' groups"):
-        SwarmSettings(local=0)
+        Swarm(local=0)
     with pytest.raises(ValueError, match="denominator and verify have no effect"):
-        SwarmSettings(external=0, denominator="peer")
+        Swarm(external=0, denominator="peer")

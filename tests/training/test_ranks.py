@@ -230,5 +230,5 @@ def check_unequal_passes(records: dict[str, list[Any]], tmp_path: Path, strategy
         assert len(list((tmp_path / f"s{solved}" / "ada").glob("000000*.parquet"))) == 2  # one part per rank
     for rows in UNEQUAL[strategy][1]:
         first = records[f"prp-{rows}"][0]["kept"][0]
-        assert (first["prp/rows"], first["prp/unfit"]) == (rows, 8 - rows)
+        assert (first["prp/rows"], first["prp/unencodable"]) == (rows, 8 - rows)
         assert ("prp/ratio_p99" in first) == (rows > 0)

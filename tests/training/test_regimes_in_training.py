@@ -57,7 +57,7 @@ def tokenizers(tiny: dict[str, Path]) -> dict[str, Any]:
 
 #: every registered regime with its defaults, and variants with other settings
 REGIMES: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name, spec in sorted(regimes().items()) if spec.plan is not None),
+    *((name, {}) for name, regime in sorted(regimes().items()) if regime.shares),
     ("xgrpo", {"pool": "shuffled", "baseline": "leave_one_out", "scale": "none"}),
     ("prp", {"denominator": "snapshot"}),
     ("prp", {"clip": "band"}),
@@ -325,13 +325,13 @@ def test_two_prompts_with_the_same_id_are_rejected(tiny: dict[str, Path], tmp_pa
 
 
 def test_texts_that_any_policy_of_the_pool_reads_are_published(tmp_path: Path) -> None:
-    from mutualrl.regimes.sgt import SGTSettings
+    from mutualrl.regimes.sgt import SGT
     from mutualrl.training.sharing import publish_schema
 
     shared = sharing(tmp_path / "x", "sgt", success_above=0.9)
     assert not shared.publishes_text(0.6)
-    pool = [shared.settings, SGTSettings(success_above=0.5)]
-    shared.schema = publish_schema(shared.spec, pool)
+    pool = [shared.settings, SGT(success_above=0.5)]
+    shared.schema = publish_schema(pool)
     assert shared.publishes_text(0.6)
 
 
@@ -394,4 +394,4 @@ def test_empty_peer_completion_is_used_only_if_it_ended(tiny: dict[str, Path], t
     learner = train(MutualGRPOTrainer, tiny["ada"], tmp_path / "a", shared, reward=failing)
     first = learner.kept[0]
     assert first["grad_norm"] > 0
-    assert (first["prp/rows"], first["prp/unfit"]) == (4, 4) if regime == "prp" else first["sgt/pairs"] == 4
+    assert (first["prp/rows"], first["prp/unencodable"]) == (4, 4) if regime == "prp" else first["sgt/pairs"] == 4

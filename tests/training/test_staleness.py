@@ -30,7 +30,7 @@ from training_harness import (
 
 pytestmark = pytest.mark.slow
 
-LATE = sorted(name for name, spec in regimes().items() if spec.late(spec.settings()))
+LATE = sorted(name for name, regime in regimes().items() if regime().late())
 
 
 @pytest.fixture

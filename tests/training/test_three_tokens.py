@@ -19,11 +19,9 @@ from accelerate.utils import DistributedType
 from trl import GRPOTrainer
 
 from mutualrl.regimes import PPO, Band, Bound, ExtraRow, RowSource, Stepwise
-from mutualrl.regimes.grpo_noise import NoiseSettings
-from mutualrl.regimes.grpo_noise import plan as plan_noise
+from mutualrl.regimes.grpo_noise import GRPONoise
 from mutualrl.regimes.losses import stepwise_loss
-from mutualrl.regimes.xgrpo import XGRPOSettings
-from mutualrl.regimes.xgrpo import plan as plan_xgrpo
+from mutualrl.regimes.xgrpo import XGRPO
 from mutualrl.training.extra_rows import ExtraRows
 from regime_views import Peer, view
 
@@ -234,10 +232,10 @@ def test_value_sharing_by_hand_and_by_finite_differences(regime: str) -> None:
     # each over .5001.
     learner_view = view([("p", 1.0), ("p", 0.0)], {"bob": Peer([("p", 1.0), ("p", 1.0)])})
     if regime == "xgrpo":
-        settings = XGRPOSettings(mix=1.0, length_correction=0.0)
-        advantages, expected = plan_xgrpo(learner_view, settings).advantages, [0.25 / 0.5001, -0.75 / 0.5001]
+        settings = XGRPO(mix=1.0, length_correction=0.0)
+        advantages, expected = settings.plan(learner_view).advantages, [0.25 / 0.5001, -0.75 / 0.5001]
     else:
-        advantages = plan_noise(learner_view, NoiseSettings(noise=0.1)).advantages
+        advantages = GRPONoise(noise=0.1).plan(learner_view).advantages
         assert advantages is not None
         shift = 0.5 - advantages[0] * (math.sqrt(0.5) + 1e-4)
         expected = [(0.5 - shift) / (math.sqrt(0.5) + 1e-4), (-0.5 - shift) / (math.sqrt(0.5) + 1e-4)]

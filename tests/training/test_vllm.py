@@ -76,7 +76,7 @@ def test_two_policies_train_with_vllm_from_the_command_line(cli: Any, tmp_path: 
     for policy in ("ada", "bob"):
         files = tmp_path / "run" / "policies" / policy
         rows = [json.loads(line) for line in (files / "metrics.jsonl").read_text().splitlines()]
-        assert [row["prp/rows"] + row["prp/unfit"] for row in rows] == [128.0] * 3
+        assert [row["prp/rows"] + row["prp/unencodable"] for row in rows] == [128.0] * 3
         assert all("sampling/importance_sampling_ratio/mean" in row for row in rows)
         assert rows[0]["validation"]["n"] == 64
         assert "Traceback" not in (files / "logs" / "attempt-0.log").read_text()

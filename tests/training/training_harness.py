@@ -116,10 +116,9 @@ def sharing(
 ) -> Sharing:
     """Return the sharing of learner `ada` with its peers, with time-outs of seconds."""
     exchange = Exchange(root, "ada", "script", timeouts=WaitTimeouts(2.0, 20.0))
-    spec = get_regime(regime)
-    chosen = spec.settings(**settings)
-    schema = publish_schema(spec, [chosen], publish)
-    return Sharing(PeerLink(exchange, peers), spec, chosen, schema, max_length=40, tokenizers=tokenizers or {})
+    chosen = get_regime(regime)(**settings)
+    schema = publish_schema([chosen], publish)
+    return Sharing(PeerLink(exchange, peers), chosen, schema, max_length=40, tokenizers=tokenizers or {})
 
 
 class Replay:

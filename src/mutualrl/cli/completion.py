@@ -45,7 +45,7 @@ def regime_names(incomplete: str) -> list[tuple[str, str]]:
     """Return regimes with their summaries."""
     from mutualrl.regimes import regimes
 
-    return [(spec.name, spec.summary) for spec in regimes().values() if spec.name.startswith(incomplete)]
+    return [(name, regime.summary) for name, regime in regimes().items() if name.startswith(incomplete)]
 
 
 def run_directories(incomplete: str) -> list[str]:
@@ -104,8 +104,8 @@ def recipe_keys(incomplete: str) -> list[str]:
     from mutualrl.regimes import regimes
 
     keys = [f"trainer.{name}" for name in fields()]
-    for spec in regimes().values():
-        keys += [f"regime.{name}" for name in spec.settings.model_fields]
+    for regime in regimes().values():
+        keys += [f"regime.{name}" for name in regime.model_fields]
     for name, field in Recipe.model_fields.items():
         inner = getattr(field.annotation, "model_fields", None)
         if inner is not None and name not in ("trainer", "regime"):

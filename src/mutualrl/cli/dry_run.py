@@ -277,7 +277,7 @@ UNEVEN = 1.2
 def waiting(recipe: Recipe, placement: Placement | None) -> str | None:
     """Return the message about waiting: the others wait for the policy with the most weights per device, if the pool
     has the sizes. None if no policy waits."""
-    if not recipe.spec.reads_peers:
+    if not recipe.regime_class.reads_peers:
         return None
     staleness = recipe.exchange.staleness
     behind = "each policy of the pool" if not staleness else f"policies more than {staleness} round(s) behind"

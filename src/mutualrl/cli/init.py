@@ -291,7 +291,7 @@ def _ways_on() -> list[str]:
     """Return what remains possible with an unsafe pair of tokenizers."""
     from mutualrl.regimes import regimes
 
-    fields = {name: spec.publishes(spec.settings()).fields for name, spec in regimes().items()}
+    fields = {name: regime().publishes().fields for name, regime in regimes().items()}
     rewards_only = [name for name, own in fields.items() if "text" not in own]
     texts = [name for name, own in fields.items() if "text" in own and "logprobs" not in own]
     return [

@@ -13,14 +13,14 @@ from mutualrl.cli.output import emit, reports_errors, screen, show_table
 from mutualrl.console.display import print_text
 
 if TYPE_CHECKING:
-    from mutualrl.regimes import RegimeSettings
+    from mutualrl.regimes import Regime
 
 regimes = typer.Typer(help="The regimes: rules by which policies share experience.", no_args_is_help=True)
 
 NameArgument = Annotated[
     str,
     typer.Argument(
-        help="A name, FILE.py:SPEC or package.module:SPEC.", show_default=False, autocompletion=regime_names
+        help="A name, FILE.py:CLASS or package.module:CLASS.", show_default=False, autocompletion=regime_names
     ),
 ]
 NOT_MET = 3
@@ -35,17 +35,18 @@ def ls(as_json: JsonFlag = False) -> None:
     from mutualrl.regimes import GROUP, get_regime
     from mutualrl.regimes import regimes as shipped
 
-    rows = [(spec.name, "mutualrl", spec) for spec in shipped().values()]
+    rows = [(name, "mutualrl", regime) for name, regime in shipped().items()]
     rows += [(name, point.value, get_regime(name)) for name, point in sorted(entry_points(GROUP).items())]
     if as_json:
         listed = [
-            {"name": name, "from": origin, "summary": spec.summary, "level": spec.level} for name, origin, spec in rows
+            {"name": name, "from": origin, "summary": regime.summary, "level": regime.level}
+            for name, origin, regime in rows
         ]
         emit({"regimes": listed})
         return
     table = Table("regime", "from", "what it does")
-    for name, origin, spec in rows:
-        table.add_row(cell(name), cell(origin), cell(spec.summary))
+    for name, origin, regime in rows:
+        table.add_row(cell(name), cell(origin), cell(regime.summary))
     show_table(table)
 
 
@@ -57,26 +58,26 @@ def show(name: NameArgument, as_json: JsonFlag = False) -> None:
     from mutualrl.regimes import get_regime
     from mutualrl.regimes.info import RegimeInfo
 
-    spec = get_regime(name)
-    settings = _setting_rows(spec.settings(), "")
+    regime = get_regime(name)
+    settings = _setting_rows(regime(), "")
     if as_json:
-        emit({**RegimeInfo.of(spec).model_dump(mode="json"), "settings": settings})
+        emit({**RegimeInfo.of(regime).model_dump(mode="json"), "settings": settings})
         return
-    print_text(screen(), f"{spec.name}: {spec.summary}")
-    if spec.reads_peers:
-        behind = "may be rounds behind" if spec.late(spec.settings()) else "must keep up"
+    print_text(screen(), f"{regime.name}: {regime.summary}")
+    if regime.reads_peers:
+        behind = "may be rounds behind" if regime().late() else "must keep up"
         print_text(screen(), f"Peers {behind} (exchange.staleness)")
     table = Table("setting", "default", "meaning")
     for row in settings:
         table.add_row(cell(f"regime.{row['setting']}"), cell(str(row["default"])), cell(row["description"]))
     show_table(table)
     table = Table("metric", "unit", "meaning")
-    for metric in spec.metrics:
+    for metric in regime.metrics:
         table.add_row(cell(metric.key), cell(metric.unit), cell(metric.meaning))
     show_table(table)
 
 
-def _setting_rows(settings: RegimeSettings, prefix: str) -> list[dict[str, Any]]:
+def _setting_rows(settings: Regime, prefix: str) -> list[dict[str, Any]]:
     """Return every setting with its default; nested settings have their regime's name as a prefix."""
     from pydantic import BaseModel
 

@@ -25,7 +25,7 @@ RecipeOption = Annotated[
 RegimeOption = Annotated[
     str | None,
     typer.Option(
-        help="Sharing regime (`regimes ls`), or FILE.py:SPEC.",
+        help="Sharing regime (`regimes ls`), or FILE.py:CLASS.",
         show_default=False,
         autocompletion=regime_names,
     ),

@@ -18,7 +18,7 @@ from mutualrl.diagnostics.results import Bucket, Complementarity, GateAt, GateRo
 from mutualrl.diagnostics.rollouts import Bools, Floats, Rollouts
 from mutualrl.diagnostics.statistics import all_fail, intervals, jaccard, ratio
 from mutualrl.regimes import at_level
-from mutualrl.regimes.sgt import SGTSettings
+from mutualrl.regimes.gating import GateRule
 
 BUCKETS = ("easy", "medium", "hard")
 #: below this gate rate a run of 1,000 prompts per round would see fewer than five rescues
@@ -42,16 +42,16 @@ class Thresholds:
     success: float = 0.8
     failure: float = 0.2
     gate: Literal["all", "any"] = "all"
-    pick: Literal["uniform", "shortest", "first"] = "uniform"
+    pick: Literal["uniform", "shortest"] = "uniform"
     own: Mapping[str, Thresholds] = field(default_factory=dict)
 
     def of(self, learner: str) -> Thresholds:
         """Return the thresholds of one learner."""
         return self.own.get(learner, self)
 
-    def settings(self) -> SGTSettings:
-        """Return them as settings of regime `sgt`."""
-        return SGTSettings(success_above=self.success, failure_below=self.failure, gate=self.gate, pick=self.pick)
+    def rule(self) -> GateRule:
+        """Return them as the rule of a gate."""
+        return GateRule(success_above=self.success, failure_below=self.failure, gate=self.gate, pick=self.pick)
 
 
 def successes(rollouts: Rollouts, thresholds: Thresholds, which: str) -> Bools:

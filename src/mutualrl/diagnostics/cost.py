@@ -18,7 +18,7 @@ from mutualrl.diagnostics.results import Cost, Extra, RegimeExtra
 from mutualrl.diagnostics.rollouts import Ints, Rollouts
 from mutualrl.diagnostics.sgt_check import list_successes
 from mutualrl.errors import UsageError
-from mutualrl.regimes.sgt import Candidate, Fitted, draw_candidate
+from mutualrl.regimes.gating import Candidate, Encoded, draw_candidate
 
 
 def tokens_M_P_G(rollouts: Rollouts) -> Ints:
@@ -121,11 +121,11 @@ def _teachers(
                 size = int(lengths[m, unit, place]) if texts is None else len(ids or ())
                 number = int(rollouts.cell("rollout", m, unit, place))
                 if size:
-                    fitted.append(Fitted(Candidate(rollouts.policies[m], number, text, ended), (0,) * size))
+                    fitted.append(Encoded(Candidate(rollouts.policies[m], number, text, ended), (0,) * size))
         if fitted:
             drawn = draw_candidate(
                 fitted,
-                rule.settings(),
+                rule.rule(),
                 run_seed=seed,
                 round_index=int(rollouts.rounds[unit]),
                 prompt_id=rollouts.prompt_ids[unit],

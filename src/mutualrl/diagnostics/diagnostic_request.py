@@ -18,8 +18,8 @@ from mutualrl.errors import DataError, UsageError
 from mutualrl.recipes import Recipe, Request, load_run, resolve
 from mutualrl.recipes.resolve import GONE
 from mutualrl.records import Prompt
-from mutualrl.regimes import RegimeSettings, at_level, parts_of
-from mutualrl.regimes.sgt import SGTSettings
+from mutualrl.regimes import Regime, at_level, parts_of
+from mutualrl.regimes.sgt import SGT
 from mutualrl.storage.files import user_path
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.storage.trained_model import has_trained_model, trained_model
@@ -208,9 +208,9 @@ def _threshold_values(flag: str, texts: Sequence[str]) -> tuple[float | None, di
 
 def _sgt_thresholds(recipe: Recipe, policy: str) -> Thresholds:
     settings = _part_settings(recipe, policy, at_level("outcome").name)
-    assert isinstance(settings, SGTSettings)
+    assert isinstance(settings, SGT)
     gate: Literal["all", "any"] = "any" if settings.gate == "any" else "all"
-    pick: Literal["uniform", "shortest", "first"] = "uniform" if settings.pick == "fit" else settings.pick
+    pick: Literal["uniform", "shortest"] = "uniform" if settings.pick == "fit" else settings.pick
     for key, configured, used in (("gate", settings.gate, gate), ("pick", settings.pick, pick)):
         if configured != used:
             notify(f"policy {policy!r} trained with regime.{key}: {configured}; the diagnostics use {used}")
@@ -227,10 +227,10 @@ def _scale(recipe: Recipe, policy: str) -> tuple[str, str]:
     return local, pooled or local
 
 
-def _part_settings(recipe: Recipe, policy: str, name: str) -> RegimeSettings:
+def _part_settings(recipe: Recipe, policy: str, name: str) -> Regime:
     """Return the settings of a regime that a run uses, alone or combined with others."""
-    settings = recipe.regime_settings(policy)
-    part: RegimeSettings = settings if recipe.regime_name == name else getattr(settings, name)
+    settings = recipe.regime_of(policy)
+    part: Regime = settings if recipe.regime_name == name else getattr(settings, name)
     return part
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,9 @@ import numpy as np
 
 from mutualrl.errors import MutualRLError
 from mutualrl.records import Prompt, PublishSchema, Rollout
-from mutualrl.regimes import Answers, Needs, Plan, RegimeSettings, RegimeSpec, RoundView, check_plan, plain_state
+from mutualrl.regimes import Plan, Regime, Requests, Results, RoundView, check_plan, plain_state
 from mutualrl.regimes.advantages import group_by_prompt, pool_advantages, ungroup
-from mutualrl.regimes.round import ExtraRow
+from mutualrl.regimes.round import PHASES, ExtraRow
 from mutualrl.see.schema import FIELD_OF
 from mutualrl.tasks import TaskSource, get_task
 from mutualrl.tasks.boxed import boxed_score
@@ -115,57 +115,62 @@ def recorded_views(schema: PublishSchema) -> list[RoundView]:
     return views
 
 
-def recorded_answers(needs: Needs) -> Answers:
-    """Return answers that depend only on the needs: log-probs from the token ids, rewards from the data."""
+def recorded_results(requests: Requests) -> Results:
+    """Return results that depend only on the requests: log-probs from the token ids, rewards from the data."""
     answers = {prompt.id: prompt.answer for prompt in get_task("arithmetic").read("train", TaskSource()).prompts}
 
     def scored(ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
         return np.array([-0.05 - 0.1 * (token % 7) for token in ids])
 
-    return Answers(
-        tuple(scored(ids) for _, ids in needs.logprobs),
-        tuple(-float(scored(ids).mean()) for _, ids in needs.nll),
-        tuple(boxed_score(text, answers[prompt_id]) for prompt_id, text, _ in needs.rewards),
+    return Results(
+        {passage: scored(passage[1]) for passage in requests.logprobs},
+        {passage: -float(scored(passage[1]).mean()) for passage in requests.nll},
+        {response: boxed_score(response[1], answers[response[0]]) for response in requests.rewards},
     )
 
 
-def check_regime(spec: RegimeSpec, settings: RegimeSettings | None = None) -> list[Finding]:
-    """Return the findings for a regime under the given settings, or its defaults."""
+def with_results(regime: Regime, view: RoundView) -> RoundView:
+    """Return the view with the results of all of the regime's requests."""
+    for _ in range(PHASES):
+        requests = regime.requests(view).without(view.results)
+        view = replace(view, results=view.results.merged(recorded_results(requests)))
+    return view
+
+
+def check_regime(regime: type[Regime] | Regime) -> list[Finding]:
+    """Return the findings for a regime, under its default settings if it is a class."""
     try:
-        settings = spec.settings() if settings is None else settings
-        schema = spec.publishes(settings)
+        regime = regime() if isinstance(regime, type) else regime
+        schema = regime.publishes()
     except Exception as error:  # noqa: BLE001  (user code may raise anything)
         return [Finding("its settings have defaults and it declares what it publishes", False, _error_text(error))]
     findings = [Finding("its settings have defaults and it declares what it publishes", True, _published(schema))]
-    if spec.plan is None:
+    if not regime.shares:
         return [*findings, Finding("it has no plan: TRL's own GRPO", True)]
     plans: list[Plan] = []
     try:
         for recorded in recorded_views(schema):
             state = plans[-1].state if plans and plans[-1].state is not None else {}
-            view = replace(recorded, state=plain_state(state, spec.name))
-            view = replace(view, answers=recorded_answers(spec.needs(view, settings)))
-            plans.append(check_plan(spec.plan(view, settings), view, spec.name))
-            findings += _purity(spec.plan, view, settings, plans[-1])
+            view = with_results(regime, replace(recorded, state=plain_state(state, regime.name)))
+            plans.append(check_plan(regime.plan(view), view, regime.name))
+            findings += _purity(regime, view, plans[-1])
     except Exception as error:  # noqa: BLE001  (as above)
         return [*findings, Finding(f"round {len(plans)}: its plan can be executed", False, _error_text(error))]
     findings.append(Finding("its plans can be executed", True, _plans_summary(plans)))
-    return [*findings, _metrics_declared(spec, plans)]
+    return [*findings, _metrics_declared(regime, plans)]
 
 
-def _purity(
-    make_plan: Callable[[RoundView, Any], Plan], view: RoundView, settings: RegimeSettings, plan: Plan
-) -> list[Finding]:
+def _purity(regime: Regime, view: RoundView, plan: Plan) -> list[Finding]:
     """Check that the plan is deterministic and independent of the peers' order, and that the view is unchanged."""
     first = as_plain(plan)
     rollouts, state = list(view.rollouts), copy.deepcopy(dict(view.state))
     findings = []
-    if as_plain(make_plan(view, settings)) != first:
+    if as_plain(regime.plan(view)) != first:
         findings.append(Finding(f"round {view.round}: the same round gives the same plan", False, "it differs"))
     if list(view.rollouts) != rollouts or dict(view.state) != state:
         findings.append(Finding(f"round {view.round}: the view is not changed", False, "it was changed"))
     reordered = replace(view, peers={name: view.peers[name] for name in sorted(view.peers, reverse=True)})
-    if as_plain(make_plan(reordered, settings)) != first:
+    if as_plain(regime.plan(reordered)) != first:
         name = f"round {view.round}: the order of the peers does not matter"
         findings.append(Finding(name, False, "the plan differs; sort the peers by name"))
     return findings
@@ -180,11 +185,11 @@ def as_plain(plan: Plan) -> tuple[Any, ...]:
     return plan.advantages, tuple(rows), dict(plan.metrics), None if plan.state is None else dict(plan.state)
 
 
-def _metrics_declared(spec: RegimeSpec, plans: Sequence[Plan]) -> Finding:
+def _metrics_declared(regime: Regime, plans: Sequence[Plan]) -> Finding:
     logged = {key for plan in plans for key in plan.metrics}
-    undeclared = sorted(logged - {metric.key for metric in spec.metrics})
+    undeclared = sorted(logged - {metric.key for metric in regime.metrics})
     name = "its metrics are declared, so that reports have their units"
-    return Finding(name, not undeclared, f"not in SPEC.metrics: {', '.join(undeclared)}" if undeclared else "")
+    return Finding(name, not undeclared, f"not in its metrics: {', '.join(undeclared)}" if undeclared else "")
 
 
 def _error_text(error: Exception) -> str:

@@ -25,7 +25,7 @@ from mutualrl.diagnostics.results import (
 from mutualrl.diagnostics.rollouts import Bools, Floats, Ints, Rollouts
 from mutualrl.diagnostics.statistics import intervals, ratio
 from mutualrl.errors import UsageError
-from mutualrl.regimes.sgt import Candidate, Fitted, draw_candidate
+from mutualrl.regimes.gating import Candidate, Encoded, draw_candidate
 from mutualrl.seeds import seeded
 
 MOST_OWN = 512  # scored successes per learner
@@ -142,11 +142,12 @@ def teacher_pairs(
                 without += 1
                 continue
             candidates = [
-                Fitted(Candidate(policy, number, s.text, s.ended), ids) for (policy, number), (s, ids) in fitted.items()
+                Encoded(Candidate(policy, number, s.text, s.ended), ids)
+                for (policy, number), (s, ids) in fitted.items()
             ]
             drawn = draw_candidate(
                 candidates,
-                rule.settings(),
+                rule.rule(),
                 run_seed=seed,
                 round_index=round_index,
                 prompt_id=prompt,

@@ -37,7 +37,9 @@ def claim_exchange(recipe: Recipe, plan: Fingerprint, launch: Launch, console: C
     store = remote_store(recipe.bucket.url, PROBE_SECONDS)
     store.probe()
     names, run_id, policy = [p.name for p in recipe.policies], uuid.uuid4().hex, launch.policy
-    manifest = write_manifest(store, Manifest(run_id, tuple(names), recipe.spec.name, dict(plan), decisive(recipe)))
+    manifest = write_manifest(
+        store, Manifest(run_id, tuple(names), recipe.regime_class.name, dict(plan), decisive(recipe))
+    )
     if policy is None and manifest.run_id != run_id:
         raise UsageError(
             f"exchange.url: {store.url} holds run {manifest.run_id[:8]} ({manifest.regime}, created "
@@ -87,10 +89,10 @@ def require_same_run(url: str, manifest: Manifest, recipe: Recipe, plan: Fingerp
     names = tuple(p.name for p in recipe.policies)
     if policy not in manifest.policies:
         raise UsageError(f"--policy {policy}: the run in {url} has {', '.join(manifest.policies)}")
-    if names != manifest.policies or recipe.spec.name != manifest.regime:
+    if names != manifest.policies or recipe.regime_class.name != manifest.regime:
         raise UsageError(
             f"the run in {url} has {manifest.regime} with policies {', '.join(manifest.policies)}; this recipe has "
-            f"{recipe.spec.name} with {', '.join(names)}"
+            f"{recipe.regime_class.name} with {', '.join(names)}"
         )
     if different := differing(manifest.recipe, decisive(recipe)):
         changes = "; ".join(f"{key}: {now!r}, the run has {before!r}" for key, (before, now) in different.items())

@@ -57,7 +57,7 @@ def run_on_cluster(
             run.policy(name).failure.unlink(missing_ok=True)  # from an earlier session
             running.append(_start(run, recipe, placement.allocation(name)))
         limit = recipe.task.max_prompt_tokens
-        with Progress(run, names, recipe.run.steps, console, recipe.spec.metrics, limit) as progress:
+        with Progress(run, names, recipe.run.steps, console, recipe.regime_class.metrics, limit) as progress:
             deadline = None
             while running:
                 if deadline is None and (request.received or run.stop_file.exists()):

@@ -148,8 +148,8 @@ def start_run(
         command=command_line(),
         versions=versions(),
         seed=recipe.run.seed,
-        regime=recipe.spec.name,
-        regime_info=RegimeInfo.of(recipe.spec).model_dump(mode="json"),
+        regime=recipe.regime_class.name,
+        regime_info=RegimeInfo.of(recipe.regime_class).model_dump(mode="json"),
         pool=recipe.pool,
         fingerprint=plan,
         data=dict(data),
@@ -188,7 +188,7 @@ def _claim(recipe: Recipe, info: RunInfo, held: ExitStack) -> RunDirectory:
     if recipe.run.dir is not None:
         return create(Path(recipe.run.dir), info, held)
     while True:
-        path = default_path(recipe.spec.name, recipe.pool or "pool")
+        path = default_path(recipe.regime_class.name, recipe.pool or "pool")
         try:
             return create(path, info, held)
         except RunDirectoryError:

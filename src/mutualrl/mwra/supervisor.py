@@ -181,7 +181,7 @@ def run_policies(
     require_same = watch_directory(run)
     try:
         names, limit = launch.policies(recipe), recipe.task.max_prompt_tokens
-        with Progress(run, names, recipe.run.steps, console, recipe.spec.metrics, limit) as progress:
+        with Progress(run, names, recipe.run.steps, console, recipe.regime_class.metrics, limit) as progress:
             policy_supervisor.start()
             deadline = None
             while policy_supervisor.active:
@@ -233,8 +233,8 @@ def summarize(run: RunDirectory, recipe: Recipe, names: Sequence[str], seconds: 
         else:
             raise MutualRLError(f"policy {name!r} ended without a result; logs: {run.policy(name).logs}")
     return {
-        "regime": recipe.spec.name,
-        "shares": recipe.spec.plan is not None and len(recipe.policies) > 1,
+        "regime": recipe.regime_class.name,
+        "shares": recipe.regime_class.shares and len(recipe.policies) > 1,
         "pool": recipe.pool,
         "task": recipe.task.name,
         "seed": recipe.run.seed,
@@ -243,5 +243,5 @@ def summarize(run: RunDirectory, recipe: Recipe, names: Sequence[str], seconds: 
         "data": run.info().data,
         "policies": policies,
         "lost": lost,
-        "notes": notes_of(run, names, recipe.spec.metrics, recipe.task.max_prompt_tokens),
+        "notes": notes_of(run, names, recipe.regime_class.metrics, recipe.task.max_prompt_tokens),
     }

@@ -148,7 +148,7 @@ def solutions(recipe: Recipe, policy: str, prompts: Sequence[Prompt]) -> dict[st
     Raises DataError if no prompt has one or, for the column `solution`, if more than one prompt in ten has none: the
     arm would not be matched with the one that it controls for.
     """
-    column = recipe.spec.solution_column(recipe.regime_settings(policy))
+    column = recipe.regime_of(policy).solution_column()
     if column is None:
         return {}
     texts = {}

@@ -32,8 +32,7 @@ from mutualrl.recipes.schema import (
 from mutualrl.recipes.trainer_keys import quantization, validate_trainer_key
 from mutualrl.regimes import (
     SEPARATOR,
-    RegimeSettings,
-    RegimeSpec,
+    Regime,
     baseline,
     get_regime,
     is_combined,
@@ -41,7 +40,7 @@ from mutualrl.regimes import (
     parts_of,
     regimes,
 )
-from mutualrl.regimes.spec import flat, merged
+from mutualrl.regimes.regime import flat, merged
 from mutualrl.storage.bucket_url import redacted
 from mutualrl.storage.files import user_path
 from mutualrl.storage.rundir import RunDirectory
@@ -140,8 +139,8 @@ def _drop_settings_of_other_regimes(value: Layer, chosen: str, *, warn: bool) ->
     known = chosen in regimes() or is_import_path(chosen) or chosen in entry_points("mutualrl.regimes")
     if is_combined(chosen) or not known:  # settings under the names of its parts; a name that is refused later
         return
-    own = get_regime(chosen).settings.model_fields
-    others = {name for spec in regimes().values() for name in spec.settings.model_fields}
+    own = get_regime(chosen).model_fields
+    others = {name for regime in regimes().values() for name in regime.model_fields}
     policies = value.get("policies")
     dropped: dict[str, None] = {}
     for section in (value, *(policies if isinstance(policies, list) else ())):
@@ -232,7 +231,7 @@ def validate(layers: Layers, *, run_code: bool = True) -> Recipe:
     name = value["regime"]["name"]
     checked = run_code or not is_open(name)
     _check_names(value, layers, problems, run_code=run_code)
-    spec = get_regime(name) if checked else None
+    regime = get_regime(name) if checked else None
     if checked and is_combined(name):
         _key_user_regimes_by_name(value["regime"])
     for path, settings in _trainer_sections(value):
@@ -243,14 +242,14 @@ def validate(layers: Layers, *, run_code: bool = True) -> Recipe:
     try:
         recipe = Recipe.model_validate(_with_round(value))
     except ValidationError as error:
-        problems.extend(_explain(error, layers, (), spec))
+        problems.extend(_explain(error, layers, (), regime))
     if recipe is not None and not problems and checked:
         problems.extend(_conflicts(recipe, layers))
     for path, settings in _regime_sections(value) if checked else ():
         try:
-            get_regime(value["regime"]["name"]).settings(**settings)
+            get_regime(value["regime"]["name"])(**settings)
         except ValidationError as error:
-            problems.extend(line for line in _explain(error, layers, path, spec) if line not in problems)
+            problems.extend(line for line in _explain(error, layers, path, regime) if line not in problems)
     if problems or recipe is None:
         raise RecipeError(problems)
     return recipe
@@ -266,34 +265,34 @@ def _key_user_regimes_by_name(section: Layer) -> None:
 def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
     """Return problems with settings that are valid alone but not together, e.g. those that bias the regime's ratios or
     advantages."""
-    spec = recipe.spec
+    regime_class = recipe.regime_class
     try:
         schema = recipe.published
     except ValidationError:
         return []  # the regime's settings are invalid, which is reported separately
     traced = schema.traced
     lines = []
-    if spec.reads_peers and len(recipe.policies) < 2:
+    if regime_class.reads_peers and len(recipe.policies) < 2:
         lines.append(
-            f"regime {spec.name!r} shares between policies, but this pool has one ({recipe.policies[0].name!r}); "
-            f"add a policy, or use --regime {baseline().name}"
+            f"regime {regime_class.name!r} shares between policies, but this pool has one "
+            f"({recipe.policies[0].name!r}); add a policy, or use --regime {baseline().name}"
         )
     if recipe.task.has_turns and ("text" in schema.fields or recipe.run.publish == "full"):
-        publisher = f"regime {spec.name!r}" if "text" in schema.fields else "run.publish: full"
+        publisher = f"regime {regime_class.name!r}" if "text" in schema.fields else "run.publish: full"
         key = "tools" if recipe.task.environment is None else "environment"
         unshared = f"{publisher} shares texts, not rollouts of several turns: {NOT_SHARED}"
         lines.append(_line(layers, ("task", key), unshared))
     for policy in recipe.policies:
-        problem = spec.staleness_problem(recipe.regime_settings(policy.name), recipe.exchange.staleness)
+        problem = recipe.regime_of(policy.name).staleness_problem(recipe.exchange.staleness)
         if problem is not None:
             lines.append(_line(layers, ("exchange", "staleness"), problem))
             break
     for index, policy in enumerate(recipe.policies):
         settings = recipe.trainer_settings(policy.name)
         problems = [*ratio_problems(settings, traced=traced)]
-        problems += aggregation_problem(settings, moves_advantages=spec.moves_advantages)
-        problems += spec.check(recipe.regime_settings(policy.name), settings)
-        for key, problem in spec.ineffective_settings(recipe.regime_settings(policy.name)):
+        problems += aggregation_problem(settings, moves_advantages=regime_class.moves_advantages())
+        problems += recipe.regime_of(policy.name).problems(settings)
+        for key, problem in recipe.regime_of(policy.name).ineffective_settings():
             overridden = key in flat(policy.regime or {})
             section = ("policies", str(index), "regime") if overridden else ("regime",)
             lines.append(_line(layers, (*section, *key.split(".")), problem))
@@ -303,7 +302,7 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
             problems.append(("model_init_kwargs", problem))
         published = traced or recipe.run.publish == "full"
         if published and lora is not None and lora.dropout > 0 and not settings.get("use_vllm"):
-            publisher = f"regime {spec.name!r}" if traced else "run.publish: full"
+            publisher = f"regime {regime_class.name!r}" if traced else "run.publish: full"
             problem = (
                 f"found {lora.dropout}; TRL samples with dropout, so the traces that {publisher} publishes would come "
                 "from a different policy; expected 0"
@@ -313,7 +312,7 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
             keys = key.split(".")
             section = ("policies", str(index), "trainer") if keys[0] in policy.trainer else ("trainer",)
             lines.append(_line(layers, (*section, *keys), problem))
-    whitening = spec.whitening_problem(whiten=recipe.round.whiten_advantages)
+    whitening = regime_class.whitening_problem(whiten=recipe.round.whiten_advantages)
     lines += [_line(layers, ("round", "whiten_advantages"), problem) for problem in whitening]
     lines += server_problems({p.name: recipe.trainer_settings(p.name) for p in recipe.policies})
     return list(dict.fromkeys(lines))
@@ -372,20 +371,20 @@ def _with_round(value: Layer) -> Layer:
     return {**value, "round": {**round_section, "prompts": DEFAULT_PROMPTS}}
 
 
-def _explain(error: ValidationError, layers: Layers, prefix: tuple[str, ...], spec: RegimeSpec | None) -> list[str]:
+def _explain(error: ValidationError, layers: Layers, prefix: tuple[str, ...], regime: type[Regime] | None) -> list[str]:
     lines = []
     details = error.errors(include_url=False)
     for detail in details:
         if detail["type"] == "too_short" and len(details) > 1:
             continue  # the count excludes invalid items, which have their own errors
         path = (*prefix, *(str(part) for part in detail["loc"]))
-        lines.append(_line(layers, path, _expectation(detail, path, spec)))
+        lines.append(_line(layers, path, _expectation(detail, path, regime)))
     return lines
 
 
-def _expectation(detail: Any, path: tuple[str, ...], spec: RegimeSpec | None) -> str:
+def _expectation(detail: Any, path: tuple[str, ...], regime: type[Regime] | None) -> str:
     if detail["type"] == "extra_forbidden":
-        keys = _keys_at(path[:-1], spec)
+        keys = _keys_at(path[:-1], regime)
         return f"unknown key; expected {_one_of(keys, path[-1])}"
     message = str(detail["msg"]).removeprefix("Value error, ")
     if detail["type"] in ("value_error", "missing"):
@@ -393,25 +392,25 @@ def _expectation(detail: Any, path: tuple[str, ...], spec: RegimeSpec | None) ->
     return f"found {detail['input']!r:.80}; {message[:1].lower()}{message[1:]}"
 
 
-def _keys_at(path: tuple[str, ...], spec: RegimeSpec | None) -> list[str]:
-    """Return the keys allowed at a path. `spec`: the regime; None if its code may not be run."""
+def _keys_at(path: tuple[str, ...], regime: type[Regime] | None) -> list[str]:
+    """Return the keys allowed at a path. `regime`: its class; None if its code may not be run."""
     if not path:
         return list(Recipe.model_fields)
     if path[0] == "regime" or (path[0] == "policies" and path[2:3] == ("regime",)):
-        return _regime_keys(path[1:] if path[0] == "regime" else path[3:], spec)
+        return _regime_keys(path[1:] if path[0] == "regime" else path[3:], regime)
     if path[0] == "policies":
         return list(Policy.model_fields)
     return list(_SECTIONS[path[0]].model_fields) if path[0] in _SECTIONS else []
 
 
-def _regime_keys(path: tuple[str, ...], spec: RegimeSpec | None) -> list[str]:
+def _regime_keys(path: tuple[str, ...], regime: type[Regime] | None) -> list[str]:
     """Return the keys of a regime's settings, or of one regime in a list under its name."""
-    if spec is None:
+    if regime is None:
         return ["name"]
-    part = spec.settings.model_fields.get(path[0]) if path else None
-    if part is not None and isinstance(part.annotation, type) and issubclass(part.annotation, RegimeSettings):
+    part = regime.model_fields.get(path[0]) if path else None
+    if part is not None and isinstance(part.annotation, type) and issubclass(part.annotation, Regime):
         return list(part.annotation.model_fields)
-    return ["name", *spec.settings.model_fields]
+    return ["name", *regime.model_fields]
 
 
 def _one_of(known: list[str], found: str) -> str:

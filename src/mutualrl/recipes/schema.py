@@ -12,8 +12,8 @@ from mutualrl.engines.model_files import ADAPTER, adapter_message
 from mutualrl.plugins import FORM as IMPORT_FORM
 from mutualrl.plugins import absolute_path, is_import_path
 from mutualrl.records import POLICY_NAME, PublishSchema, name_problem
-from mutualrl.regimes import RegimeSettings, RegimeSpec, baseline, get_regime
-from mutualrl.regimes.spec import merged
+from mutualrl.regimes import Regime, baseline, get_regime
+from mutualrl.regimes.regime import merged
 from mutualrl.storage.bucket_url import require_url
 from mutualrl.storage.files import user_path
 from mutualrl.tasks import TASKS, TaskSource
@@ -327,8 +327,8 @@ class Recipe(Section):
         return str(self.regime.get("name", baseline().name))
 
     @property
-    def spec(self) -> RegimeSpec:
-        """Return the regime. Raises RegimeError for one that cannot be imported."""
+    def regime_class(self) -> type[Regime]:
+        """Return the class of the regime. Raises RegimeError for one that cannot be imported."""
         return get_regime(self.regime_name)
 
     def with_steps(self, prompts: int, prompts_per_round: int, steps_per_round: int) -> Recipe:
@@ -343,11 +343,11 @@ class Recipe(Section):
         """Return the policy of that name. Raises KeyError when there is none."""
         return {p.name: p for p in self.policies}[name]
 
-    def regime_settings(self, policy: str) -> RegimeSettings:
-        """Return the regime's effective settings for one policy."""
+    def regime_of(self, policy: str) -> Regime:
+        """Return the regime with its effective settings for one policy."""
         settings = merged(self.regime, self.policy(policy).regime)
         settings.pop("name", None)
-        return get_regime(self.regime_name).settings(**settings)
+        return self.regime_class(**settings)
 
     def lora_settings(self, policy: str) -> LoraSection | None:
         """Return the adapter of one policy, or None if it trains its weights; `lora: null` on a policy disables the
@@ -358,7 +358,7 @@ class Recipe(Section):
     @property
     def published(self) -> PublishSchema:
         """Return the fields that any policy's regime reads; all policies publish them."""
-        return PublishSchema.union(self.spec.publishes(self.regime_settings(p.name)) for p in self.policies)
+        return PublishSchema.union(self.regime_of(p.name).publishes() for p in self.policies)
 
     def trainer_settings(self, policy: str) -> dict[str, Any]:
         """Return the effective GRPOConfig keys of one policy, without those set by the run."""

@@ -1,8 +1,8 @@
 """Regimes: rules by which policies share experience.
 
-A module of this package with a `SPEC` is a regime. So is the `SPEC` of a user's file or package (`--regime
-file.py:SPEC`, `--regime package.module:SPEC`), and an entry point in the group `mutualrl.regimes`. No other part of
-the system refers to a regime by name.
+A class of this package is a regime if it derives from `Regime` and has a name. So is a class in a user's file or
+package (`--regime file.py:Shortest`, `--regime package.module:Shortest`), and an entry point in the group
+`mutualrl.regimes`. No other part of the system refers to a regime by name.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from mutualrl.errors import RegimeError
 from mutualrl.plugins import FORM, entry_points, is_import_path, load_object
 from mutualrl.records import PublishSchema, Rollout
 from mutualrl.regimes.channels import SEPARATOR, combined
+from mutualrl.regimes.peers import PeerRollout, peer_rewards, peer_rollouts
+from mutualrl.regimes.regime import Metric, Regime, setting
 from mutualrl.regimes.round import (
     BOUNDS,
     PPO,
-    Answers,
     Band,
     Bound,
     ExtraRow,
     GuideView,
-    Needs,
     PeerRound,
     Plan,
+    Requests,
+    Results,
     RoundView,
     RowSource,
     RowStatistics,
-    SequenceLevel,
     Stepwise,
     Trace,
     Transfer,
@@ -42,32 +43,37 @@ from mutualrl.regimes.round import (
     plain_state,
     whitened_plan,
 )
-from mutualrl.regimes.spec import Metric, RegimeSettings, RegimeSpec
 
 GROUP = "mutualrl.regimes"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 @cache
-def regimes() -> dict[str, RegimeSpec]:
+def regimes() -> dict[str, type[Regime]]:
     """Return the regimes that ship with mutualrl, by name."""
-    specs: dict[str, RegimeSpec] = {}
+    classes: dict[str, type[Regime]] = {}
     for info in pkgutil.iter_modules(__path__):
-        spec = getattr(importlib.import_module(f"{__name__}.{info.name}"), "SPEC", None)
-        if isinstance(spec, RegimeSpec):
-            specs[spec.name] = spec
-    return specs
+        module = importlib.import_module(f"{__name__}.{info.name}")
+        for value in vars(module).values():
+            if (
+                isinstance(value, type)
+                and issubclass(value, Regime)
+                and value.__module__ == module.__name__
+                and value.name
+            ):
+                classes[value.name] = value
+    return classes
 
 
-def baseline() -> RegimeSpec:
+def baseline() -> type[Regime]:
     """Return the regime that shares nothing, to which the others are compared."""
-    return next(spec for spec in regimes().values() if spec.plan is None)
+    return next(regime for regime in regimes().values() if not regime.shares)
 
 
 @cache
-def at_level(level: str) -> RegimeSpec:
+def at_level(level: str) -> type[Regime]:
     """Return the paper's regime at one level of sharing: data, value or outcome."""
-    return next(spec for spec in regimes().values() if spec.level == level and not spec.control)
+    return next(regime for regime in regimes().values() if regime.level == level and not regime.control)
 
 
 def is_combined(name: str) -> bool:
@@ -76,7 +82,7 @@ def is_combined(name: str) -> bool:
 
 
 def parts_of(name: str) -> list[str]:
-    """Return the names of the regimes in a combined name: `xgrpo+./c++/own.py:SPEC` has two, the second an import path
+    """Return the names of the regimes in a combined name: `xgrpo+./c++/own.py:Mine` has two, the second an import path
     that contains a plus. A part ends at a plus if it is a plain name, or an import path with its object."""
     parts: list[str] = []
     current = ""
@@ -94,10 +100,10 @@ def is_open(name: str) -> bool:
 
 
 @cache
-def get_regime(name: str) -> RegimeSpec:
+def get_regime(name: str) -> type[Regime]:
     """Return the regime with that name, import path or entry point.
 
-    `A+B` combines A and B. Raises RegimeError with file and line if it cannot be imported or is not a RegimeSpec; for
+    `A+B` combines A and B. Raises RegimeError with file and line if it cannot be imported or is not a regime; for
     an unknown name, with the known names.
     """
     if name in regimes():
@@ -115,46 +121,53 @@ def get_regime(name: str) -> RegimeSpec:
     raise RegimeError(f"unknown regime {name!r}; expected one of: {', '.join(known)}{hint}; or {FORM}")
 
 
-def _checked(spec: object, name: str) -> RegimeSpec:
-    if not isinstance(spec, RegimeSpec):
-        raise RegimeError(f"regime {name!r}: found {type(spec).__name__}, expected a mutualrl.regimes.RegimeSpec")
-    if not isinstance(spec.settings, type) or not issubclass(spec.settings, RegimeSettings):
-        raise RegimeError(f"regime {name!r}: settings: found {spec.settings!r}, expected a subclass of RegimeSettings")
-    if not isinstance(spec.name, str) or NAME.fullmatch(spec.name) is None:
-        raise RegimeError(f"regime {name!r}: name: found {spec.name!r}, expected letters a-z, digits, '.', '_', '-'")
+def _checked(regime: object, name: str) -> type[Regime]:
+    if not isinstance(regime, type) or not issubclass(regime, Regime):
+        raise RegimeError(
+            f"regime {name!r}: found {type(regime).__name__}, expected a subclass of mutualrl.regimes.Regime"
+        )
+    if not isinstance(regime.name, str) or NAME.fullmatch(regime.name) is None:
+        raise RegimeError(f"regime {name!r}: name: found {regime.name!r}, expected letters a-z, digits, '.', '_', '-'")
     try:
-        spec.settings()
+        regime()
     except ValidationError as error:
         key = ".".join(map(str, error.errors()[0]["loc"]))
         raise RegimeError(f"regime {name!r}: setting {key!r} has no default; every setting needs one") from None
-    if not callable(spec.publishes) or not (spec.plan is None or callable(spec.plan)):
-        raise RegimeError(f"regime {name!r}: plan and publishes: expected functions")
-    if spec.name in regimes():
-        raise RegimeError(f"regime {name!r}: name {spec.name!r} belongs to a regime of mutualrl; choose another name")
-    return spec
+    if regime.name in regimes():
+        raise RegimeError(f"regime {name!r}: name {regime.name!r} belongs to a regime of mutualrl; choose another name")
+    return regime
+
+
+def __getattr__(name: str) -> object:
+    if name in ("RegimeSpec", "RegimeSettings"):
+        raise ImportError(
+            f"mutualrl.regimes.{name} is gone: a regime is a class with its settings as fields and its functions as "
+            "methods; write `class Mine(Regime)` with `name` and `plan(self, view)`, and name it as FILE.py:Mine "
+            "(docs/extending.md)"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [
     "BOUNDS",
     "PPO",
     "SEPARATOR",
-    "Answers",
     "Band",
     "Bound",
     "ExtraRow",
     "GuideView",
     "Metric",
-    "Needs",
+    "PeerRollout",
     "PeerRound",
     "Plan",
     "PublishSchema",
-    "RegimeSettings",
-    "RegimeSpec",
+    "Regime",
+    "Requests",
+    "Results",
     "Rollout",
     "RoundView",
     "RowSource",
     "RowStatistics",
-    "SequenceLevel",
     "Stepwise",
     "Trace",
     "Transfer",
@@ -166,7 +179,10 @@ __all__ = [
     "is_combined",
     "is_open",
     "parts_of",
+    "peer_rewards",
+    "peer_rollouts",
     "plain_state",
     "regimes",
+    "setting",
     "whitened_plan",
 ]

@@ -1,8 +1,7 @@
 """Several regimes combined: `--regime xgrpo+sgt`, or in a recipe `regime: [xgrpo, {name: sgt, weight: 0.05}]`.
 
 Each regime receives the advantages of the one before it, in the given order. Rows are concatenated, metrics merged,
-states kept separate. Invalid combinations are rejected with the regimes' names: two regimes that build their own batch,
-one of these after a regime whose advantages it would discard, a regime without a plan, the same regime twice.
+states kept separate. Invalid combinations are rejected with the regimes' names.
 """
 
 from __future__ import annotations
@@ -10,161 +9,171 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import create_model
 
 from mutualrl.errors import RegimeError
 from mutualrl.records import PublishSchema
-from mutualrl.regimes.round import ExtraRow, GuideView, Needs, Passage, Plan, RoundView, RowStatistics
-from mutualrl.regimes.spec import Problem, RegimeSettings, RegimeSpec, needs_nothing
+from mutualrl.regimes.regime import Problem, Regime, Treatment
+from mutualrl.regimes.round import ExtraRow, GuideView, Plan, Requests, RoundView, RowStatistics
 
 SEPARATOR = "+"
+#: what may follow a regime that treats advantages in some way; every other regime would discard them
+FOLLOWERS: dict[Treatment, tuple[Treatment, ...]] = {
+    "keeps": ("keeps", "adjusts", "sets", "builds the batch"),
+    "adjusts": ("keeps", "adjusts"),
+    "sets": ("keeps", "adjusts"),
+    "builds the batch": ("keeps", "adjusts"),
+}
+View = TypeVar("View", RoundView, GuideView)
 
 
-def combined(parts: Sequence[RegimeSpec]) -> RegimeSpec:
-    """Return the regime that runs all of `parts`. Raises RegimeError if they cannot be combined."""
-    _require_combinable(parts)
-    fields: Any = {spec.name: (spec.settings, spec.settings()) for spec in parts}
-    settings = create_model("ChannelSettings", __base__=RegimeSettings, **fields)
+class Channels(Regime):
+    """Regime that loops over its `parts`, whose settings are its fields by their names."""
 
-    def with_settings(settings: Any) -> list[tuple[RegimeSpec, Any]]:
-        return [(spec, getattr(settings, spec.name)) for spec in parts]
+    parts: ClassVar[tuple[type[Regime], ...]] = ()
 
-    def publishes(settings: Any) -> PublishSchema:
-        return PublishSchema.union(spec.publishes(chosen) for spec, chosen in with_settings(settings))
+    @property
+    def regimes(self) -> list[Regime]:
+        """Return the parts with their settings, in order."""
+        return [getattr(self, part.name) for part in self.parts]
 
-    def needs(view: RoundView, settings: Any) -> Needs:
-        logprobs: list[Passage] = []
-        nll: list[Passage] = []
-        rewards: list[tuple[str, str, bool]] = []
-        for spec, chosen in with_settings(settings):
-            part = spec.needs(_part_view(view, spec), chosen)
-            logprobs += part.logprobs
-            nll += part.nll
-            rewards += part.rewards
-        return Needs(tuple(logprobs), tuple(nll), tuple(rewards))
+    def publishes(self) -> PublishSchema:
+        """Return the fields that any part reads."""
+        return PublishSchema.union(part.publishes() for part in self.regimes)
 
-    def plan(view: RoundView, settings: Any) -> Plan:
-        return _plan(view, with_settings(settings))
+    def requests(self, view: RoundView) -> Requests:
+        """Return the parts' requests."""
+        requests = [part.requests(_of_part(view, part)) for part in self.regimes]
+        return Requests(*(tuple(itertools.chain(*kind)) for kind in zip(*requests, strict=True)))
 
-    def check(settings: Any, trainer: Mapping[str, Any]) -> list[Problem]:
-        problems: list[Problem] = []
-        for spec, chosen in with_settings(settings):
-            for key, problem in spec.check(chosen, trainer):
-                prefix = f"regime.{spec.name}."
-                problems.append((key.replace("regime.", prefix), problem.replace("regime.", prefix)))
-        return problems
+    def plan(self, view: RoundView) -> Plan:
+        """Return the parts' plans as one."""
+        advantages: tuple[float, ...] | None = None
+        rows: list[ExtraRow] = []
+        metrics: dict[str, float] = {}
+        states: dict[str, Any] = dict(view.state)
+        for part in self.regimes:
+            plan = part.plan(_of_part(view, part))
+            if plan.advantages is not None:
+                advantages = plan.advantages
+                rollouts = [replace(r, advantage=a) for r, a in zip(view.rollouts, advantages, strict=True)]
+                view = replace(view, rollouts=rollouts)
+            rows += plan.rows
+            metrics |= plan.metrics
+            if plan.state is not None:
+                states[part.name] = plan.state
+        return Plan(advantages, tuple(rows), metrics, states if states != dict(view.state) else None)
 
-    def row_metrics(statistics: RowStatistics) -> dict[str, float]:
-        merged: dict[str, float] = {}
-        for spec in parts:
-            merged.update(spec.row_metrics(statistics))
-        return merged
+    def prefixes(self, view: GuideView) -> list[tuple[int, ...]]:
+        """Return the prefixes of the part that has some."""
+        guide = next(part for part in self.regimes if part.guides)
+        return guide.prefixes(_of_part(view, guide))
 
-    guide = next((spec for spec in parts if spec.prefixes is not None), None)
+    def row_metrics(self, statistics: RowStatistics) -> dict[str, float]:
+        """Return the parts' metrics of the extra rows."""
+        return {key: value for part in self.regimes for key, value in part.row_metrics(statistics).items()}
 
-    def prefixes(view: GuideView, settings: Any) -> list[tuple[int, ...]]:
-        assert guide is not None and guide.prefixes is not None
-        guide_view = replace(view, state=view.state.get(guide.name, {}))
-        return guide.prefixes(guide_view, getattr(settings, guide.name))
+    def same_prompts(self) -> bool:
+        """Return whether all parts need the same prompts: one that accepts others decides."""
+        return all(part.same_prompts() for part in self.regimes)
 
-    def solution_column(settings: RegimeSettings) -> str | None:
-        columns: set[str] = set()
-        for spec, chosen in with_settings(settings):
-            column = spec.solution_column(chosen)
-            if column is not None:
-                columns.add(column)
+    def late(self) -> bool:
+        """Return whether every part can use late rounds."""
+        return all(part.late() for part in self.regimes)
+
+    def solution_column(self) -> str | None:
+        """Return the column that a part trains on. Raises RegimeError for several."""
+        columns = {column for part in self.regimes if (column := part.solution_column()) is not None}
         if len(columns) > 1:
             raise RegimeError(f"regime: its parts train on several columns of the data: {', '.join(sorted(columns))}")
         return columns.pop() if columns else None
 
-    return RegimeSpec(
-        name=SEPARATOR.join(spec.name for spec in parts),
-        summary="; ".join(spec.summary for spec in parts),
-        plan=plan,
-        settings=settings,
-        publishes=publishes,
-        reads_advantages=all(spec.reads_advantages for spec in parts if spec.moves_advantages),
-        weighs_groups=any(spec.weighs_groups for spec in parts),
-        reads_peers=any(spec.reads_peers for spec in parts),
-        moves_advantages=any(spec.moves_advantages for spec in parts),
-        pools=any(spec.pools for spec in parts),
-        needs=needs if any(spec.needs is not needs_nothing for spec in parts) else needs_nothing,
-        prefixes=None if guide is None else prefixes,
-        late=lambda settings: all(spec.late(chosen) for spec, chosen in with_settings(settings)),
-        same_prompts=lambda settings: all(spec.same_prompts(chosen) for spec, chosen in with_settings(settings)),
-        solution_column=solution_column,
-        check=check,
-        metrics=tuple(metric for spec in parts for metric in spec.metrics),
-        row_metrics=row_metrics,
-        acts_when={
-            f"{spec.name}.{key}": (f"{spec.name}.{other}", value)
-            for spec in parts
-            for key, (other, value) in spec.acts_when.items()
-        },
-        variants={f"{spec.name}.{key}": values for spec in parts for key, values in spec.variants.items()},
-    )
+    def problems(self, trainer: Mapping[str, Any]) -> list[Problem]:
+        """Return the parts' problems, with their settings' full names."""
+        problems: list[Problem] = []
+        for part in self.regimes:
+            for key, problem in part.problems(trainer):
+                prefix = f"regime.{part.name}."
+                problems.append((key.replace("regime.", prefix), problem.replace("regime.", prefix)))
+        return problems
+
+    @classmethod
+    def requests_anything(cls) -> bool:
+        """Return whether a part makes requests."""
+        return any(part.requests_anything() for part in cls.parts)
+
+    @classmethod
+    def acts_with(cls) -> dict[str, tuple[str, Any]]:
+        """Return the parts' conditions, with their settings' full names."""
+        conditions = {}
+        for part in cls.parts:
+            for key, (other, value) in part.acts_with().items():
+                conditions[f"{part.name}.{key}"] = (f"{part.name}.{other}", value)
+        return conditions
+
+    @classmethod
+    def variants(cls) -> dict[str, tuple[Any, ...]]:
+        """Return the parts' variants, with their settings' full names."""
+        return {f"{part.name}.{key}": values for part in cls.parts for key, values in part.variants().items()}
 
 
-def _require_combinable(parts: Sequence[RegimeSpec]) -> None:
-    names = [spec.name for spec in parts]
+def _of_part(view: View, part: Regime) -> View:
+    return replace(view, state=view.state.get(part.name, {}))
+
+
+def combined(parts: Sequence[type[Regime]]) -> type[Channels]:
+    """Return the regime that runs all of `parts`. Raises RegimeError if they cannot be combined."""
+    _require_combinable(parts)
+    fields: Any = {part.name: (part, part()) for part in parts}
+    channels: type[Channels] = create_model("Channels", __base__=Channels, **fields)
+    moving = [part for part in parts if part.moves_advantages()]
+    channels.parts = tuple(parts)
+    channels.name = SEPARATOR.join(part.name for part in parts)
+    channels.summary = "; ".join(part.summary for part in parts)
+    channels.metrics = tuple(metric for part in parts for metric in part.metrics)
+    channels.advantages = moving[0].advantages if moving else "keeps"  # what the view's are replaced by
+    channels.weighs_groups = any(part.weighs_groups for part in parts)
+    channels.reads_peers = any(part.reads_peers for part in parts)
+    channels.guides = any(part.guides for part in parts)
+    return channels
+
+
+def _require_combinable(parts: Sequence[type[Regime]]) -> None:
+    names = [part.name for part in parts]
     joined = SEPARATOR.join(names)
     if len(set(names)) < len(names):
         raise RegimeError(f"regime {joined!r}: the same regime twice; name each once")
-    for spec in parts:
-        if spec.plan is None:
-            raise RegimeError(f"regime {joined!r}: {spec.name!r} shares nothing; leave it out")
-    pooling = [spec.name for spec in parts if spec.pools]
-    if len(pooling) > 1:
+    for part in parts:
+        if not part.shares:
+            raise RegimeError(f"regime {joined!r}: {part.name!r} shares nothing; leave it out")
+    building = [part.name for part in parts if part.advantages == "builds the batch"]
+    if len(building) > 1:
         raise RegimeError(
-            f"regime {joined!r}: {' and '.join(map(repr, pooling))} each build the whole batch; expected one of them"
+            f"regime {joined!r}: {' and '.join(map(repr, building))} each build the whole batch; expected one of them"
         )
-    before = [spec.name for spec in parts[: names.index(pooling[0])] if spec.moves_advantages] if pooling else []
-    if before:
-        raise RegimeError(
-            f"regime {joined!r}: {pooling[0]!r} would discard the advantages of {before[0]!r}; put it first"
-        )
-    guides = [spec.name for spec in parts if spec.prefixes is not None]
+    guides = [part.name for part in parts if part.guides]
     if len(guides) > 1:
         raise RegimeError(f"regime {joined!r}: {' and '.join(map(repr, guides))} both prefix the learner's rollouts")
-    if guides and pooling:
+    if guides and building:
         raise RegimeError(
-            f"regime {joined!r}: {guides[0]!r} prefixes rollouts, and {pooling[0]!r} treats them as sampled in full; "
+            f"regime {joined!r}: {guides[0]!r} prefixes rollouts, and {building[0]!r} treats them as sampled in full; "
             "expected one of the two"
         )
-    moving = [spec for spec in parts if spec.moves_advantages]
+    _require_followers(joined, [part for part in parts if part.moves_advantages()])
+
+
+def _require_followers(joined: str, moving: Sequence[type[Regime]]) -> None:
+    """Raise RegimeError for a regime that would discard or change the advantages of the one before it."""
     for first, second in itertools.pairwise(moving):
-        if not second.reads_advantages or first.weighs_groups:
+        if second.advantages in FOLLOWERS[first.advantages] and not first.weighs_groups:
+            continue
+        if second.advantages == "builds the batch":
             raise RegimeError(
-                f"regime {joined!r}: {second.name!r} would discard or change the advantages of {first.name!r}; "
-                "expected one of the two"
+                f"regime {joined!r}: {second.name!r} would discard the advantages of {first.name!r}; put it first"
             )
-
-
-def _part_view(view: RoundView, spec: RegimeSpec) -> RoundView:
-    return replace(view, state=view.state.get(spec.name, {}))
-
-
-def _plan(view: RoundView, parts: Sequence[tuple[RegimeSpec, Any]]) -> Plan:
-    """Merge the parts' plans into one. Answers are split in the order of the parts' needs."""
-    advantages: tuple[float, ...] | None = None
-    rows: list[ExtraRow] = []
-    metrics: dict[str, float] = {}
-    states: dict[str, Any] = dict(view.state)
-    remaining = view.answers
-    current = view
-    for spec, settings in parts:
-        assert spec.plan is not None
-        part_view = _part_view(view, spec)
-        answers, remaining = remaining.split(spec.needs(part_view, settings))
-        part = spec.plan(replace(current, state=part_view.state, answers=answers), settings)
-        if part.advantages is not None:
-            advantages = part.advantages
-            rollouts = [replace(r, advantage=a) for r, a in zip(view.rollouts, advantages, strict=True)]
-            current = replace(current, rollouts=rollouts)
-        rows += part.rows
-        metrics.update(part.metrics)
-        if part.state is not None:
-            states[spec.name] = part.state
-    return Plan(advantages, tuple(rows), metrics, states if states != dict(view.state) else None)
+        raise RegimeError(
+            f"regime {joined!r}: {second.name!r} would discard or change the advantages of {first.name!r}; "
+            "expected one of the two"
+        )

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from mutualrl.regimes.spec import RegimeSettings, RegimeSpec
+from mutualrl.regimes.regime import Regime
 
 
-class GRPOSettings(RegimeSettings):
-    """No settings: those of the algorithm are TRL's, under `trainer:`."""
+class GRPO(Regime):
+    """GRPO, without settings: those of the algorithm are TRL's, under `trainer:`."""
 
-
-SPEC = RegimeSpec(
-    name="grpo",
-    summary="own rollouts only: step for step the same as plain TRL",
-    settings=GRPOSettings,
-    reads_peers=False,
-    plan=None,
-)
+    name = "grpo"
+    summary = "own rollouts only: step for step the same as plain TRL"
+    shares = False
+    reads_peers = False

@@ -10,38 +10,140 @@ the loss; the continuation is the learner's own on-policy sample, in one group w
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from mutualrl.records import PublishSchema
+from mutualrl.records import PublishSchema, Rollout
+from mutualrl.regimes.advantages import group_by_prompt
+from mutualrl.regimes.gating import Candidate, Gated, GateRule, draw_candidate, gated_prompts, successes_of
+from mutualrl.regimes.regime import SUCCESS_ABOVE, Metric, Problem, Regime, setting
 from mutualrl.regimes.round import GuideView, Plan, RoundView
-from mutualrl.regimes.sgt import Candidate, Fitted, SGTSettings, draw_candidate, gated_prompts, supply
-from mutualrl.regimes.spec import SUCCESS_ABOVE, Metric, Problem, RegimeSettings, RegimeSpec, always_late
 from mutualrl.seeds import seeded
 
 
-class GuidedSettings(RegimeSettings):
-    """Settings of guided rollouts."""
+class Guided(Regime):
+    """Guided rollouts."""
 
-    share: float = Field(0.5, ge=0, lt=1, description="fraction of a prompt's rollouts that begin with a prefix")
-    max_prefix: float = Field(0.5, gt=0, lt=1, description="longest prefix, as a fraction of the peer's success")
-    memory: int = Field(1000, ge=1, description="rounds for which a success is remembered")
-    success_above: float = Field(SUCCESS_ABOVE, description="a rollout with a reward above this is a success")
-    failure_below: float = Field(0.2, description="a rollout with a reward below this is a failure")
+    name = "guided"
+    summary = "where the gate opened before, some own rollouts begin with a prefix of a peer's success"
+    guides = True
+    metrics = (
+        Metric("guided/gate_rate", "fraction", "prompts whose gate opened", role="gate_rate"),
+        Metric("guided/rollouts", "rollouts", "own rollouts that began with a prefix"),
+        Metric("guided/prefix_tokens", "tokens", "tokens of the prefixes"),
+        Metric("guided/hints", "prompts", "prompts with a remembered success"),
+        Metric("guided/unencodable", "rows", "successes that the learner cannot encode"),
+        Metric("guided/unguided_reward", "reward", "mean over own rollouts without a prefix", "reward, unguided"),
+        Metric("guided/unguided_accuracy", "fraction", "successes among own rollouts without a prefix"),
+        Metric("guided/guided_reward", "reward", "mean over own rollouts with a prefix"),
+        Metric("guided/guided_accuracy", "fraction", "successes among own rollouts with a prefix"),
+    )
+
+    share: float = setting(0.5, "fraction of a prompt's rollouts that begin with a prefix", ge=0, lt=1)
+    max_prefix: float = setting(0.5, "longest prefix, as a fraction of the peer's success", gt=0, lt=1)
+    memory: int = setting(1000, "rounds for which a success is remembered", ge=1)
+    success_above: float = setting(SUCCESS_ABOVE, "a rollout with a reward above this is a success")
+    failure_below: float = setting(0.2, "a rollout with a reward below this is a failure")
 
     @model_validator(mode="after")
-    def _ordered(self) -> GuidedSettings:
+    def _ordered(self) -> Guided:
         if self.failure_below > self.success_above:
             raise ValueError(
                 f"failure_below ({self.failure_below}) must not exceed success_above ({self.success_above})"
             )
         return self
 
-    def gate(self) -> SGTSettings:
-        """Return SGT's gate with these thresholds."""
-        return SGTSettings(success_above=self.success_above, failure_below=self.failure_below)
+    @property
+    def rule(self) -> GateRule:
+        """Return the gate's rule: SGT's with these thresholds."""
+        return GateRule(self.success_above, self.failure_below)
+
+    def publishes(self) -> PublishSchema:
+        """Return the fields that peers read: the texts of successes."""
+        return PublishSchema.of("text", text_above=self.success_above)
+
+    def late(self) -> bool:
+        """Return True: a success may be remembered late."""
+        return True
+
+    def prefixes(self, view: GuideView) -> list[tuple[int, ...]]:
+        """Return the prefix of each upcoming rollout: the last rollouts of a group have one if a success is remembered.
+
+        A prefix that fills the completion limit is dropped.
+        """
+        hints = view.state.get("hints", {})
+        first_guided = view.group - guided_count(view.group, self.share)
+        result: list[tuple[int, ...]] = []
+        for prompt_id, index in zip(view.prompt_ids, view.indices, strict=True):
+            hint = hints.get(prompt_id)
+            if hint is None or index < first_guided or hint[0] < view.round - self.memory:
+                result.append(())
+                continue
+            ids = hint[1]
+            draw = float(seeded(view.run_seed, view.round, f"{prompt_id}\x1f{index}", view.learner).random())
+            length = prefix_length(len(ids), self.max_prefix, draw)
+            result.append(tuple(ids[:length]) if length < view.max_length else ())
+        return result
+
+    def plan(self, view: RoundView) -> Plan:
+        """Return the successes to remember, and the rewards of guided and unguided rollouts separately. Advantages are
+        TRL's, over the whole group."""
+        guided = [rollout for rollout in view.rollouts if rollout.prefix]
+        unguided = [rollout for rollout in view.rollouts if not rollout.prefix]
+        gated = self._gated(view, unguided)
+        before = view.state.get("hints", {})
+        hints = self._hints(view, gated, {r.prompt_id for r in unguided if r.reward > self.success_above})
+        metrics = {
+            "guided/gate_rate": gated.gated / max(gated.prompts, 1),
+            "guided/rollouts": float(len(guided)),
+            "guided/prefix_tokens": float(sum(rollout.prefix for rollout in guided)),
+            "guided/hints": float(len(hints)),
+            "guided/unencodable": float(gated.unencodable),
+            **reward_metrics("unguided", [rollout.reward for rollout in unguided], self.success_above),
+            **reward_metrics("guided", [rollout.reward for rollout in guided], self.success_above),
+        }
+        return Plan(metrics=metrics, state={"hints": hints} if hints != before else None)
+
+    def problems(self, trainer: Mapping[str, Any]) -> list[Problem]:
+        """Return (key, problem) for a share too small to prefix one rollout of a group."""
+        group = int(trainer.get("num_generations", 8))
+        if self.share > 0 and guided_count(group, self.share) == 0:
+            problem = f"found {group}: regime.share {self.share:g} of it is below one rollout; expected a larger share"
+            return [("num_generations", problem)]
+        return []
+
+    def _gated(self, view: RoundView, unguided: Sequence[Rollout]) -> Gated:
+        """Return the prompts on which all rollouts without a prefix failed and a peer succeeded."""
+        rewards = group_by_prompt([r.prompt_id for r in unguided], [r.reward for r in unguided])
+        available = successes_of(view)
+
+        def successes(prompt_id: str) -> list[Candidate]:
+            return available.candidates(prompt_id, self.success_above)
+
+        def encode(candidate: Candidate) -> tuple[int, ...] | None:
+            return view.transfer.to_learner_ids(candidate.text, candidate.ended)
+
+        return gated_prompts(rewards, available.rewards, successes, encode, self.rule, uses={})
+
+    def _hints(self, view: RoundView, gated: Gated, solved: set[str]) -> dict[str, list[Any]]:
+        """Return the remembered successes after this round, by prompt: [round, ids]."""
+        hints = {}
+        for prompt_id, hint in view.state.get("hints", {}).items():
+            if hint[0] >= view.round + 1 - self.memory and prompt_id not in solved:
+                hints[prompt_id] = hint
+        for prompt_id, encoded in gated.encoded:
+            drawn = draw_candidate(
+                encoded,
+                self.rule,
+                run_seed=view.run_seed,
+                round_index=view.round,
+                prompt_id=prompt_id,
+                learner=view.learner,
+            )
+            hints[prompt_id] = [view.round, list(drawn.ids)]
+        return hints
 
 
 def guided_count(group: int, share: float) -> int:
@@ -56,119 +158,12 @@ def prefix_length(tokens: int, max_prefix: float, draw: float) -> int:
     return 1 + math.floor(draw * longest) if longest >= 1 else 0
 
 
-def prefixes(view: GuideView, settings: Any) -> list[tuple[int, ...]]:
-    """Return the prefix of each upcoming rollout: the last rollouts of a group have one if a success is remembered.
-
-    A prefix that fills the completion limit is dropped.
-    """
-    assert isinstance(settings, GuidedSettings)
-    hints = view.state.get("hints", {})
-    first_guided = view.group - guided_count(view.group, settings.share)
-    result: list[tuple[int, ...]] = []
-    for prompt_id, index in zip(view.prompt_ids, view.indices, strict=True):
-        hint = hints.get(prompt_id)
-        if hint is None or index < first_guided or hint[0] < view.round - settings.memory:
-            result.append(())
-            continue
-        ids = hint[1]
-        draw = float(seeded(view.run_seed, view.round, f"{prompt_id}\x1f{index}", view.learner).random())
-        length = prefix_length(len(ids), settings.max_prefix, draw)
-        result.append(tuple(ids[:length]) if length < view.max_length else ())
-    return result
-
-
-def plan(view: RoundView, settings: RegimeSettings) -> Plan:
-    """Return the successes to remember, and the rewards of guided and unguided rollouts separately. Advantages are
-    TRL's, over the whole group."""
-    assert isinstance(settings, GuidedSettings)
-    unguided_rewards: dict[str, list[float]] = {}
-    for rollout in view.rollouts:
-        if not rollout.prefix:
-            unguided_rewards.setdefault(rollout.prompt_id, []).append(rollout.reward)
-    gate = settings.gate()
-    supplied = supply(view, gate)
-
-    def candidates(prompt_id: str) -> list[Candidate]:
-        return supplied.candidates(prompt_id, settings.success_above)
-
-    def fit(candidate: Candidate) -> tuple[int, ...] | None:
-        return view.transfer.to_learner_ids(candidate.text, candidate.ended)
-
-    gated = gated_prompts(unguided_rewards, supplied.rewards, candidates, fit, gate, uses={})
-    before = view.state.get("hints", {})
-    solved = {r.prompt_id for r in view.rollouts if not r.prefix and r.reward > settings.success_above}
-    hints = {
-        prompt_id: hint
-        for prompt_id, hint in before.items()
-        if hint[0] >= view.round + 1 - settings.memory and prompt_id not in solved
-    }
-    for prompt_id, fitted in gated.fitted:
-        drawn: Fitted = draw_candidate(
-            fitted,
-            gate,
-            run_seed=view.run_seed,
-            round_index=view.round,
-            prompt_id=prompt_id,
-            learner=view.learner,
-        )
-        hints[prompt_id] = [view.round, list(drawn.ids)]
-    guided = [rollout for rollout in view.rollouts if rollout.prefix]
-    unguided = [rollout for rollout in view.rollouts if not rollout.prefix]
-    metrics = {
-        "guided/gate_rate": gated.gated / max(gated.prompts, 1),
-        "guided/rollouts": float(len(guided)),
-        "guided/prefix_tokens": float(sum(rollout.prefix for rollout in guided)),
-        "guided/hints": float(len(hints)),
-        "guided/unfit": float(gated.unencodable),
-        **_rewards("unguided", [rollout.reward for rollout in unguided], settings),
-        **_rewards("guided", [rollout.reward for rollout in guided], settings),
-    }
-    return Plan(metrics=metrics, state={"hints": hints} if hints != before else None)
-
-
-def _rewards(group: str, rewards: list[float], settings: GuidedSettings) -> dict[str, float]:
+def reward_metrics(group: str, rewards: Sequence[float], success_above: float) -> dict[str, float]:
     """Return the mean reward and the success rate of the scored rollouts; empty without any."""
     scored = [reward for reward in rewards if not math.isnan(reward)]
     if not scored:
         return {}
     return {
         f"guided/{group}_reward": sum(scored) / len(scored),
-        f"guided/{group}_accuracy": sum(reward > settings.success_above for reward in scored) / len(scored),
+        f"guided/{group}_accuracy": sum(reward > success_above for reward in scored) / len(scored),
     }
-
-
-def check(settings: GuidedSettings, trainer: Mapping[str, Any]) -> list[Problem]:
-    """Return (key, problem) for a share too small to prefix one rollout of a group."""
-    group = int(trainer.get("num_generations", 8))
-    if settings.share > 0 and guided_count(group, settings.share) == 0:
-        problem = f"found {group}: regime.share {settings.share:g} of it is below one rollout; expected a larger share"
-        return [("num_generations", problem)]
-    return []
-
-
-def publishes(settings: GuidedSettings) -> PublishSchema:
-    """Return the fields that peers read: the texts of successes."""
-    return PublishSchema.of("text", text_above=settings.success_above)
-
-
-SPEC = RegimeSpec(
-    name="guided",
-    summary="where the gate opened before, some own rollouts begin with a prefix of a peer's success",
-    settings=GuidedSettings,
-    publishes=publishes,
-    plan=plan,
-    prefixes=prefixes,
-    late=always_late,
-    check=check,
-    metrics=(
-        Metric("guided/gate_rate", "fraction", "prompts whose gate opened", role="gate_rate"),
-        Metric("guided/rollouts", "rollouts", "own rollouts that began with a prefix"),
-        Metric("guided/prefix_tokens", "tokens", "tokens of the prefixes"),
-        Metric("guided/hints", "prompts", "prompts with a remembered success"),
-        Metric("guided/unfit", "rows", "successes that the learner cannot encode"),
-        Metric("guided/unguided_reward", "reward", "mean over own rollouts without a prefix", "reward, unguided"),
-        Metric("guided/unguided_accuracy", "fraction", "successes among own rollouts without a prefix"),
-        Metric("guided/guided_reward", "reward", "mean over own rollouts with a prefix"),
-        Metric("guided/guided_accuracy", "fraction", "successes among own rollouts with a prefix"),
-    ),
-)

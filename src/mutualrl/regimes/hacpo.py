@@ -24,13 +24,13 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from mutualrl.errors import DataError
 from mutualrl.records import PublishSchema
 from mutualrl.regimes.advantages import Floats, group_by_prompt, standard_deviation, success_rate, ungroup
-from mutualrl.regimes.round import ExtraRow, PeerRound, Plan, RoundView, RowSource, RowStatistics, Stepwise
-from mutualrl.regimes.spec import Metric, Problem, RegimeSettings, RegimeSpec
+from mutualrl.regimes.peers import peer_rollouts
+from mutualrl.regimes.regime import Metric, Problem, Regime, setting
+from mutualrl.regimes.round import ExtraRow, Plan, RoundView, RowSource, RowStatistics, Stepwise
 
 logger = logging.getLogger(__name__)
 
@@ -38,26 +38,99 @@ FLOOR = 1e-8  # capability of a policy that never succeeds
 EPSILON = 1e-6  # added to the standard deviation
 
 
-class HACPOSettings(RegimeSettings):
-    """Settings of HACPO: defaults from the released code, except the paper's baseline."""
+class HACPO(Regime):
+    """HACPO: defaults from the released code, except the paper's baseline."""
 
-    window: int = Field(5, ge=1, description="rounds over which a policy's capability is averaged")
-    warmup_rounds: int = Field(0, ge=0, description="rounds in which all policies have the same capability")
-    baseline: Literal["paper", "released"] = Field(
-        "paper", description="released: clamp w in the baseline, and use the learner's own mean where it exceeds 1"
+    name = "hacpo"
+    summary = "own and peers' rollouts as one batch, weighted by each policy's capability (HACPO)"
+    advantages = "builds the batch"
+    metrics = (
+        Metric("hacpo/rows", "rows", "peer rows that joined the batch", role="action"),
+        Metric("hacpo/unencodable", "rows", "peer rows that the learner cannot encode, or that were not scored"),
+        Metric("hacpo/extra_tokens", "tokens", "tokens of the peer rows"),
+        Metric("hacpo/capability", "fraction", "mean success rate over the last rounds", "capability"),
+        Metric("hacpo/advantage_max", "advantage", "largest absolute own advantage"),
+        Metric("hacpo/weight", "ratio", "mean weight of the peer rows, 1 / w", "weight of peer rows"),
+        Metric("hacpo/ratio", "ratio", "median of learner's token probability over the source's geometric mean"),
     )
-    ratio_low: float = Field(0.1, gt=0, le=1, description="lower bound on the ratio of two capabilities")
-    ratio_high: float = Field(10.0, ge=1, description="upper bound on the ratio of two capabilities")
-    clip_low: float = Field(0.2, ge=0, lt=1, description="a peer row's ratio is clipped below 1 - clip_low")
-    clip_step: float = Field(0.025, ge=0, description="increase of that bound per optimizer step of a round")
-    alpha: float = Field(1.0, ge=0, description="exponent of the clipped ratio that weights a peer row")
-    max_log_ratio: float = Field(10.0, gt=0, description="bound on the absolute log-ratio of a peer row")
+
+    window: int = setting(5, "rounds over which a policy's capability is averaged", ge=1)
+    warmup_rounds: int = setting(0, "rounds in which all policies have the same capability", ge=0)
+    baseline: Literal["paper", "released"] = setting(
+        "paper", "released: clamp w in the baseline, and use the learner's own mean where it exceeds 1"
+    )
+    ratio_low: float = setting(0.1, "lower bound on the ratio of two capabilities", gt=0, le=1)
+    ratio_high: float = setting(10.0, "upper bound on the ratio of two capabilities", ge=1)
+    clip_low: float = setting(0.2, "a peer row's ratio is clipped below 1 - clip_low", ge=0, lt=1)
+    clip_step: float = setting(0.025, "increase of that bound per optimizer step of a round", ge=0)
+    alpha: float = setting(1.0, "exponent of the clipped ratio that weights a peer row", ge=0)
+    max_log_ratio: float = setting(10.0, "bound on the absolute log-ratio of a peer row", gt=0)
 
     @model_validator(mode="after")
-    def _acts(self) -> HACPOSettings:
+    def _acts(self) -> HACPO:
         if self.clip_low == 0 and self.clip_step > 0:
             raise ValueError(f"clip_step ({self.clip_step}) has no effect with clip_low: 0; expected clip_step: 0")
         return self
+
+    def publishes(self) -> PublishSchema:
+        """Return the fields that peers read: texts and log-probs."""
+        return PublishSchema.of("text", "logprobs")
+
+    def plan(self, view: RoundView) -> Plan:
+        """Return own advantages over the pool of a round, and the peers' rows. Without peers, all w are 1."""
+        rates = success_rates(view, self.window)
+        capabilities = {name: capability(values, self.window) for name, values in rates.items()}
+        self._warn(view.round, capabilities)
+        warm = view.round < self.warmup_rounds
+        weight, baseline_weight = capability_weights(capabilities, view.learner, self, warm=warm)
+        by_prompt, unencodable = peer_rows(view, weight, self)
+        own_advantages: dict[str, Floats] = {}
+        rows: list[ExtraRow] = []
+        for prompt_id, own_rewards in group_by_prompt(view.prompt_ids, view.rewards).items():
+            entries = by_prompt.get(prompt_id, [])
+            count = len(own_rewards)
+            rewards = np.array([*own_rewards, *[reward for _, reward in entries]], dtype=np.float64)
+            weights = np.array([1.0] * count + [baseline_weight[row.source.policy] for row, _ in entries])
+            values = pooled_advantages(rewards, weights, count, self.baseline)
+            own_advantages[prompt_id] = values[:count]
+            for (row, _), value in zip(entries, values[count:].tolist(), strict=True):
+                rows.append(replace(row, advantage=value))
+        return Plan(
+            advantages=ungroup(view.prompt_ids, own_advantages),
+            rows=tuple(rows),
+            metrics={
+                "hacpo/rows": float(len(rows)),
+                "hacpo/unencodable": float(unencodable),
+                "hacpo/extra_tokens": float(sum(len(row.token_ids) for row in rows)),
+                "hacpo/capability": capabilities[view.learner],
+                "hacpo/advantage_max": max((float(np.abs(a).max()) for a in own_advantages.values()), default=0.0),
+                "hacpo/weight": float(np.mean([1 / weight[row.source.policy] for row in rows])) if rows else 0.0,
+            },
+            state={"shares": rates},
+        )
+
+    def row_metrics(self, statistics: RowStatistics) -> dict[str, float]:
+        """Return the median over the peers' tokens of the learner's probability over the source's geometric mean."""
+        return {"hacpo/ratio": float(np.median(statistics.ratios))} if statistics.ratios.size else {}
+
+    def problems(self, trainer: Mapping[str, Any]) -> list[Problem]:
+        """Return (key, problem) for trainer settings that do not give own rows GSPO's loss."""
+        problems: list[Problem] = []
+        level = trainer.get("importance_sampling_level", "token")
+        if level != "sequence":
+            problems.append(("importance_sampling_level", f"found {level!r}; regime hacpo expects 'sequence' (GSPO)"))
+        loss_type = trainer.get("loss_type", "dapo")
+        if loss_type != "grpo":
+            problems.append(("loss_type", f"found {loss_type!r}; regime hacpo averages over rows: expected 'grpo'"))
+        return problems
+
+    def _warn(self, round_index: int, capabilities: Mapping[str, float]) -> None:
+        for name, value in capabilities.items():
+            if value == FLOOR:
+                logger.warning(
+                    "round %d: policy %r had no reward above 0 in its last %d rounds: its capability is %g",
+                    *(round_index, name, self.window, FLOOR),
+                )
 
 
 def capability(shares: Sequence[float], window: int) -> float:
@@ -65,12 +138,12 @@ def capability(shares: Sequence[float], window: int) -> float:
     return max(float(np.mean(shares[-window:])), FLOOR) if shares else FLOOR
 
 
-def discrepancy(learner: float, source: float, settings: HACPOSettings) -> float:
+def discrepancy(learner: float, source: float, settings: HACPO) -> float:
     """Return w = clamp(P_learner / P_source, ratio_low, ratio_high)."""
     return min(max(learner / source, settings.ratio_low), settings.ratio_high)
 
 
-def advantages(rewards: Floats, weights: Floats, own: int, baseline_of: str = "paper") -> Floats:
+def pooled_advantages(rewards: Floats, weights: Floats, own: int, baseline_of: str = "paper") -> Floats:
     """Return A of the pooled rollouts of one prompt, shape (N,), the learner's `own` rollouts first.
 
     `weights`: w of each rollout. `baseline_of`: "released" uses the learner's own mean in place of a baseline above 1.
@@ -91,57 +164,8 @@ def advantages(rewards: Floats, weights: Floats, own: int, baseline_of: str = "p
     return result
 
 
-def plan(view: RoundView, settings: RegimeSettings) -> Plan:
-    """Return own advantages over the pool of a round, and the peers' rows. Without peers, A has w = 1 throughout."""
-    assert isinstance(settings, HACPOSettings)
-    success_rates = _success_rates(view, settings)
-    capabilities = {name: capability(values, settings.window) for name, values in success_rates.items()}
-    for name, value in capabilities.items():
-        if value == FLOOR:
-            logger.warning(
-                "round %d: policy %r had no reward above 0 in its last %d rounds: its capability is %g",
-                *(view.round, name, settings.window, FLOOR),
-            )
-    warm = view.round < settings.warmup_rounds
-    weight, baseline_weight = capability_weights(capabilities, view.learner, settings, warm=warm)
-
-    rows_of: dict[str, list[tuple[ExtraRow, float]]] = {prompt_id: [] for prompt_id in view.prompt_ids}
-    unfit = 0
-    for name, peer in sorted(view.peers.items()):
-        for row, reward in _rows(view, name, peer, weight[name], settings):
-            if row is None:
-                unfit += 1
-            else:
-                rows_of[row.prompt_id].append((row, reward))
-
-    own_advantages: dict[str, Floats] = {}
-    rows: list[ExtraRow] = []
-    for prompt_id, own_rewards in group_by_prompt(view.prompt_ids, view.rewards).items():
-        peer_entries = rows_of[prompt_id]
-        count = len(own_rewards)
-        rewards = np.array([*own_rewards, *[reward for _, reward in peer_entries]], dtype=np.float64)
-        weights = np.array([1.0] * count + [baseline_weight[row.source.policy] for row, _ in peer_entries])
-        values = advantages(rewards, weights, count, settings.baseline)
-        own_advantages[prompt_id] = values[:count]
-        for (row, _), value in zip(peer_entries, values[count:].tolist(), strict=True):
-            rows.append(replace(row, advantage=value))
-    return Plan(
-        advantages=ungroup(view.prompt_ids, own_advantages),
-        rows=tuple(rows),
-        metrics={
-            "hacpo/rows": float(len(rows)),
-            "hacpo/unfit": float(unfit),
-            "hacpo/extra_tokens": float(sum(len(row.token_ids) for row in rows)),
-            "hacpo/capability": capabilities[view.learner],
-            "hacpo/advantage_max": max((float(np.abs(a).max()) for a in own_advantages.values()), default=0.0),
-            "hacpo/weight": float(np.mean([1 / weight[row.source.policy] for row in rows])) if rows else 0.0,
-        },
-        state={"shares": success_rates},
-    )
-
-
 def capability_weights(
-    able: Mapping[str, float], learner: str, settings: HACPOSettings, *, warm: bool
+    able: Mapping[str, float], learner: str, settings: HACPO, *, warm: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return by policy the clamped w that divides a peer's row, and the w of the baseline: in the paper's not clamped,
     except where a capability is FLOOR, which is not a measurement."""
@@ -154,8 +178,8 @@ def capability_weights(
     return clamped, {name: able[learner] / able[name] if name in measured else clamped[name] for name in able}
 
 
-def _success_rates(view: RoundView, settings: HACPOSettings) -> dict[str, list[float]]:
-    """Return each policy's success rates in the last rounds, including this one, oldest first."""
+def success_rates(view: RoundView, window: int) -> dict[str, list[float]]:
+    """Return each policy's success rates in the last `window` rounds, including this one, oldest first."""
     before: Mapping[str, list[float]] = view.state.get("shares", {})
     rewards = {view.learner: view.rewards, **{name: peer.column("reward") for name, peer in view.peers.items()}}
     rates = {name: list(values) for name, values in before.items()}
@@ -163,83 +187,36 @@ def _success_rates(view: RoundView, settings: HACPOSettings) -> dict[str, list[f
         rate = success_rate(rewards[name])
         if rate is not None:
             rates.setdefault(name, []).append(rate)
-        rates[name] = rates.get(name, [])[-settings.window :]
+        rates[name] = rates.get(name, [])[-window:]
     return rates
 
 
-def _rows(
-    view: RoundView, name: str, peer: PeerRound, weight: float, settings: HACPOSettings
-) -> list[tuple[ExtraRow | None, float]]:
-    """Return a peer's rollouts on the learner's tokens, with their rewards; None for one that the learner cannot
-    use."""
+def peer_rows(
+    view: RoundView, weight: Mapping[str, float], settings: HACPO
+) -> tuple[dict[str, list[tuple[ExtraRow, float]]], int]:
+    """Return, by prompt, the peers' rollouts on the learner's tokens with their rewards, and the number of those that
+    the learner cannot use."""
     bound = Stepwise(settings.clip_low, settings.clip_step, settings.alpha, settings.max_log_ratio)
-    columns = [peer.column(c) for c in ("prompt_id", "rollout", "reward", "ended", "y_text", "logprobs")]
-    rows: list[tuple[ExtraRow | None, float]] = []
-    for prompt_id, rollout, reward, ended, text, trace in zip(*columns, strict=True):
-        if text is None or trace is None:
-            raise DataError(
-                f"policy {name!r} published no text or trace of rollout {rollout} on {prompt_id!r}; regime hacpo needs "
-                "them from every policy of the pool"
-            )
-        ids = view.transfer.to_learner_ids(text, ended)
-        if ids is None or not len(trace) or not np.isfinite(trace).all():
-            rows.append((None, reward))
+    by_prompt: dict[str, list[tuple[ExtraRow, float]]] = {}
+    unencodable = 0
+    for rollout in peer_rollouts(view, "text", "logprobs", regime=settings.name):
+        assert rollout.text is not None and rollout.logprobs is not None
+        ids = view.transfer.to_learner_ids(rollout.text, rollout.ended)
+        if ids is None or not len(rollout.logprobs) or not np.isfinite(rollout.logprobs).all():
+            unencodable += 1
             continue
-        masked = view.mask_truncated and not ended  # as TRL masks own rows: in the pool, not in the loss
+        masked = view.mask_truncated and not rollout.ended  # as TRL masks own rows: in the pool, not in the loss
+        mean = np.mean(rollout.logprobs)  # of the source's tokens, so that it needs no alignment
         row = ExtraRow(
-            prompt_id=prompt_id,
-            source=RowSource(name, rollout, view.round),
+            prompt_id=rollout.prompt_id,
+            source=RowSource(rollout.policy, rollout.index, view.round),
             token_ids=ids,
             loss="policy_gradient",
-            weight=1 / weight,
+            weight=1 / weight[rollout.policy],
             mask=np.zeros(len(ids), dtype=np.bool_) if masked else None,
-            logprobs=np.full(len(ids), np.mean(trace), dtype=np.float32),  # the mean over any tokens is the source's
+            logprobs=np.full(len(ids), mean, dtype=np.float32),
             bound=bound,
             mean="pool",
         )
-        rows.append((row, reward))
-    return rows
-
-
-def row_metrics(statistics: RowStatistics) -> dict[str, float]:
-    """Return the median over the peers' tokens of the learner's probability over the source's geometric mean."""
-    return {"hacpo/ratio": float(np.median(statistics.ratios))} if statistics.ratios.size else {}
-
-
-def check(settings: HACPOSettings, trainer: Mapping[str, Any]) -> list[Problem]:
-    """Return (key, problem) for trainer settings that do not give own rows GSPO's loss."""
-    problems: list[Problem] = []
-    level = trainer.get("importance_sampling_level", "token")
-    if level != "sequence":
-        problems.append(("importance_sampling_level", f"found {level!r}; regime hacpo expects 'sequence' (GSPO)"))
-    loss_type = trainer.get("loss_type", "dapo")
-    if loss_type != "grpo":
-        problems.append(("loss_type", f"found {loss_type!r}; regime hacpo averages over rows: expected 'grpo'"))
-    return problems
-
-
-def publishes(settings: HACPOSettings) -> PublishSchema:
-    """Return the fields that peers read: texts and log-probs."""
-    return PublishSchema.of("text", "logprobs")
-
-
-SPEC = RegimeSpec(
-    name="hacpo",
-    summary="own and peers' rollouts as one batch, weighted by each policy's capability (HACPO)",
-    settings=HACPOSettings,
-    publishes=publishes,
-    plan=plan,
-    moves_advantages=True,
-    pools=True,
-    check=check,
-    metrics=(
-        Metric("hacpo/rows", "rows", "peer rows that joined the batch", role="action"),
-        Metric("hacpo/unfit", "rows", "peer rows that the learner cannot encode, or that were not scored"),
-        Metric("hacpo/extra_tokens", "tokens", "tokens of the peer rows"),
-        Metric("hacpo/capability", "fraction", "mean success rate over the last rounds", "capability"),
-        Metric("hacpo/advantage_max", "advantage", "largest absolute own advantage"),
-        Metric("hacpo/weight", "ratio", "mean weight of the peer rows, 1 / w", "weight of peer rows"),
-        Metric("hacpo/ratio", "ratio", "median of learner's token probability over the source's geometric mean"),
-    ),
-    row_metrics=row_metrics,
-)
+        by_prompt.setdefault(rollout.prompt_id, []).append((row, rollout.reward))
+    return by_prompt, unencodable

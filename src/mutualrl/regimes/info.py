@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from mutualrl.regimes import Metric, RegimeSpec, regimes
-from mutualrl.regimes.spec import changed_settings, flat, merged
+from mutualrl.regimes import Metric, Regime, regimes
+from mutualrl.regimes.regime import changed_settings, flat, merged
 
 
 class RegimeInfo(BaseModel):
@@ -29,20 +29,21 @@ class RegimeInfo(BaseModel):
     variants: dict[str, tuple[Any, ...]] = {}
 
     @classmethod
-    def of(cls, spec: RegimeSpec) -> RegimeInfo:
-        """Return the data of a spec, without its functions."""
+    def of(cls, regime: type[Regime]) -> RegimeInfo:
+        """Return the data of a regime, without its methods."""
+        default = regime()
         return cls(
-            name=spec.name,
-            summary=spec.summary,
-            level=spec.level,
-            control=spec.control,
-            reads_peers=spec.reads_peers,
-            shares=spec.plan is not None,
-            late=spec.late(spec.settings()),
-            defaults=spec.settings().model_dump(mode="json"),
-            metrics=spec.metrics,
-            acts_when=dict(spec.acts_when),
-            variants=dict(spec.variants),
+            name=regime.name,
+            summary=regime.summary,
+            level=regime.level,
+            control=regime.control,
+            reads_peers=regime.reads_peers,
+            shares=regime.shares,
+            late=default.late(),
+            defaults=default.model_dump(mode="json"),
+            metrics=regime.metrics,
+            acts_when=regime.acts_with(),
+            variants=regime.variants(),
         )
 
     @classmethod

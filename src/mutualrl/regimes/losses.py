@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from mutualrl.regimes.round import Band, Bound, SequenceLevel, Stepwise, UpperBound
+from mutualrl.regimes.round import Band, Bound, Stepwise, UpperBound
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,8 +65,6 @@ def bounded_loss(
         return band_loss(logps, behaviour, advantages, low, high)
     if isinstance(bound, UpperBound):
         return upper_bound_loss(logps, behaviour, advantages, bound.cap)
-    if isinstance(bound, SequenceLevel):
-        return sequence_loss(logps, behaviour, advantages, mask, bound.low, bound.high)
     if isinstance(bound, Stepwise):
         return stepwise_loss(logps, behaviour, advantages, mask, bound, mini_batch)
     raise ValueError(f"{bound!r} is TRL's own surrogate")
@@ -86,19 +84,6 @@ def upper_bound_loss(logps: Tensor, behaviour: Tensor, advantages: Tensor, cap: 
     """Return -min(rho, cap) * A * log pi per token, the weight detached: truncated importance sampling."""
     weight = (logps.detach() - behaviour).exp().clamp(max=cap)
     return -weight * advantages * logps
-
-
-def sequence_loss(
-    logps: Tensor, behaviour: Tensor, advantages: Tensor, mask: Tensor, low: float, high: float
-) -> Tensor:
-    """Return -min(s A, clip(s, 1 - low, 1 + high) A) at every token of a row, s = exp(mean over its tokens of log rho).
-
-    The mean over a row's tokens is then the row's GSPO loss.
-    """
-    ratio = mean_log_ratio(logps, behaviour, mask).exp()[:, None]
-    clipped = ratio.clamp(1 - low, 1 + high)
-    loss: Tensor = -(ratio * advantages).minimum(clipped * advantages)
-    return loss.expand_as(logps)
 
 
 def stepwise_loss(

@@ -9,56 +9,145 @@ holds only for the learner's samples), at full weight.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field
 
-from mutualrl.errors import DataError
 from mutualrl.records import PublishSchema
 from mutualrl.regimes.advantages import Floats, group_by_prompt, pool_advantages, standard_deviation, ungroup
+from mutualrl.regimes.peers import PeerRollout, peer_rollouts
+from mutualrl.regimes.regime import Metric, Problem, Regime, setting
 from mutualrl.regimes.round import (
     PPO,
     Band,
     ExtraRow,
-    Needs,
-    PeerRound,
     Plan,
+    Requests,
     RoundView,
     RowSource,
     RowStatistics,
     Trace,
 )
-from mutualrl.regimes.spec import Metric, Problem, RegimeSettings, RegimeSpec, always_late
 
 Graded = tuple[ExtraRow, float]
 #: residual of a row's alignment: |R| in nats, C_mis in tokens, the mass removed by the clip in nats
 Residual = tuple[float, int, float]
 
 
-class PRPSettings(RegimeSettings):
-    """Settings of PRP. `peer` with `ppo` is the paper's corrected pooling, `snapshot` its naive pooling; `band` is the
-    weight of the paper's theory (Theorem "Bias and variance of PRP"), which its experiments do not use."""
+class PRP(Regime):
+    """PRP. `peer` with `ppo` is the paper's corrected pooling, `snapshot` its naive pooling; `band` is the weight of
+    the paper's theory (Theorem "Bias and variance of PRP"), which its experiments do not use."""
 
-    denominator: Literal["peer", "snapshot"] = Field(
-        "peer", description="log-probs in the denominator of a peer row's ratio: the peer's, aligned, or the learner's"
+    name = "prp"
+    summary = "own and peers' rollouts as one batch, with the peers' aligned traces as denominators"
+    advantages = "builds the batch"
+    level = "data"
+    metrics = (
+        Metric("prp/rows", "rows", "peer rows that joined the batch", role="action"),
+        Metric("prp/unencodable", "rows", "peer rows that the learner cannot encode, or that were not scored"),
+        Metric("prp/untrusted", "rows", "peer rows outside the band, under `trust: band`"),
+        Metric("prp/extra_tokens", "tokens", "tokens of the peer rows"),
+        Metric("prp/uncovered", "fraction", "tokens of the peer rows without an aligned log-prob"),
+        Metric("prp/delta_thl", "nats", "mean mass of a peer row's trace assigned to no token", "delta_THL"),
+        Metric("prp/mismatched", "tokens", "mean number of a peer row's tokens with mass assigned to no token"),
+        Metric("prp/clipped_mass", "nats", "mean mass of a peer row's trace removed by the clip at -B"),
+        Metric("prp/ratio_p99", "ratio", "99th percentile on covered peer tokens", "ratio, 99th percentile"),
+        Metric("prp/clip_rate", "fraction", "covered peer tokens whose ratio is outside the clip range", "clip rate"),
+        Metric("prp/ess", "fraction", "lowest effective sample size of a peer's token ratios", "effective sample size"),
+        Metric("prp/token_chi_square", "ratio", "highest mean square of a peer's token ratios, minus 1"),
+        Metric("prp/response_chi_square", "ratio", "highest chi-square estimate from a peer's whole responses"),
     )
-    clip: Literal["ppo", "band"] = Field(
-        "ppo", description="ppo: TRL's two-sided surrogate; band: the ratio clipped to [1 - eps, 1 + eps], detached"
+
+    denominator: Literal["peer", "snapshot"] = setting(
+        "peer",
+        "log-probs in the denominator of a peer row's ratio: the peer's, aligned, or the learner's",
+        variants=("snapshot",),
     )
-    delta: float = Field(
+    clip: Literal["ppo", "band"] = setting(
+        "ppo",
+        "ppo: TRL's two-sided surrogate; band: the ratio clipped to [1 - eps, 1 + eps], detached",
+        variants=("band",),
+    )
+    delta: float = setting(
         4.0,
+        "TRL's `delta` for peer rows, with clip: ppo (cispo, sapo and vespo have their own bound)",
+        acts_with={"clip": "ppo"},
         gt=1,
-        description="TRL's `delta` for peer rows, with clip: ppo (cispo, sapo and vespo have their own bound)",
     )
-    anchor: Literal["span", "word", "char", "paper", "paper-fallback"] = Field(
-        "span", description="how traces are aligned (THL)"
+    anchor: Literal["span", "word", "char", "paper", "paper-fallback"] = setting(
+        "span", "how traces are aligned (THL)", acts_with={"denominator": "peer"}
     )
-    trust: Literal["all", "band"] = Field(
+    trust: Literal["all", "band"] = setting(
         "all",
-        description="band: only peer rows whose ratio exp(mean log-ratio) is in the trainer's clip range join",
+        "band: only peer rows whose ratio exp(mean log-ratio) is in the trainer's clip range join",
+        acts_with={"denominator": "peer"},
+        variants=("band",),
     )
+
+    def publishes(self) -> PublishSchema:
+        """Return the fields that peers read: texts, and with `denominator: peer` ids and log-probs."""
+        return PublishSchema.of("text", *(("token_ids", "logprobs") if self.denominator == "peer" else ()))
+
+    def late(self) -> bool:
+        """Return True: a peer's rows may join a later batch."""
+        return True
+
+    def requests(self, view: RoundView) -> Requests:
+        """Return the peers' rows, to be scored for `trust: band`."""
+        if self.trust == "all":
+            return Requests()
+        graded, _, _ = peer_rows(view, self)
+        return Requests(logprobs=tuple((row.prompt_id, row.token_ids) for row, _ in graded))
+
+    def plan(self, view: RoundView) -> Plan:
+        """Return own advantages over the pool of a round, and the peers' rows. Without peers nothing changes."""
+        graded, unencodable, residuals = peer_rows(view, self)
+        counts = {"prp/unencodable": float(unencodable)}
+        if self.trust == "band":
+            encoded = len(graded)
+            graded = trusted(view, graded)
+            counts["prp/untrusted"] = float(encoded - len(graded))
+        if not graded:
+            return Plan(metrics={**counts, "prp/rows": 0.0})
+        graded = without_truncated(view, graded)
+        own, rows = pool(group_by_prompt(view.prompt_ids, view.rewards), graded, view.scale)
+        tokens = sum(len(row.token_ids) for row in rows)
+        covered = sum(int(row.covered.sum()) for row in rows)
+        return Plan(
+            advantages=ungroup(view.prompt_ids, own),
+            rows=tuple(rows),
+            metrics={
+                **counts,
+                "prp/rows": float(len(rows)),
+                "prp/extra_tokens": float(tokens),
+                "prp/uncovered": (tokens - covered) / max(tokens, 1),
+                **residual_metrics(residuals),
+            },
+        )
+
+    def row_metrics(self, statistics: RowStatistics) -> dict[str, float]:
+        """Return the metrics of the peer rows' ratios."""
+        return ratio_metrics(statistics)
+
+    def problems(self, trainer: Mapping[str, Any]) -> list[Problem]:
+        """Return (key, problem) for trainer settings that the loss over peer rows does not support."""
+        high = trainer.get("epsilon_high")
+        above = 1 + float(trainer.get("epsilon", 0.2) if high is None else high)
+        problems: list[Problem] = []
+        bounds_ratios = trainer.get("loss_type") in ("cispo", "sapo", "vespo")
+        if self.clip == "ppo" and not bounds_ratios and self.delta <= above:
+            problem = f"the upper clip is {above:g}, regime.delta is {self.delta:g}; expected a larger delta"
+            problems.append(("epsilon", problem))
+        if self.clip == "ppo" and bounds_ratios and self.delta != PRP().delta:
+            problem = f"found {trainer['loss_type']!r}, with which regime.delta has no effect; leave regime.delta out"
+            problems.append(("loss_type", problem))
+        if self.clip == "band":
+            for key, plain in BAND_PLAIN.items():
+                if trainer.get(key, plain[0]) not in plain:
+                    problem = f"found {trainer[key]!r}, which regime.clip: band does not support; expected {plain[0]!r}"
+                    problems.append((key, problem))
+        return problems
 
 
 def pool(
@@ -85,45 +174,45 @@ def pool(
     return own_part, peer_part
 
 
-def peer_rows(view: RoundView, settings: PRPSettings) -> tuple[list[Graded], int, list[Residual]]:
+def peer_rows(view: RoundView, settings: PRP) -> tuple[list[Graded], int, list[Residual]]:
     """Return the peer rollouts that the learner can encode, with their rewards, sorted by (prompt, policy, rollout);
     the number that it cannot encode; and the residuals of the alignments, if traces are aligned."""
     graded: list[Graded] = []
     residuals: list[Residual] = []
     unencodable = 0
-    traced = settings.denominator == "peer"
-    for name, peer in sorted(view.peers.items()):
-        for rollout in _rollouts(name, peer, traced=traced):
-            fitted = _learner_row(view, settings, name, rollout)
-            if fitted is None:
-                unencodable += 1
-                continue
-            row, residual = fitted
-            graded.append((row, rollout.reward))
-            if residual is not None:
-                residuals.append(residual)
+    fields = ("text", "token_ids", "logprobs") if settings.denominator == "peer" else ("text",)
+    for rollout in peer_rollouts(view, *fields, regime=settings.name):
+        encoded = _learner_row(view, settings, rollout)
+        if encoded is None:
+            unencodable += 1
+            continue
+        row, residual = encoded
+        graded.append((row, rollout.reward))
+        if residual is not None:
+            residuals.append(residual)
     graded.sort(key=lambda entry: (entry[0].prompt_id, entry[0].source.policy, entry[0].source.rollout))
     return graded, unencodable, residuals
 
 
-def _learner_row(
-    view: RoundView, settings: PRPSettings, peer: str, rollout: _Row
-) -> tuple[ExtraRow, Residual | None] | None:
+def _learner_row(view: RoundView, settings: PRP, rollout: PeerRollout) -> tuple[ExtraRow, Residual | None] | None:
     """Return a peer's rollout on the learner's tokens, without its advantage, and the residual of its alignment, if
     there is one; None if the learner cannot use it."""
+    assert rollout.text is not None
     ids = view.transfer.to_learner_ids(rollout.text, rollout.ended)
-    traced = settings.denominator == "peer"
-    if ids is None or (traced and np.isnan(rollout.trace).any()):  # a token that the engine could not score
+    if ids is None:
         return None
     logprobs, covered, residual = None, np.ones(len(ids), dtype=np.bool_), None
-    if traced:
-        trace = Trace(peer, rollout.text, rollout.ended, rollout.ids, rollout.trace)
+    if settings.denominator == "peer":
+        assert rollout.token_ids is not None and rollout.logprobs is not None
+        if np.isnan(rollout.logprobs).any():  # a token that the engine could not score
+            return None
+        trace = Trace(rollout.policy, rollout.text, rollout.ended, rollout.token_ids, rollout.logprobs)
         aligned = view.transfer.align(trace, ids, settings.anchor)
         logprobs, covered = aligned.logprobs.astype(np.float32), aligned.covered
         residual = (abs(aligned.residual), aligned.mismatched, abs(aligned.clipped))
     row = ExtraRow(
         prompt_id=rollout.prompt_id,
-        source=RowSource(peer, rollout.rollout, view.round),
+        source=RowSource(rollout.policy, rollout.index, view.round),
         token_ids=ids,
         loss="policy_gradient",
         mask=covered,
@@ -134,47 +223,11 @@ def _learner_row(
     return row, residual
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    prompt_id: str
-    rollout: int
-    reward: float
-    ended: bool
-    text: str
-    ids: Sequence[int]
-    trace: Sequence[float]
-
-
-def _rollouts(name: str, peer: PeerRound, *, traced: bool) -> list[_Row]:
-    columns = [peer.column(c) for c in ("prompt_id", "rollout", "reward", "ended", "y_text", "token_ids", "logprobs")]
-    rows = [_Row(*values) for values in zip(*columns, strict=True)]
-    for row in rows:
-        if row.text is None or (traced and (row.ids is None or row.trace is None)):
-            raise DataError(
-                f"policy {name!r} published no text, ids or trace of rollout {row.rollout} on {row.prompt_id!r}; "
-                "regime prp needs them from every policy of the pool"
-            )
-    return rows
-
-
-def needs(view: RoundView, settings: RegimeSettings) -> Needs:
-    """Return the peers' rows, to be scored for `trust: band`."""
-    assert isinstance(settings, PRPSettings)
-    if settings.trust == "all":
-        return Needs()
-    graded, _, _ = peer_rows(view, settings)
-    return Needs(logprobs=tuple((row.prompt_id, row.token_ids) for row, _ in graded))
-
-
 def without_truncated(view: RoundView, graded: Sequence[Graded]) -> list[Graded]:
     """Return the rows, with truncated ones masked if the trainer masks its own: in the pool, not in the loss."""
     if not view.mask_truncated:
         return list(graded)
-    ended = {
-        (name, prompt_id, rollout): done
-        for name, peer in view.peers.items()
-        for prompt_id, rollout, done in zip(*map(peer.column, ("prompt_id", "rollout", "ended")), strict=True)
-    }
+    ended = {(rollout.policy, rollout.prompt_id, rollout.index): rollout.ended for rollout in peer_rollouts(view)}
     masked = []
     for row, reward in graded:
         done = ended[row.source.policy, row.prompt_id, row.source.rollout]
@@ -193,39 +246,12 @@ def sequence_ratio(logprobs: Floats, row: ExtraRow) -> float:
 def trusted(view: RoundView, graded: Sequence[Graded]) -> list[Graded]:
     """Return the rows whose sequence ratio is in [1 - epsilon_low, 1 + epsilon_high] of the trainer."""
     low, high = 1 - view.clip[0], 1 + view.clip[1]
-    return [
-        (row, reward)
-        for (row, reward), logprobs in zip(graded, view.answers.logprobs, strict=True)
-        if low <= sequence_ratio(logprobs, row) <= high
-    ]
-
-
-def plan(view: RoundView, settings: RegimeSettings) -> Plan:
-    """Return own advantages over the pool of a round, and the peers' rows. Without peers nothing changes."""
-    assert isinstance(settings, PRPSettings)
-    graded, unencodable, residuals = peer_rows(view, settings)
-    counts = {"prp/unfit": float(unencodable)}
-    if settings.trust == "band":
-        encoded = len(graded)
-        graded = trusted(view, graded)
-        counts["prp/untrusted"] = float(encoded - len(graded))
-    if not graded:
-        return Plan(metrics={**counts, "prp/rows": 0.0})
-    graded = without_truncated(view, graded)
-    own, rows = pool(group_by_prompt(view.prompt_ids, view.rewards), graded, view.scale)
-    tokens = sum(len(row.token_ids) for row in rows)
-    covered = sum(int(row.covered.sum()) for row in rows)
-    return Plan(
-        advantages=ungroup(view.prompt_ids, own),
-        rows=tuple(rows),
-        metrics={
-            **counts,
-            "prp/rows": float(len(rows)),
-            "prp/extra_tokens": float(tokens),
-            "prp/uncovered": (tokens - covered) / max(tokens, 1),
-            **residual_metrics(residuals),
-        },
-    )
+    within = []
+    for row, reward in graded:
+        logprobs = view.results.logprobs[row.prompt_id, row.token_ids]
+        if low <= sequence_ratio(logprobs, row) <= high:
+            within.append((row, reward))
+    return within
 
 
 def residual_metrics(residuals: Sequence[Residual]) -> dict[str, float]:
@@ -241,7 +267,7 @@ def residual_metrics(residuals: Sequence[Residual]) -> dict[str, float]:
     }
 
 
-def row_metrics(statistics: RowStatistics) -> dict[str, float]:
+def ratio_metrics(statistics: RowStatistics) -> dict[str, float]:
     """Return the 99th percentile of the ratios of covered peer tokens and the fraction outside the clip range; each
     peer's effective sample size, and its chi-square estimates over tokens and over responses; and over the peers the
     lowest size and the highest estimates."""
@@ -313,69 +339,3 @@ BAND_PLAIN: dict[str, tuple[Any, ...]] = {
     "top_entropy_quantile": (1.0, 1),
     "loss_type": ("grpo", "dapo", "dr_grpo", "bnpo", "luspo"),
 }
-
-
-def check(settings: PRPSettings, trainer: Mapping[str, Any]) -> list[Problem]:
-    """Return (key, problem) for trainer settings that the loss over peer rows does not support."""
-    high = trainer.get("epsilon_high")
-    above = 1 + float(trainer.get("epsilon", 0.2) if high is None else high)
-    problems: list[Problem] = []
-    bounds_ratios = trainer.get("loss_type") in ("cispo", "sapo", "vespo")
-    if settings.clip == "ppo" and not bounds_ratios and settings.delta <= above:
-        problem = f"the upper clip is {above:g}, regime.delta is {settings.delta:g}; expected a larger delta"
-        problems.append(("epsilon", problem))
-    if settings.clip == "ppo" and bounds_ratios and settings.delta != PRPSettings().delta:
-        problem = f"found {trainer['loss_type']!r}, with which regime.delta has no effect; leave regime.delta out"
-        problems.append(("loss_type", problem))
-    if settings.clip == "band":
-        for key, plain in BAND_PLAIN.items():
-            if trainer.get(key, plain[0]) not in plain:
-                problem = f"found {trainer[key]!r}, which regime.clip: band does not support; expected {plain[0]!r}"
-                problems.append((key, problem))
-    return problems
-
-
-def publishes(settings: PRPSettings) -> PublishSchema:
-    """Return the fields that peers read: texts, and with `denominator: peer` ids and log-probs."""
-    return (
-        PublishSchema.of("text")
-        if settings.denominator == "snapshot"
-        else PublishSchema.of("text", "token_ids", "logprobs")
-    )
-
-
-SPEC = RegimeSpec(
-    name="prp",
-    summary="own and peers' rollouts as one batch, with the peers' aligned traces as denominators",
-    settings=PRPSettings,
-    publishes=publishes,
-    plan=plan,
-    moves_advantages=True,
-    pools=True,
-    needs=needs,
-    late=always_late,
-    check=check,
-    metrics=(
-        Metric("prp/rows", "rows", "peer rows that joined the batch", role="action"),
-        Metric("prp/unfit", "rows", "peer rows that the learner cannot encode, or that were not scored"),
-        Metric("prp/untrusted", "rows", "peer rows outside the band, under `trust: band`"),
-        Metric("prp/extra_tokens", "tokens", "tokens of the peer rows"),
-        Metric("prp/uncovered", "fraction", "tokens of the peer rows without an aligned log-prob"),
-        Metric("prp/delta_thl", "nats", "mean mass of a peer row's trace assigned to no token", "delta_THL"),
-        Metric("prp/mismatched", "tokens", "mean number of a peer row's tokens with mass assigned to no token"),
-        Metric("prp/clipped_mass", "nats", "mean mass of a peer row's trace removed by the clip at -B"),
-        Metric("prp/ratio_p99", "ratio", "99th percentile on covered peer tokens", "ratio, 99th percentile"),
-        Metric("prp/clip_rate", "fraction", "covered peer tokens whose ratio is outside the clip range", "clip rate"),
-        Metric("prp/ess", "fraction", "lowest effective sample size of a peer's token ratios", "effective sample size"),
-        Metric("prp/token_chi_square", "ratio", "highest mean square of a peer's token ratios, minus 1"),
-        Metric("prp/response_chi_square", "ratio", "highest chi-square estimate from a peer's whole responses"),
-    ),
-    row_metrics=row_metrics,
-    level="data",
-    acts_when={
-        "anchor": ("denominator", "peer"),
-        "delta": ("clip", "ppo"),
-        "trust": ("denominator", "peer"),
-    },
-    variants={"denominator": ("snapshot",), "clip": ("band",), "trust": ("band",)},
-)

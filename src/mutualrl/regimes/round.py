@@ -92,37 +92,51 @@ class UnavailableTransfer:
 Passage = tuple[str, tuple[int, ...]]  # prompt id, the learner's token ids of a completion
 
 
-class Needs(NamedTuple):
-    """Inputs that a plan needs beyond the exchange's data.
+Response = tuple[str, str, bool]  # prompt id, text, whether it had ended
+
+
+class Requests(NamedTuple):
+    """What a plan needs beyond the exchange's data.
 
     `logprobs`, `nll`: passages that the learner scores in one batched forward pass without gradients, at the sampling
-    temperature and at temperature 1. `rewards`: (prompt id, text, whether it had ended) for the learner's own reward
-    functions.
+    temperature and at temperature 1. `rewards`: responses for the learner's own reward functions.
     """
 
     logprobs: tuple[Passage, ...] = ()
     nll: tuple[Passage, ...] = ()
-    rewards: tuple[tuple[str, str, bool], ...] = ()
+    rewards: tuple[Response, ...] = ()
 
     @property
     def passages(self) -> int:
         """Return the number of passages that go through the model."""
         return len(self.logprobs) + len(self.nll)
 
+    def without(self, results: Results) -> Requests:
+        """Return the requests that have no result yet."""
+        return Requests(
+            tuple(passage for passage in self.logprobs if passage not in results.logprobs),
+            tuple(passage for passage in self.nll if passage not in results.nll),
+            tuple(response for response in self.rewards if response not in results.rewards),
+        )
 
-class Answers(NamedTuple):
-    """Answers to `Needs`, in its order: log-probs of each token, shape (T,), nats; mean NLL per token, nats; rewards
-    (NaN: unscorable)."""
 
-    logprobs: tuple[npt.NDArray[np.float64], ...] = ()
-    nll: tuple[float, ...] = ()
-    rewards: tuple[float, ...] = ()
+class Results(NamedTuple):
+    """Results of a round's requests so far: log-probs of each token of a passage, shape (T,), nats; its mean NLL per
+    token, nats; the reward of a response (NaN: unscorable)."""
 
-    def split(self, needs: Needs) -> tuple[Answers, Answers]:
-        """Return the answers to `needs`, which come first, and the others."""
-        a, b, c = len(needs.logprobs), len(needs.nll), len(needs.rewards)
-        first = Answers(self.logprobs[:a], self.nll[:b], self.rewards[:c])
-        return first, Answers(self.logprobs[a:], self.nll[b:], self.rewards[c:])
+    logprobs: Mapping[Passage, npt.NDArray[np.float64]] = {}
+    nll: Mapping[Passage, float] = {}
+    rewards: Mapping[Response, float] = {}
+
+    def merged(self, other: Results) -> Results:
+        """Return these results and others."""
+        return Results(
+            {**self.logprobs, **other.logprobs}, {**self.nll, **other.nll}, {**self.rewards, **other.rewards}
+        )
+
+
+#: how often a regime may make new requests in a round
+PHASES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +165,8 @@ class RoundView:
     texts are `transfer.text_of(rollout.token_ids)`. `peers`: by name. `state`: from the regime's last plan. `scale` is
     the trainer's `scale_rewards`, `mask_truncated` its `mask_truncated_completions`, `mean_over` the unit that its loss
     is averaged over; `clip` is (epsilon_low, epsilon_high). `solutions` maps a prompt's id to the correct completion in
-    its data, if there is one. `answers` are those to the regime's `needs`. `other_prompts`: ids of prompts in the
-    learner's data that peers saw in this round and the learner did not. `whiten`: advantages are whitened over the
+    its data, if there is one. `results` are those of the regime's requests so far. `other_prompts`: ids of prompts in
+    the learner's data that peers saw in this round and the learner did not. `whiten`: advantages are whitened over the
     round (`round.whiten_advantages`), those of `rollouts` already.
     """
 
@@ -168,7 +182,7 @@ class RoundView:
     solutions: Mapping[str, str] = field(default_factory=dict)
     mean_over: Literal["rows", "tokens"] = "rows"
     clip: tuple[float, float] = (0.2, 0.2)
-    answers: Answers = field(default_factory=Answers)
+    results: Results = field(default_factory=Results)
     other_prompts: frozenset[str] = frozenset()
     whiten: bool = False
 
@@ -234,14 +248,6 @@ class UpperBound:
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceLevel:
-    """One ratio per row, exp of the mean log-ratio over its tokens, under PPO's two-sided minimum."""
-
-    low: float = 3e-4
-    high: float = 4e-4
-
-
-@dataclass(frozen=True, slots=True)
 class Stepwise:
     """One ratio s per row, exp of the mean log-ratio over its tokens, clipped from above at 1 and from below at a bound
     that rises with each mini-batch: c = clamp(s, 1 - low + step * m, 1), m = index of the optimizer step in the round.
@@ -253,17 +259,17 @@ class Stepwise:
     max_log_ratio: float = 10.0
 
 
-Bound = PPO | Band | UpperBound | SequenceLevel | Stepwise
-BOUNDS: tuple[type[Bound], ...] = (PPO, Band, UpperBound, SequenceLevel, Stepwise)
-Mean = Literal["pool", "rows", "tokens", "prompts"]
+Bound = PPO | Band | UpperBound | Stepwise
+BOUNDS: tuple[type[Bound], ...] = (PPO, Band, UpperBound, Stepwise)
+Mean = Literal["pool", "rows", "prompts"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExtraRow:
     """Row that joins the learner's loss along with its own rollouts, on the learner's T tokens.
 
-    loss "nll": weight * NLL at temperature 1, averaged over `mean`: the "rows", "tokens" or "prompts" of an optimizer
-    step; for "rows" and "prompts" a row's NLL is its mean per token, or its sum with `reduce` "sum".
+    loss "nll": weight * NLL at temperature 1, averaged over `mean`: the "rows" or "prompts" of an optimizer step; a
+    row's NLL is its mean per token, or its sum with `reduce` "sum".
     loss "policy_gradient": weight * advantage under `bound`, in one mean with the learner's own rollouts (`mean`
     "pool": TRL's normaliser over own and extra rows together).
 
@@ -409,7 +415,7 @@ def _checked_row(row: object, prompts: set[str]) -> ExtraRow:
         raise ValueError(f"weight {weight}, advantage {advantage}, expected finite numbers")
     if row.loss not in ("policy_gradient", "nll"):
         raise ValueError(f"loss {row.loss!r}, expected 'policy_gradient' or 'nll'")
-    allowed = ("pool",) if row.loss == "policy_gradient" else ("rows", "tokens", "prompts")
+    allowed = ("pool",) if row.loss == "policy_gradient" else ("rows", "prompts")
     if row.mean not in allowed:
         raise ValueError(f"mean {row.mean!r} with loss {row.loss!r}, expected {' or '.join(map(repr, allowed))}")
     if row.reduce not in ("mean", "sum"):

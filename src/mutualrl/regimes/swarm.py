@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from mutualrl.errors import DataError
 from mutualrl.records import PublishSchema, Rollout
 from mutualrl.regimes.advantages import group_by_prompt, pool_advantages, standard_deviation
-from mutualrl.regimes.round import PPO, ExtraRow, Needs, Plan, RoundView, RowSource, Trace
-from mutualrl.regimes.spec import Metric, Problem, RegimeSettings, RegimeSpec
+from mutualrl.regimes.peers import PeerRollout, peer_rollouts
+from mutualrl.regimes.regime import Metric, Problem, Regime, setting
+from mutualrl.regimes.round import PPO, ExtraRow, Plan, Requests, Response, RoundView, RowSource, Trace
 from mutualrl.seeds import seeded
 
 logger = logging.getLogger(__name__)
@@ -33,38 +33,103 @@ T = TypeVar("T")
 TOLERANCE = 1e-6  # maximum difference between verifiers that agree
 
 
-class SwarmSettings(RegimeSettings):
-    """Settings of SAPO; the source's best results have as many external as local rollouts."""
+class Swarm(Regime):
+    """SAPO; the source's best results have as many external as local rollouts."""
 
-    local: int | None = Field(None, ge=0, description="I, own groups to keep; null: all with variance")
-    external: int | None = Field(None, ge=0, description="J, peers' groups to draw; null: as many as are kept")
-    denominator: Literal["own", "peer"] = Field(
-        "own", description="log-probs in the denominator of a peer row's ratio: the learner's snapshot, or the peer's"
+    name = "swarm"
+    summary = "some own groups and some of the peers', with advantages within each group (SAPO of RL Swarm)"
+    advantages = "builds the batch"
+    weighs_groups = True
+    metrics = (
+        Metric("swarm/local", "groups", "own groups that were kept"),
+        Metric("swarm/external", "groups", "peers' groups that joined the batch"),
+        Metric("swarm/denied", "groups", "peers' groups whose rewards the learner's verifier rejects"),
+        Metric("swarm/unencodable", "groups", "peers' groups that the learner cannot encode"),
+        Metric("swarm/rows", "rows", "peer rows that joined the batch", role="action"),
+        Metric("swarm/extra_tokens", "tokens", "tokens of the peer rows"),
+        Metric("swarm/other_prompts", "prompts", "prompts of the peer rows that the learner did not sample itself"),
     )
-    verify: bool = Field(True, description="score the peers' texts with the learner's own reward functions")
-    anchor: Literal["span", "word", "char", "paper", "paper-fallback"] = Field(
-        "span", description="how traces are aligned (THL), with denominator: peer"
+
+    local: int | None = setting(None, "I, own groups to keep; null: all with variance", ge=0)
+    external: int | None = setting(None, "J, peers' groups to draw; null: as many as are kept", ge=0)
+    denominator: Literal["own", "peer"] = setting(
+        "own",
+        "log-probs in the denominator of a peer row's ratio: the learner's snapshot, or the peer's",
+        variants=("peer",),
+    )
+    verify: bool = setting(True, "score the peers' texts with the learner's own reward functions")
+    anchor: Literal["span", "word", "char", "paper", "paper-fallback"] = setting(
+        "span", "how traces are aligned (THL), with denominator: peer", acts_with={"denominator": "peer"}
     )
 
     @model_validator(mode="after")
-    def _trains_on_something(self) -> SwarmSettings:
+    def _trains_on_something(self) -> Swarm:
         if self.local == 0 and not self.external:
             raise ValueError("local: 0 leaves only the peers' groups; expected external of 1 or more")
         if self.external == 0 and (self.denominator != "own" or not self.verify):
             raise ValueError("external: 0 draws no group: denominator and verify have no effect; leave them out")
         return self
 
+    def publishes(self) -> PublishSchema:
+        """Return the fields that peers read: texts, and with `denominator: peer` ids and log-probs."""
+        return PublishSchema.of("text", *(("token_ids", "logprobs") if self.denominator == "peer" else ()))
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """Peer's rollout: its index, reward and text, and its trace if published."""
+    def same_prompts(self) -> bool:
+        """Return False: a peer may have seen other prompts."""
+        return False
 
-    rollout: int
-    reward: float
-    text: str
-    ended: bool
-    token_ids: Sequence[int] | None
-    logprobs: Sequence[float] | None
+    def requests(self, view: RoundView) -> Requests:
+        """Return the texts of the groups that may be drawn, for the learner's verifier."""
+        if not self.verify or self.external == 0:
+            return Requests()
+        responses: list[Response] = []
+        for group in external_groups(view, self):
+            responses += group.responses
+        return Requests(rewards=tuple(responses))
+
+    def plan(self, view: RoundView) -> Plan:
+        """Return the batch of a round: the kept own groups and the drawn peer groups."""
+        own = group_by_prompt(view.prompt_ids, view.rewards)
+        kept = draw(view, "local", sorted(p for p, rewards in own.items() if has_variance(rewards)), self.local)
+        groups = external_groups(view, self) if self.external != 0 else []
+        varied = len(groups)
+        if self.verify and self.external != 0:
+            groups = [group for group in groups if confirmed(group, view.results.rewards)]
+        if varied and not groups:
+            logger.warning(
+                "round %d: the learner's reward functions reject all %d groups of the peers; do they depend on tokens, "
+                "time or randomness? (regime.verify: false uses the peers' rewards)",
+                *(view.round, varied),
+            )
+        encoded = [each for group in groups if (each := group_rows(view, self, group)) is not None]
+        drawn = draw(view, "external", encoded, len(kept) if self.external is None else self.external)
+        rows = normalized(view, drawn)
+        kept_prompts = set(kept)
+        factor = kept_factor(view, kept_prompts, rows)
+        advantages = [
+            factor * advantage if prompt_id in kept_prompts else 0.0
+            for prompt_id, advantage in zip(view.prompt_ids, view.advantages, strict=True)
+        ]
+        return Plan(
+            advantages=tuple(advantages),
+            rows=tuple(replace(row, weight=factor) for row in rows),
+            metrics={
+                "swarm/local": float(len(kept)),
+                "swarm/external": float(len(drawn)),
+                "swarm/denied": float(varied - len(groups)),
+                "swarm/unencodable": float(len(groups) - len(encoded)),
+                "swarm/rows": float(len(rows)),
+                "swarm/extra_tokens": float(sum(len(row.token_ids) for row in rows)),
+                "swarm/other_prompts": float(len({row.prompt_id for row in rows} - set(own))),
+            },
+        )
+
+    def problems(self, trainer: Mapping[str, Any]) -> list[Problem]:
+        """Return (key, problem) for a loss whose mean cannot exclude dropped groups."""
+        if trainer.get("loss_type") == "bnpo":
+            problem = "found 'bnpo', a mean per micro-batch, from which swarm cannot drop groups; expected 'grpo'"
+            return [("loss_type", problem)]
+        return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +138,17 @@ class Group:
 
     policy: str
     prompt_id: str
-    members: tuple[Member, ...]
+    members: tuple[PeerRollout, ...]
 
     @property
     def rewards(self) -> list[float]:
         """Return the rewards of the members."""
         return [member.reward for member in self.members]
+
+    @property
+    def responses(self) -> list[Response]:
+        """Return the members' texts as the learner's reward functions judge them."""
+        return [(self.prompt_id, member.text or "", member.ended) for member in self.members]
 
 
 def has_variance(rewards: Sequence[float]) -> bool:
@@ -87,102 +157,36 @@ def has_variance(rewards: Sequence[float]) -> bool:
     return bool(values) and min(values) != max(values)
 
 
-def external_groups(view: RoundView, settings: SwarmSettings) -> list[Group]:
+def external_groups(view: RoundView, settings: Swarm) -> list[Group]:
     """Return the peers' groups with variance, on prompts in the learner's data, sorted by (prompt, policy)."""
+    fields = ("text", "token_ids", "logprobs") if settings.denominator == "peer" else ("text",)
+    members: dict[tuple[str, str], list[PeerRollout]] = {}
+    for rollout in peer_rollouts(view, *fields, regime=settings.name):
+        members.setdefault((rollout.prompt_id, rollout.policy), []).append(rollout)
     learner_prompts = {*view.prompt_ids, *view.other_prompts}
-    columns = ["prompt_id", "rollout", "reward", "ended", "y_text"]
-    columns += ["token_ids", "logprobs"] if settings.denominator == "peer" else []
-    groups: list[Group] = []
-    for name, peer in sorted(view.peers.items()):
-        members: dict[str, list[Member]] = {}
-        for prompt_id, rollout, reward, ended, text, *trace in zip(*map(peer.column, columns), strict=True):
-            if text is None or None in trace:
-                raise DataError(
-                    f"policy {name!r} published no text or trace of rollout {rollout} on {prompt_id!r}; regime swarm "
-                    "needs them from every policy of the pool"
-                )
-            ids, logprobs = trace or (None, None)
-            members.setdefault(prompt_id, []).append(Member(rollout, reward, text, ended, ids, logprobs))
-        groups += [Group(name, prompt_id, tuple(m)) for prompt_id, m in members.items() if prompt_id in learner_prompts]
-    varied = [group for group in groups if has_variance(group.rewards)]
-    return sorted(varied, key=lambda group: (group.prompt_id, group.policy))
+    groups = []
+    for (prompt_id, policy), rollouts in sorted(members.items()):
+        group = Group(policy, prompt_id, tuple(rollouts))
+        if prompt_id in learner_prompts and has_variance(group.rewards):
+            groups.append(group)
+    return groups
 
 
-def needs(view: RoundView, settings: RegimeSettings) -> Needs:
-    """Return the texts of the groups that may be drawn, for the learner's verifier."""
-    assert isinstance(settings, SwarmSettings)
-    if not settings.verify or settings.external == 0:
-        return Needs()
-    return Needs(
-        rewards=tuple(
-            (group.prompt_id, member.text, member.ended)
-            for group in external_groups(view, settings)
-            for member in group.members
-        )
-    )
+def confirmed(group: Group, rewards: Mapping[Response, float]) -> bool:
+    """Return whether the learner's verifier gives a group the rewards that it was published with."""
+    scores = np.array([rewards[response] for response in group.responses], dtype=np.float64)
+    return bool(np.allclose(scores, group.rewards, rtol=0, atol=TOLERANCE, equal_nan=True))
 
 
-def verified(groups: Sequence[Group], rewards: Sequence[float]) -> list[Group]:
-    """Return the groups whose rewards the learner's verifier confirms; `rewards` in the order of `needs`."""
-    confirmed = []
-    start = 0
-    for group in groups:
-        scores = np.array(rewards[start : start + len(group.members)], dtype=np.float64)
-        start += len(group.members)
-        if np.allclose(scores, group.rewards, rtol=0, atol=TOLERANCE, equal_nan=True):
-            confirmed.append(group)
-    return confirmed
-
-
-def plan(view: RoundView, settings: RegimeSettings) -> Plan:
-    """Return the batch of a round: the kept own groups and the drawn peer groups."""
-    assert isinstance(settings, SwarmSettings)
-    own = group_by_prompt(view.prompt_ids, view.rewards)
-    kept = _drawn(view, "local", sorted(p for p, rewards in own.items() if has_variance(rewards)), settings.local)
-    groups = external_groups(view, settings) if settings.external != 0 else []
-    varied = len(groups)
-    if settings.verify and settings.external != 0:
-        groups = verified(groups, view.answers.rewards)
-    denied = varied - len(groups)
-    if varied and not groups:
-        logger.warning(
-            "round %d: the learner's reward functions reject all %d groups of the peers; do they depend on tokens, "
-            "time or randomness? (regime.verify: false uses the peers' rewards)",
-            *(view.round, varied),
-        )
-    encoded: list[list[tuple[ExtraRow, float]]] = []
-    for group in groups:
-        members = _rows(view, settings, group)
-        if members is not None:
-            encoded.append(members)
-    count = len(kept) if settings.external is None else settings.external
-    drawn = _drawn(view, "external", encoded, count)
-
+def normalized(view: RoundView, groups: Sequence[Sequence[tuple[ExtraRow, float]]]) -> list[ExtraRow]:
+    """Return the rows of groups with advantages within each group."""
     batch_std = standard_deviation(view.rewards)
     rows: list[ExtraRow] = []
-    for members in drawn:
+    for members in groups:
         rewards = [reward for _, reward in members]
         values = pool_advantages(rewards, rewards, scale=view.scale, batch_standard_deviation=batch_std)
         rows += [replace(row, advantage=float(a)) for (row, _), a in zip(members, values, strict=True)]
-    kept_prompts = set(kept)
-    factor = kept_factor(view, kept_prompts, rows)
-    advantages = [
-        factor * advantage if prompt_id in kept_prompts else 0.0
-        for prompt_id, advantage in zip(view.prompt_ids, view.advantages, strict=True)
-    ]
-    return Plan(
-        advantages=tuple(advantages),
-        rows=tuple(replace(row, weight=factor) for row in rows),
-        metrics={
-            "swarm/local": float(len(kept)),
-            "swarm/external": float(len(drawn)),
-            "swarm/denied": float(denied),
-            "swarm/unfit": float(len(groups) - len(encoded)),
-            "swarm/rows": float(len(rows)),
-            "swarm/extra_tokens": float(sum(len(row.token_ids) for row in rows)),
-            "swarm/other_prompts": float(len({row.prompt_id for row in rows} - set(own))),
-        },
-    )
+    return rows
 
 
 def kept_factor(view: RoundView, kept: set[str], rows: Sequence[ExtraRow]) -> float:
@@ -200,7 +204,7 @@ def kept_factor(view: RoundView, kept: set[str], rows: Sequence[ExtraRow]) -> fl
     return (own + extra) / (remaining + extra) if remaining + extra else 1.0
 
 
-def _drawn(view: RoundView, label: str, items: Sequence[T], count: int | None) -> list[T]:
+def draw(view: RoundView, label: str, items: Sequence[T], count: int | None) -> list[T]:
     """Return `count` of the items, drawn without replacement, in their order; all if there are no more."""
     if count is None or count >= len(items):
         return list(items)
@@ -208,10 +212,11 @@ def _drawn(view: RoundView, label: str, items: Sequence[T], count: int | None) -
     return [items[i] for i in sorted(order[:count].tolist())]
 
 
-def _rows(view: RoundView, settings: SwarmSettings, group: Group) -> list[tuple[ExtraRow, float]] | None:
+def group_rows(view: RoundView, settings: Swarm, group: Group) -> list[tuple[ExtraRow, float]] | None:
     """Return a group on the learner's tokens, with its rewards; None if the learner cannot use a member."""
     rows = []
     for member in group.members:
+        assert member.text is not None
         ids = view.transfer.to_learner_ids(member.text, member.ended)
         if ids is None:
             return None
@@ -227,7 +232,7 @@ def _rows(view: RoundView, settings: SwarmSettings, group: Group) -> list[tuple[
             mask = np.zeros_like(mask)
         row = ExtraRow(
             prompt_id=group.prompt_id,
-            source=RowSource(group.policy, member.rollout, view.round),
+            source=RowSource(group.policy, member.index, view.round),
             token_ids=ids,
             loss="policy_gradient",
             mask=mask,
@@ -237,44 +242,3 @@ def _rows(view: RoundView, settings: SwarmSettings, group: Group) -> list[tuple[
         )
         rows.append((row, member.reward))
     return rows
-
-
-def check(settings: SwarmSettings, trainer: Mapping[str, Any]) -> list[Problem]:
-    """Return (key, problem) for a loss whose mean cannot exclude dropped groups."""
-    if trainer.get("loss_type") == "bnpo":
-        problem = "found 'bnpo', a mean per micro-batch, from which regime swarm cannot drop groups; expected 'grpo'"
-        return [("loss_type", problem)]
-    return []
-
-
-def publishes(settings: SwarmSettings) -> PublishSchema:
-    """Return the fields that peers read: texts, and with `denominator: peer` ids and log-probs."""
-    if settings.denominator == "own":
-        return PublishSchema.of("text")
-    return PublishSchema.of("text", "token_ids", "logprobs")
-
-
-SPEC = RegimeSpec(
-    name="swarm",
-    summary="some own groups and some of the peers', with advantages within each group (SAPO of RL Swarm)",
-    settings=SwarmSettings,
-    publishes=publishes,
-    plan=plan,
-    moves_advantages=True,
-    weighs_groups=True,
-    pools=True,
-    needs=needs,
-    same_prompts=lambda settings: False,
-    check=check,
-    metrics=(
-        Metric("swarm/local", "groups", "own groups that were kept"),
-        Metric("swarm/external", "groups", "peers' groups that joined the batch"),
-        Metric("swarm/denied", "groups", "peers' groups whose rewards the learner's verifier rejects"),
-        Metric("swarm/unfit", "groups", "peers' groups that the learner cannot encode"),
-        Metric("swarm/rows", "rows", "peer rows that joined the batch", role="action"),
-        Metric("swarm/extra_tokens", "tokens", "tokens of the peer rows"),
-        Metric("swarm/other_prompts", "prompts", "prompts of the peer rows that the learner did not sample itself"),
-    ),
-    acts_when={"anchor": ("denominator", "peer")},
-    variants={"denominator": ("peer",)},
-)

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field
 
 from mutualrl.regimes.advantages import (
     Baseline,
@@ -26,27 +25,68 @@ from mutualrl.regimes.advantages import (
     ungroup,
     whiten,
 )
-from mutualrl.regimes.round import PeerRound, Plan, RoundView
-from mutualrl.regimes.spec import Metric, Problem, RegimeSettings, RegimeSpec, advantage_metric_table, advantage_metrics
+from mutualrl.regimes.peers import peer_rewards
+from mutualrl.regimes.regime import Metric, Problem, Regime, advantage_metric_table, advantage_metrics, setting
+from mutualrl.regimes.round import Plan, RoundView
 from mutualrl.seeds import seeded
 
 MARGIN = "xgrpo/variance_margin"
 
 
-class XGRPOSettings(RegimeSettings):
-    """Settings of XGRPO; the defaults of `mix` and `length_correction` are the paper's."""
+class XGRPO(Regime):
+    """XGRPO; the defaults of `mix` and `length_correction` are the paper's."""
 
-    mix: float = Field(0.2, ge=0, le=1, description="weight of the pool's advantage in the learner's")
-    length_correction: float = Field(0.1, description="strength of the correction for long responses; 0: none")
-    advantage_clip: float | None = Field(5.0, gt=0, description="bound on the absolute advantage; null: none")
-    scale: Scale | None = Field(None, description="divisor of A_pool; null: trainer.scale_rewards")
-    baseline: Baseline = Field("mean", description="baseline of A_pool: the pool's mean, with or without the rollout")
-    pool: Literal["matched", "shuffled"] = Field(
-        "matched", description="shuffled: control with the peers' rewards assigned to other prompts"
+    name = "xgrpo"
+    summary = "own rollouts, with advantages over the rewards of the whole pool"
+    advantages = "adjusts"
+    level = "value"
+    metrics = (
+        *advantage_metric_table("xgrpo"),
+        Metric(MARGIN, "reward squared", "above 0 the pooled baseline lowers the variance", "variance margin"),
     )
 
+    mix: float = setting(0.2, "weight of the pool's advantage in the learner's", ge=0, le=1)
+    length_correction: float = setting(0.1, "strength of the correction for long responses; 0: none")
+    advantage_clip: float | None = setting(5.0, "bound on the absolute advantage; null: none", gt=0)
+    scale: Scale | None = setting(None, "divisor of A_pool; null: trainer.scale_rewards")
+    baseline: Baseline = setting("mean", "baseline of A_pool: the pool's mean, with or without the rollout")
+    pool: Literal["matched", "shuffled"] = setting(
+        "matched",
+        "shuffled: control with the peers' rewards assigned to other prompts",
+        variants=("shuffled",),
+    )
 
-def effective_advantages(local_G: Floats, pooled_G: Floats, lengths_G: Floats, settings: XGRPOSettings) -> Floats:
+    def plan(self, view: RoundView) -> Plan:
+        """Return the learner's effective advantages. Only the peers' rewards are read, not their texts."""
+        bags: Mapping[str, Sequence[float]] = peer_rewards(view)
+        if self.pool == "shuffled":
+            bags = shuffled(bags, seeded(view.run_seed, view.round, "shuffled pool", view.learner))
+        local = group_by_prompt(view.prompt_ids, view.advantages)
+        lengths = group_by_prompt(view.prompt_ids, view.lengths)
+        pool = pooled(view.own_groups(), bags, self.scale or view.scale, self.baseline)
+        if view.whiten:  # as the local advantages are, before the two are mixed
+            whitened = whiten(ungroup(view.prompt_ids, pool), view.scored)
+            groups_of = group_by_prompt(view.prompt_ids, whitened.tolist())
+            pool = {prompt_id: np.array(values) for prompt_id, values in groups_of.items()}
+        groups = {}
+        for prompt_id, values in local.items():
+            lengths_G = np.array(lengths[prompt_id])
+            groups[prompt_id] = effective_advantages(np.array(values), pool[prompt_id], lengths_G, self)
+        advantages = ungroup(view.prompt_ids, groups)
+        metrics = advantage_metrics("xgrpo", view.advantages, advantages)
+        margin = variance_margin(view.own_groups(), bags, lengths)
+        return Plan(advantages=advantages, metrics=metrics if margin is None else {**metrics, MARGIN: margin})
+
+    def problems(self, trainer: Mapping[str, Any]) -> list[Problem]:
+        """Return (key, problem) for settings of the pool's advantage that `mix: 0` disables."""
+        defaults = XGRPO()
+        disabled = [key for key in ("scale", "baseline", "pool") if getattr(self, key) != getattr(defaults, key)]
+        if self.mix > 0 or not disabled:
+            return []
+        return [("regime.mix", f"found 0, with which regime.{disabled[0]} has no effect; expected more than 0")]
+
+
+def effective_advantages(local_G: Floats, pooled_G: Floats, lengths_G: Floats, settings: XGRPO) -> Floats:
     """Apply the module's three formulas to the rollouts of one prompt; all of shape (G,), lengths in tokens."""
     advantages = (1.0 - settings.mix) * local_G + settings.mix * pooled_G
     advantages = advantages * (lengths_G.mean() / np.maximum(1.0, lengths_G)) ** settings.length_correction
@@ -78,37 +118,6 @@ def pooled(
     }
 
 
-def peer_bags(peers: Mapping[str, PeerRound]) -> dict[str, list[float]]:
-    """Return all peers' rewards by prompt, the peers sorted by name."""
-    bags: dict[str, list[float]] = {}
-    for _, peer in sorted(peers.items()):
-        for prompt, rewards in group_by_prompt(peer.column("prompt_id"), peer.column("reward")).items():
-            bags.setdefault(prompt, []).extend(rewards)
-    return bags
-
-
-def plan(view: RoundView, settings: RegimeSettings) -> Plan:
-    """Return the learner's effective advantages. Only the peers' rewards are read, not their texts."""
-    assert isinstance(settings, XGRPOSettings)
-    bags: Mapping[str, Sequence[float]] = peer_bags(view.peers)
-    if settings.pool == "shuffled":
-        bags = shuffled(bags, seeded(view.run_seed, view.round, "shuffled pool", view.learner))
-    local = group_by_prompt(view.prompt_ids, view.advantages)
-    lengths = group_by_prompt(view.prompt_ids, view.lengths)
-    pool = pooled(view.own_groups(), bags, settings.scale or view.scale, settings.baseline)
-    if view.whiten:  # as the local advantages are, before the two are mixed
-        whitened = whiten(ungroup(view.prompt_ids, pool), view.scored)
-        pool = {key: np.array(values) for key, values in group_by_prompt(view.prompt_ids, whitened.tolist()).items()}
-    groups = {
-        prompt: effective_advantages(np.array(local[prompt]), pool[prompt], np.array(lengths[prompt]), settings)
-        for prompt in local
-    }
-    advantages = ungroup(view.prompt_ids, groups)
-    metrics = advantage_metrics("xgrpo", view.advantages, advantages)
-    margin = variance_margin(view.own_groups(), bags, lengths)
-    return Plan(advantages=advantages, metrics=metrics if margin is None else {**metrics, MARGIN: margin})
-
-
 def variance_margin(
     own: Mapping[str, Sequence[float]],
     peers: Mapping[str, Sequence[float]],
@@ -134,29 +143,3 @@ def variance_margin(
             weighted += length * ((reward - local) ** 2 - (reward - pool) ** 2) / 2
             total += length
     return weighted / total if total else None
-
-
-def check(settings: XGRPOSettings, trainer: Mapping[str, Any]) -> list[Problem]:
-    """Return (key, problem) for settings of the pool's advantage that `mix: 0` disables."""
-    defaults = XGRPOSettings()
-    disabled = [key for key in ("scale", "baseline", "pool") if getattr(settings, key) != getattr(defaults, key)]
-    if settings.mix > 0 or not disabled:
-        return []
-    return [("regime.mix", f"found 0, with which regime.{disabled[0]} has no effect; expected more than 0")]
-
-
-SPEC = RegimeSpec(
-    name="xgrpo",
-    summary="own rollouts, with advantages over the rewards of the whole pool",
-    settings=XGRPOSettings,
-    plan=plan,
-    moves_advantages=True,
-    reads_advantages=True,
-    check=check,
-    metrics=(
-        *advantage_metric_table("xgrpo"),
-        Metric(MARGIN, "reward squared", "above 0 the pooled baseline lowers the variance", "variance margin"),
-    ),
-    level="value",
-    variants={"pool": ("shuffled",)},
-)

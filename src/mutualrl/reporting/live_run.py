@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mutualrl.console.display import clean
 from mutualrl.errors import FileDamagedError
-from mutualrl.regimes.spec import Metric
+from mutualrl.regimes.regime import Metric
 from mutualrl.reporting.pace import WAIT
 from mutualrl.reporting.run_notes import LearningNotes
 from mutualrl.reporting.run_reader import Point, validation_of

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 
 from mutualrl.console.display import cell, duration, print_text
-from mutualrl.regimes.spec import Metric
+from mutualrl.regimes.regime import Metric
 from mutualrl.reporting.live_run import LivePolicy, LiveRun
 from mutualrl.reporting.run_notes import data_notes, live_after
 from mutualrl.storage.rundir import RunDirectory

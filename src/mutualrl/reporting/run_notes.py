@@ -10,7 +10,7 @@ from typing import Any
 
 from mutualrl.errors import FileDamagedError
 from mutualrl.recipes.agreement import too_long_notes
-from mutualrl.regimes.spec import Metric
+from mutualrl.regimes.regime import Metric
 from mutualrl.storage.files import finite_number, parse_or_none, read_checksummed, try_read_bytes
 from mutualrl.storage.run_info import policy_result
 from mutualrl.storage.rundir import RunDirectory

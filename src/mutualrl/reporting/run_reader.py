@@ -17,7 +17,7 @@ from mutualrl.recipes import yaml_file
 from mutualrl.recipes.agreement import data_note
 from mutualrl.records import POLICY_NAME
 from mutualrl.regimes.info import RegimeInfo
-from mutualrl.regimes.spec import SUCCESS_ABOVE, flat
+from mutualrl.regimes.regime import SUCCESS_ABOVE, flat
 from mutualrl.reporting.run_notes import LearningNotes, data_notes, unscorable_note
 from mutualrl.storage.artifacts import FileDigest
 from mutualrl.storage.checkpoints import Checkpoints

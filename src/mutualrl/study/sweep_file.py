@@ -253,7 +253,7 @@ FACTOR = ("regime", "pool", "run.publish", "run.save_every", "run.keep_checkpoin
 def _not_to_distill(file: SweepFile, name: str, recipe: Recipe) -> list[str]:
     """Return why the runs of an arm cannot be distilled, if another arm distills them."""
     learners = [other for other, arm in file.arms.items() if arm.distill == name]
-    if not learners or (recipe.spec.name == baseline().name and recipe.run.publish == "full"):
+    if not learners or (recipe.regime_class.name == baseline().name and recipe.run.publish == "full"):
         return []
     return [
         f"arm {learners[0]!r} distills {name!r}, which must have regime {baseline().name} and publish everything: "

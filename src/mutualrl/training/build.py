@@ -28,7 +28,6 @@ from mutualrl.recipes.agreement import (
 )
 from mutualrl.recipes.batch_plan import plan_batch
 from mutualrl.recipes.schema import TaskSection
-from mutualrl.regimes import get_regime
 from mutualrl.see import Exchange, Heartbeat, MissingPeers, ReadLog
 from mutualrl.seeds import policy_seed
 from mutualrl.storage.run_info import RunInfo
@@ -98,7 +97,7 @@ def build_trainer(
     if allocation.strategy != "ddp":
         enforce_weights_only_load()
     prepare_vllm(recipe.trainer_settings(policy), cpu=cpu)
-    spec = get_regime(recipe.regime_name)
+    regimes = [recipe.regime_of(p.name) for p in recipe.policies]
     sharing = Sharing(
         link=PeerLink(
             exchange=exchange,
@@ -109,9 +108,8 @@ def build_trainer(
             staleness=recipe.exchange.staleness,
             reads=ReadLog(exchange.store, policy),
         ),
-        spec=spec,
-        settings=recipe.regime_settings(policy),
-        schema=publish_schema(spec, [recipe.regime_settings(p.name) for p in recipe.policies], recipe.run.publish),
+        regime=recipe.regime_of(policy),
+        schema=publish_schema(regimes, recipe.run.publish),
         run_seed=recipe.run.seed,
         max_length=args.max_completion_length,
         tokenizers=tokenizers,

@@ -216,8 +216,7 @@ class ExtraRows:
         mask = loss_mask(batch).bool()
         per_token = row_nll(logps, mask)
         self._nll_sum += float(per_token.detach().sum())
-        summed = term.term.mean == "tokens" or term.term.reduce == "sum"
-        nll = row_nll(logps, mask, reduce="sum") if summed else per_token
+        nll = row_nll(logps, mask, reduce="sum") if term.term.reduce == "sum" else per_token
         weights = [self.rows[index].weight for index in chunk.rows] + [0.0] * (chunk.width - len(chunk.rows))
         return nll_loss(
             nll,
@@ -227,11 +226,9 @@ class ExtraRows:
         ).to(nll.dtype)
 
     def _nll_count(self, term: TermRows, step: int) -> int:
-        """Return the divisor of an optimizer step's sum of NLLs: its number of rows, tokens, or all prompts."""
+        """Return the divisor of an optimizer step's sum of NLLs: its number of rows, or all prompts."""
         if term.term.mean == "rows":
             return len(term.of_step(step))
-        if term.term.mean == "tokens":
-            return self._tokens(term.of_step(step))
         args = self._trainer.args
         own_rows = args.per_device_train_batch_size * args.gradient_accumulation_steps
         return int(own_rows * self._trainer.accelerator.num_processes // self._trainer.num_generations)

@@ -22,7 +22,7 @@ from transformers import TrainingArguments as Args
 from mutualrl.errors import RunDirectoryError, UsageError
 from mutualrl.recipes import yaml_file
 from mutualrl.recipes.differences import by_dotted_key
-from mutualrl.regimes import RegimeSettings, RegimeSpec
+from mutualrl.regimes import Regime
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.storage.files import create_checksummed, parse_or_none, write_atomic, write_checksummed
 from mutualrl.storage.run_info import PolicyResult, RunInfo
@@ -41,8 +41,7 @@ class ScriptRun:
     run: RunDirectory
     run_id: str
     policies: tuple[str, ...]
-    spec: RegimeSpec
-    settings: RegimeSettings
+    regime: Regime
     seed: int
     whiten: bool = False
 
@@ -51,7 +50,7 @@ class ScriptRun:
         recipe = yaml_file.dump(
             {
                 "policies": [{"name": name} for name in self.policies],
-                "regime": {"name": self.spec.name, **self.settings.model_dump(mode="json")},
+                "regime": {"name": self.regime.name, **self.regime.model_dump(mode="json")},
                 "task": {"name": "script", "reward": list(rewards)},
                 "run": {"steps": steps, "seed": self.seed},
                 "round": {"whiten_advantages": self.whiten},
@@ -64,8 +63,8 @@ class ScriptRun:
             command=command_line(),
             versions=versions(),
             seed=self.seed,
-            regime=self.spec.name,
-            regime_info=RegimeInfo.of(self.spec).model_dump(mode="json"),
+            regime=self.regime.name,
+            regime_info=RegimeInfo.of(type(self.regime)).model_dump(mode="json"),
             recipe=recipe,
             scripts=True,
         )

@@ -6,7 +6,7 @@ import copy
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,10 +19,9 @@ from mutualrl.errors import PlanMismatchError, RoundAbortedError, UsageError
 from mutualrl.records import POLICY_NAME, PublishSchema, Rollout, name_problem
 from mutualrl.regimes import (
     GuideView,
-    Needs,
     Plan,
-    RegimeSettings,
-    RegimeSpec,
+    Regime,
+    Requests,
     RoundView,
     Transfer,
     check_plan,
@@ -30,7 +29,6 @@ from mutualrl.regimes import (
     plain_state,
 )
 from mutualrl.regimes.advantages import success_rate
-from mutualrl.regimes.spec import needs_nothing
 from mutualrl.see import Exchange, Heartbeat, ReadLog, Shard, WaitTimeouts
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.training.peers import PeerLink, PeerRounds
@@ -78,7 +76,7 @@ class SharedRound(NamedTuple):
 class Sharing:
     """Settings and state of one policy's sharing.
 
-    `link`: the exchange and the peers. `spec`, `settings`: the regime. `schema`: the published fields; None publishes
+    `link`: the exchange and the peers. `regime`: with its settings. `schema`: the published fields; None publishes
     nothing. `run_seed`: seed of the regime's draws. `max_length`: limit on a peer's text in the learner's tokens; None
     uses the trainer's `max_completion_length`. `tokenizers`: the peers', by name, for regimes that align traces.
     `solutions`: the data's correct completions, by prompt id. `rescues`: log of texts learnt from peers. `resume`: the
@@ -89,8 +87,7 @@ class Sharing:
     """
 
     link: PeerLink
-    spec: RegimeSpec
-    settings: RegimeSettings
+    regime: Regime
     schema: PublishSchema | None
     run_seed: int = 0
     max_length: int | None = None
@@ -112,7 +109,7 @@ class Sharing:
         root: Path,
         policy: str,
         peers: Sequence[str],
-        regime: str | RegimeSpec,
+        regime: str | type[Regime],
         *,
         run_id: str = "script",
         run_seed: int = 0,
@@ -130,7 +127,7 @@ class Sharing:
         All policies of a run use the same `root`, `run_id`, regime settings and number of steps. The exchange is in
         `root/exchange`, metrics and rescues in `root/policies/POLICY`, where `mutualrl report` and `watch` find them.
         `timeouts`: how long the policy waits; by default up to an hour per round, for a peer that starts later or was
-        killed and is started again. `regime`: a name, an import path, or a RegimeSpec. A
+        killed and is started again. `regime`: a name, an import path, or a class. A
         regime that aligns traces needs the peers' `tokenizers` by name; one that learns the data's solutions needs
         `solutions` by prompt id. A script that resumes from a checkpoint (`train(resume_from_checkpoint=...)`) passes
         `resume=True` and becomes a new attempt of its policy, which fences the previous one. A peer may be `staleness`
@@ -139,9 +136,9 @@ class Sharing:
         Raises UsageError when this policy has already published in `root` (rounds of an earlier run must not be
         treated as this run's), for names or settings that are wrong, or when tokenizers or solutions are missing.
         """
-        spec = regime if isinstance(regime, RegimeSpec) else get_regime(regime)
-        _require_peers(policy, peers, spec)
-        regime_settings = _settings(spec, settings)
+        regime_class = get_regime(regime) if isinstance(regime, str) else regime
+        _require_peers(policy, peers, regime_class)
+        configured = _configured(regime_class, settings)
         run = RunDirectory(root)
         waits = timeouts or WaitTimeouts(on_peer_loss="wait", late_start=True)
         exchange = Exchange(run.exchange, policy, run_id, timeouts=waits)
@@ -150,17 +147,17 @@ class Sharing:
                 f"{exchange.location(policy)} has rounds of an earlier run; use a separate directory per run, or "
                 "continue that run with Sharing.over(..., resume=True) and train(resume_from_checkpoint=True)"
             )
-        schema = publish_schema(spec, [regime_settings])
+        schema = publish_schema([configured])
         peer_tokenizers = dict(tokenizers or {})
         missing = sorted(set(peers) - set(peer_tokenizers))
         if schema is not None and "token_ids" in schema.fields and missing:
             raise UsageError(
-                f"regime {spec.name!r} aligns the peers' traces and needs their tokenizers: none passed for "
+                f"regime {configured.name!r} aligns the peers' traces and needs their tokenizers: none passed for "
                 f"{', '.join(missing)} (Sharing.over(..., tokenizers={{{missing[0]!r}: ...}}))"
             )
-        if spec.solution_column(regime_settings) and not solutions:
-            regime_text = spec.describe(regime_settings)
-            raise UsageError(f"regime {regime_text!r} learns the data's solutions: pass solutions={{prompt_id: text}}")
+        if configured.solution_column() and not solutions:
+            text = configured.describe()
+            raise UsageError(f"regime {text!r} learns the data's solutions: pass solutions={{prompt_id: text}}")
         return cls(
             link=PeerLink(
                 exchange,
@@ -170,12 +167,11 @@ class Sharing:
                 reads=ReadLog(exchange.store, policy),
                 how_to_start=(
                     f"Start its script in another process, with the same data, order, seed and batch: Sharing.over("
-                    f"Path({str(root)!r}), policy=ITS_NAME, peers=[{policy!r}, ...], regime={spec.name!r}, "
+                    f"Path({str(root)!r}), policy=ITS_NAME, peers=[{policy!r}, ...], regime={configured.name!r}, "
                     f"run_id={run_id!r})"
                 ),
             ),
-            spec=spec,
-            settings=regime_settings,
+            regime=configured,
             schema=schema,
             run_seed=run_seed,
             max_length=max_length,
@@ -183,9 +179,7 @@ class Sharing:
             solutions=dict(solutions or {}),
             resume=resume,
             rescues=RescueLog(run.policy(policy).rescues),
-            script=ScriptRun(
-                run, run_id, tuple(sorted({policy, *peers})), spec, regime_settings, run_seed, whiten_advantages
-            ),
+            script=ScriptRun(run, run_id, tuple(sorted({policy, *peers})), configured, run_seed, whiten_advantages),
             whiten=whiten_advantages,
         )
 
@@ -204,7 +198,7 @@ class Sharing:
     @property
     def active(self) -> bool:
         """Return whether a round publishes or changes anything."""
-        return self.schema is not None or self.spec.plan is not None
+        return self.schema is not None or self.regime.shares
 
     @property
     def traced(self) -> bool:
@@ -212,14 +206,14 @@ class Sharing:
         return self.schema is not None and self.schema.traced
 
     @property
-    def asks(self) -> bool:
-        """Return whether the regime requests answers beyond the exchange before it plans."""
-        return self.spec.needs is not needs_nothing
+    def requests_anything(self) -> bool:
+        """Return whether the regime may request more than the exchange has before it plans."""
+        return self.regime.requests_anything()
 
     @property
     def same_prompts(self) -> bool:
         """Return whether all policies must see the same prompts in a round."""
-        return self.spec.same_prompts(self.settings)
+        return self.regime.same_prompts()
 
     def publishes(self, field_name: str) -> bool:
         """Return whether a field of rollouts is published."""
@@ -227,8 +221,8 @@ class Sharing:
 
     def publisher_of(self, field_name: str) -> str:
         """Return the setting that publishes a field of rollouts: the regime, or the user's `publish: full`."""
-        by_regime = field_name in self.spec.publishes(self.settings).fields
-        return f"regime {self.spec.name!r}" if by_regime else "publish: full"
+        by_regime = field_name in self.regime.publishes().fields
+        return f"regime {self.regime.name!r}" if by_regime else "publish: full"
 
     def publishes_text(self, reward: float) -> bool:
         """Return whether the text of a rollout with this reward (NaN: unscorable) is published."""
@@ -258,7 +252,7 @@ class Sharing:
         if accelerator.is_main_process:
             if self.schema is not None:
                 self.link.exchange.commit(round_index, [entry[0] for entry in by_rank], step)
-            if self.spec.reads_peers:
+            if self.regime.reads_peers:
                 try:
                     read = self.link.read(round_index)
                 except RoundAbortedError as error:
@@ -312,8 +306,6 @@ class Sharing:
         self, round_index: int, prompt_ids: Sequence[str], indices: Sequence[int], *, group: int, max_length: int
     ) -> list[tuple[int, ...]]:
         """Return the prefix token ids of each of this rank's next rollouts."""
-        make = self.spec.prefixes
-        assert make is not None
         view = GuideView(
             round=round_index,
             learner=self.link.policy,
@@ -324,14 +316,16 @@ class Sharing:
             max_length=max_length,
             state=copy.deepcopy(self.state),
         )
-        return make(view, self.settings)
+        return self.regime.prefixes(view)
 
-    def needs(self, view: RoundView, accelerator: Accelerator) -> Needs:
-        """Return the passages and texts that the regime wants scored before it plans, identical on all ranks."""
-        requests = [self.spec.needs(view, self.settings) if accelerator.is_main_process else None]
-        needs: Needs | None = broadcast_object_list(requests, from_process=0)[0]
-        assert needs is not None
-        return needs
+    def requests(self, view: RoundView, accelerator: Accelerator) -> Requests:
+        """Return the regime's requests that have no result in the view yet, identical on all ranks."""
+        made: list[Requests | None] = [None]
+        if accelerator.is_main_process:
+            made = [self.regime.requests(view).without(view.results)]
+        requests: Requests | None = broadcast_object_list(made, from_process=0)[0]
+        assert requests is not None
+        return requests
 
     def plan(self, view: RoundView, shared: SharedRound, accelerator: Accelerator) -> Plan:
         """Return the regime's plan for the round, identical on all ranks, and store its state."""
@@ -339,7 +333,7 @@ class Sharing:
         plan: Plan | None = broadcast_object_list(plans, from_process=0)[0]
         assert plan is not None
         if plan.state is not None:
-            self.state = plain_state(plan.state, self.spec.name)
+            self.state = plain_state(plan.state, self.regime.name)
         if (past := self.past.get(shared.number)) is not None:
             taught = {row.prompt_id for row in plan.rows if row.loss == "nll"}
             self.past[shared.number] = replace(past, taught=tuple(sorted({*past.taught, *taught})))
@@ -347,11 +341,10 @@ class Sharing:
         return plan
 
     def _planned(self, view: RoundView, shared: SharedRound) -> Plan:
-        make: Callable[[RoundView, Any], Plan] | None = self.spec.plan
-        if make is None:
+        if not self.regime.shares:
             return Plan()
-        plan = check_plan(make(view, self.settings), view, self.spec.name)
-        if not self.spec.reads_peers:
+        plan = check_plan(self.regime.plan(view), view, self.regime.name)
+        if not self.regime.reads_peers:
             return plan
         metrics = {
             **plan.metrics,
@@ -378,7 +371,7 @@ class Sharing:
         return {"prompts/dead": float(len(self.dead)), "prompts/revived": float(len(revived))}
 
 
-def _require_peers(policy: str, peers: Sequence[str], spec: RegimeSpec) -> None:
+def _require_peers(policy: str, peers: Sequence[str], regime: type[Regime]) -> None:
     """Raise UsageError for names of policies that cannot form a pool."""
     for name in (policy, *peers):
         form = "expected lower-case letters, digits, '.', '_' or '-'"
@@ -389,24 +382,24 @@ def _require_peers(policy: str, peers: Sequence[str], spec: RegimeSpec) -> None:
         raise UsageError(f"Sharing.over: peers={list(peers)!r} has policy={policy!r} itself; name only the others")
     if repeated := [name for name, count in Counter(peers).items() if count > 1]:
         raise UsageError(f"Sharing.over: peers={list(peers)!r} names {repeated[0]!r} twice")
-    if spec.reads_peers and not peers:
+    if regime.reads_peers and not peers:
         raise UsageError(
-            f"Sharing.over: regime {spec.name!r} shares between policies; expected at least one name in peers"
+            f"Sharing.over: regime {regime.name!r} shares between policies; expected at least one name in peers"
         )
 
 
-def _settings(spec: RegimeSpec, given: Mapping[str, object]) -> RegimeSettings:
-    """Return the regime's settings. Raises UsageError naming those that are unknown or wrong."""
+def _configured(regime: type[Regime], given: Mapping[str, object]) -> Regime:
+    """Return a regime with settings. Raises UsageError naming those that are unknown or wrong."""
     try:
-        return spec.settings(**given)
+        return regime(**given)
     except ValidationError as error:
         lines = []
         for detail in error.errors(include_url=False):
             key = ".".join(map(str, detail["loc"]))
             unknown = detail["type"] == "extra_forbidden"
-            problem = f"expected one of: {', '.join(spec.settings.model_fields)}" if unknown else detail["msg"]
+            problem = f"expected one of: {', '.join(regime.model_fields)}" if unknown else detail["msg"]
             lines.append(f"{key}: found {detail['input']!r:.80}; {problem}")
-        raise UsageError(f"Sharing.over: regime {spec.name!r}: {'; '.join(lines)}") from None
+        raise UsageError(f"Sharing.over: regime {regime.name!r}: {'; '.join(lines)}") from None
 
 
 def capabilities(view: RoundView) -> dict[str, float]:
@@ -420,15 +413,13 @@ def capabilities(view: RoundView) -> dict[str, float]:
     return {f"capability/{name}": fraction for name, fraction in fractions.items() if fraction is not None}
 
 
-def publish_schema(
-    spec: RegimeSpec, settings_of_pool: Sequence[RegimeSettings], publish: str = "regime"
-) -> PublishSchema | None:
-    """Return the fields that a policy publishes: those that any policy of the pool reads, or all (`publish: full`);
-    None if no policy reads any."""
-    schema = PublishSchema.union(spec.publishes(settings) for settings in settings_of_pool)
+def publish_schema(regimes: Sequence[Regime], publish: str = "regime") -> PublishSchema | None:
+    """Return the fields that a policy publishes: those that the regime of any policy of the pool reads, or all
+    (`publish: full`); None if no policy reads any."""
+    schema = PublishSchema.union(regime.publishes() for regime in regimes)
     if publish == "full":
         return schema.complete()
-    return schema if spec.reads_peers else None
+    return schema if any(regime.reads_peers for regime in regimes) else None
 
 
 def remember(prompts: PromptTokens, prompt_id: str, ids: tuple[int, ...]) -> None:

@@ -20,18 +20,19 @@ from mutualrl.engines.model_files import require_loadable, require_no_adapter
 from mutualrl.errors import RewardError, UsageError
 from mutualrl.recipes.ratios import aggregation_problem, ratio_problems
 from mutualrl.records import Rollout, row_id
-from mutualrl.regimes import Answers, Plan, RoundView, whitened_plan
+from mutualrl.regimes import Plan, Requests, RoundView, whitened_plan
 from mutualrl.regimes.advantages import whiten
 from mutualrl.regimes.losses import BY_ROWS
+from mutualrl.regimes.round import PHASES
 from mutualrl.see.liveness import SCORING
 from mutualrl.tasks.rewards import adapt, distinct_names
 from mutualrl.thl import decode_completion, end_token, ended, last_tokens
 from mutualrl.thl.table import table_of
 from mutualrl.tiny import is_embedded
-from mutualrl.training.answers import PromptRows, answer
 from mutualrl.training.callback import MetricsCallback, SharingCallback
 from mutualrl.training.checkpointing import Checkpointer, StepEnd, random_state, set_random_state
 from mutualrl.training.extra_rows import ExtraRows
+from mutualrl.training.requests import PromptRows, results_of
 from mutualrl.training.sampled_text import require_sampled_text
 from mutualrl.training.script_run import ScriptRunCallback
 from mutualrl.training.sharing import OwnBatch, PromptTokens, SharedRound, Sharing, remember
@@ -90,7 +91,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         self.at_step_end = StepEnd(random_state(), 0)
         self._scored: _Scored | None = None
         self.declared_generation = self.model.generation_config
-        self.extra_rows = ExtraRows(self, None if sharing is None else sharing.spec.row_metrics)
+        self.extra_rows = ExtraRows(self, None if sharing is None else sharing.regime.row_metrics)
         if sharing is None:
             return
         self.declared_generation = neutralize(self.model)
@@ -118,26 +119,26 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         embeddings.register_forward_pre_hook(lambda module, inputs: sharing.link.advance())
 
     def _check_settings(self, sharing: Sharing) -> None:
-        """Raise UsageError for settings under which the regime would not compute its spec."""
-        args, spec = self.args, sharing.spec
+        """Raise UsageError for settings under which the regime would not compute what it declares."""
+        args, regime = self.args, sharing.regime
         settings = vars(args)
         problems = [
             f"{key}: {problem}"
             for key, problem in (
                 *ratio_problems(settings, traced=sharing.traced),
-                *aggregation_problem(settings, moves_advantages=spec.moves_advantages),
+                *aggregation_problem(settings, moves_advantages=regime.moves_advantages()),
             )
         ]
         problems += self._dropout_problem(sharing)
-        problems += [f"whiten_advantages: {problem}" for problem in spec.whitening_problem(whiten=sharing.whiten)]
-        problems += [f"{key}: {problem}" for key, problem in spec.check(sharing.settings, settings)]
-        if (stale := spec.staleness_problem(sharing.settings, sharing.link.staleness)) is not None:
+        problems += [f"whiten_advantages: {problem}" for problem in regime.whitening_problem(whiten=sharing.whiten)]
+        problems += [f"{key}: {problem}" for key, problem in regime.problems(settings)]
+        if (stale := regime.staleness_problem(sharing.link.staleness)) is not None:
             problems.append(f"staleness: {stale}")
-        problems += [f"regime.{key}: {problem}" for key, problem in spec.ineffective_settings(sharing.settings)]
-        if spec.reads_peers and args.steps_per_generation % args.gradient_accumulation_steps:
+        problems += [f"regime.{key}: {problem}" for key, problem in regime.ineffective_settings()]
+        if regime.reads_peers and args.steps_per_generation % args.gradient_accumulation_steps:
             problems.append(
                 f"steps_per_generation ({args.steps_per_generation}) must be a multiple of "
-                f"gradient_accumulation_steps ({args.gradient_accumulation_steps}) for regime {spec.name!r}"
+                f"gradient_accumulation_steps ({args.gradient_accumulation_steps}) for regime {regime.name!r}"
             )
         if problems:
             raise UsageError("; ".join(problems))
@@ -166,7 +167,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         if self.sharing is None or not self.model.training:
             return
         self.sharing.link.set_phase("generating")
-        if self.sharing.spec.prefixes is None:
+        if not self.sharing.regime.guides:
             return
         first = self.accelerator.process_index * len(inputs)
         prefixes = self.sharing.prefixes(
@@ -259,13 +260,12 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
 
     def _plan(self, sharing: Sharing, shared: SharedRound) -> Plan:
         """Return the regime's plan for this round, or for an earlier one that peers have since published."""
-        view = self._view(sharing, shared)
-        view = replace(view, answers=self._answers(sharing, view, shared))
+        view = self._with_results(sharing, self._view(sharing, shared), shared)
         self.transfer.refused.clear()
         plan = sharing.plan(view, shared, self.accelerator)
         if sharing.whiten:
             plan = whitened_plan(plan, view)
-        if sharing.spec.reads_peers:
+        if sharing.regime.reads_peers:
             for reason in ("too_long", "changed"):
                 log_value(self, f"thl/{reason}", float(self.transfer.refused[reason]))
         return plan
@@ -286,18 +286,25 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
             other_prompts=other,
         )
 
-    def _answers(self, sharing: Sharing, view: RoundView, shared: SharedRound) -> Answers:
-        """Return the answers that the regime requests: passages scored by this policy, texts by its rewards."""
-        if not sharing.asks:
-            return Answers()
+    def _with_results(self, sharing: Sharing, view: RoundView, shared: SharedRound) -> RoundView:
+        """Return the view with the results of the regime's requests: passages scored by this policy, responses by its
+        rewards. Asked until it requests nothing new, at most `PHASES` times; every rank makes the same passes."""
+        if not sharing.requests_anything:
+            return view
         sharing.link.set_phase("scoring passages")
-        needs = sharing.needs(view, self.accelerator)
-        answers = answer(self, needs, self.prompt_rows, shared.prompts)
-        tokens = sum(len(ids) for _, ids in (*needs.logprobs, *needs.nll))
-        log_value(self, "plan/passages", float(needs.passages))
+        made: list[Requests] = []
+        for _ in range(PHASES):
+            requests = sharing.requests(view, self.accelerator)
+            if not any(requests):
+                break
+            made.append(requests)
+            results = results_of(self, requests, self.prompt_rows, shared.prompts)
+            view = replace(view, results=view.results.merged(results))
+        tokens = sum(len(ids) for requests in made for _, ids in (*requests.logprobs, *requests.nll))
+        log_value(self, "plan/passages", float(sum(requests.passages for requests in made)))
         log_value(self, "plan/passage_tokens", float(tokens))
-        log_value(self, "plan/texts_scored", float(len(needs.rewards)))
-        return answers
+        log_value(self, "plan/texts_scored", float(sum(len(requests.rewards) for requests in made)))
+        return view
 
     def _follow(self, sharing: Sharing, rollouts: Sequence[Rollout]) -> None:
         for name, value in sharing.follow(rollouts).items():

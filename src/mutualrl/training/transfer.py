@@ -24,7 +24,8 @@ class TokenTransfer:
 
     `max_length`: limit on a peer's text in the learner's tokens; None: no limit. `peers`: their tokenizers by name, for
     regimes that align traces. `end_token_id`: the token that ends the learner's own completions; None: its tokenizer's
-    end-of-sequence token. `refused`: numbers of texts that were `too_long`, or that the tokenizer `changed`.
+    end-of-sequence token. `refused`: numbers of texts that were `too_long`, or that the tokenizer `changed`, since it
+    was last cleared.
     """
 
     learner: PreTrainedTokenizerBase

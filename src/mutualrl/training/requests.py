@@ -1,4 +1,4 @@
-"""Answers that a regime requests before it plans: passages scored by the learner, texts by its reward functions."""
+"""Results of a regime's requests: passages scored by the learner, responses by its reward functions."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from datasets import Dataset
 
 from mutualrl.errors import UsageError
 from mutualrl.records import row_id
-from mutualrl.regimes import Answers, Needs
-from mutualrl.regimes.round import Passage
+from mutualrl.regimes import Requests, Results
+from mutualrl.regimes.round import Passage, Response
 from mutualrl.thl import retokenize
 from mutualrl.training.extra_rows import logps_at_temperature_1
 from mutualrl.training.tensors import as_batch, concatenated
@@ -78,10 +78,10 @@ class PromptRows:
         return self._numbers
 
 
-def answer(
-    trainer: MutualGRPOTrainer, needs: Needs, rows: PromptRows, prompts: Mapping[str, tuple[int, ...]]
-) -> Answers:
-    """Return the answers, identical on all ranks. All ranks must call this with the same needs.
+def results_of(
+    trainer: MutualGRPOTrainer, requests: Requests, rows: PromptRows, prompts: Mapping[str, tuple[int, ...]]
+) -> Results:
+    """Return the results, identical on all ranks. All ranks must call this with the same requests.
 
     `prompts`: the learner's token ids of the round's prompts.
     """
@@ -92,11 +92,16 @@ def answer(
     def plain(ids: torch.Tensor, mask: torch.Tensor, keep: int) -> torch.Tensor:
         return logps_at_temperature_1(trainer, trainer.model, ids, mask, keep)
 
-    prompt_ids = {prompt_id for prompt_id, _ in (*needs.logprobs, *needs.nll)}
+    prompt_ids = {prompt_id for prompt_id, _ in (*requests.logprobs, *requests.nll)}
     tokens = {prompt_id: rows.tokens(prompt_id, prompts) for prompt_id in sorted(prompt_ids)}
-    logprobs = _score(trainer, needs.logprobs, tokens, sampling)
-    nll = [-float(values.mean()) for values in _score(trainer, needs.nll, tokens, plain)]
-    return Answers(tuple(logprobs), tuple(nll), tuple(_rewards(trainer, needs.rewards, rows)))
+    logprobs = _score(trainer, requests.logprobs, tokens, sampling)
+    nll = [-float(values.mean()) for values in _score(trainer, requests.nll, tokens, plain)]
+    rewards = _rewards(trainer, requests.rewards, rows)
+    return Results(
+        dict(zip(requests.logprobs, logprobs, strict=True)),
+        dict(zip(requests.nll, nll, strict=True)),
+        dict(zip(requests.rewards, rewards, strict=True)),
+    )
 
 
 def _score(
@@ -126,7 +131,7 @@ def _score(
     return results
 
 
-def _rewards(trainer: MutualGRPOTrainer, texts: Sequence[tuple[str, str, bool]], rows: PromptRows) -> list[float]:
+def _rewards(trainer: MutualGRPOTrainer, texts: Sequence[Response], rows: PromptRows) -> list[float]:
     """Return the learner's reward of each text. Each rank scores a part, all equally many texts."""
     if not texts:
         return []

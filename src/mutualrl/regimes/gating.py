@@ -1,0 +1,220 @@
+"""The gate: prompts on which the learner failed and a peer succeeded, and the success that is drawn for each.
+
+Pure functions of rewards and texts. Source: paper, Section "Regime 3: Outcome-level experience sharing" and Appendix
+"Implementation details for Success-Gated Transfer". `gate: relative` is for graded rewards; `pick: fit` selects the
+success with the lowest NLL under the learner (GRAPE, arXiv 2502.04194, finds that fit beats strength).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mutualrl.regimes.peers import PeerRollout, peer_rollouts
+from mutualrl.regimes.regime import SUCCESS_ABOVE
+from mutualrl.regimes.round import RoundView
+from mutualrl.seeds import seeded
+
+
+@dataclass(frozen=True, slots=True)
+class GateRule:
+    """When a gate opens, and which success is drawn; see the settings of `sgt` of the same names."""
+
+    success_above: float = SUCCESS_ABOVE
+    failure_below: float = 0.2
+    gate: Literal["all", "any", "relative"] = "all"
+    margin: float = 0.0
+    pick: Literal["uniform", "shortest", "fit"] = "uniform"
+    max_uses_per_prompt: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Success on a prompt: its source (policy, rollout, round; None: this one) and its text. `ended`: it was not
+    truncated."""
+
+    policy: str
+    rollout: int
+    text: str
+    ended: bool
+    round: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Candidate in the learner's vocabulary."""
+
+    candidate: Candidate
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """Prompts whose gate opened, sorted (`opened`), those with candidates in the learner's vocabulary and these
+    candidates (`encoded`), and counts."""
+
+    prompts: int
+    opened: tuple[str, ...]
+    unencodable: int
+    spent: int
+    encoded: tuple[tuple[str, tuple[Encoded, ...]], ...]
+
+    @property
+    def gated(self) -> int:
+        """Return the number of prompts whose gate opened."""
+        return len(self.opened)
+
+
+def gate(own_rewards_G: Sequence[float], peer_rewards: Sequence[float], rule: GateRule) -> bool:
+    """Return whether a prompt is rescued: own rollouts below `failure_below` (all of them, or any with `gate: any`)
+    and at least one peer rollout above `success_above`; with `gate: relative`, a peer rollout above every own one by
+    more than `margin`. NaN rewards are neither failures nor successes."""
+    above = reward_to_exceed(own_rewards_G, rule)
+    if rule.gate != "relative":
+        failures = [reward < rule.failure_below for reward in own_rewards_G]
+        failed = all(failures) if rule.gate == "all" else any(failures)
+        if not failures or not failed:
+            return False
+    return any(reward > above for reward in peer_rewards)
+
+
+def reward_to_exceed(own_rewards_G: Sequence[float], rule: GateRule) -> float:
+    """Return the reward above which a peer's rollout may be learnt: infinite if `gate: relative` has no own reward to
+    compare with."""
+    if rule.gate != "relative":
+        return rule.success_above
+    best = max((reward for reward in own_rewards_G if not math.isnan(reward)), default=math.inf)
+    return best + rule.margin
+
+
+def draw_candidate(
+    encoded: Sequence[Encoded],
+    rule: GateRule,
+    *,
+    run_seed: int,
+    round_index: int,
+    prompt_id: str,
+    learner: str,
+    nll: Mapping[tuple[int, ...], float] | None = None,
+) -> Encoded:
+    """Return one success of the multiset sorted by (policy, round, rollout): a uniform draw, the shortest in tokens, or
+    the one with the lowest `nll` (by token ids).
+
+    The draw depends only on (run seed, round, prompt, learner). Raises ValueError if there is none.
+    """
+    if not encoded:
+        raise ValueError("no candidate to draw from")
+    ordered = sorted(encoded, key=lambda e: (e.candidate.policy, e.candidate.round or 0, e.candidate.rollout))
+    if rule.pick == "shortest":
+        return min(ordered, key=lambda e: len(e.ids))
+    if rule.pick == "fit":
+        scores = nll or {}
+        return min(ordered, key=lambda e: scores[e.ids])
+    index = seeded(run_seed, round_index, prompt_id, learner).integers(len(ordered))
+    return ordered[int(index)]
+
+
+def gated_prompts(
+    own: Mapping[str, Sequence[float]],
+    peer_rewards: Mapping[str, Sequence[float]],
+    successes: Callable[[str], Sequence[Candidate]],
+    encode: Callable[[Candidate], tuple[int, ...] | None],
+    rule: GateRule,
+    *,
+    uses: Mapping[str, int],
+) -> Gated:
+    """Gate every prompt of a round and encode the successes on each gated one in the learner's vocabulary.
+
+    `own` and `peer_rewards` map a prompt id to its rewards (the learner's group; all peers' rollouts together).
+    `successes(prompt_id)` returns the successes, called for gated prompts only; `encode` returns one as the learner's
+    ids, or None if it is too long or cannot be encoded (removed before the draw). `uses` counts the pairs of each
+    prompt so far; a prompt at its maximum is skipped.
+    """
+    encoded_prompts: list[tuple[str, tuple[Encoded, ...]]] = []
+    opened: list[str] = []
+    unencodable = spent = 0
+    for prompt_id in sorted(own):
+        if not gate(own[prompt_id], peer_rewards.get(prompt_id, ()), rule):
+            continue
+        opened.append(prompt_id)
+        if rule.max_uses_per_prompt is not None and uses.get(prompt_id, 0) >= rule.max_uses_per_prompt:
+            spent += 1
+            continue
+        candidates = successes(prompt_id)
+        encoded = tuple(Encoded(c, ids) for c in candidates if (ids := encode(c)))
+        unencodable += len(candidates) - len(encoded)
+        if encoded:
+            encoded_prompts.append((prompt_id, encoded))
+    return Gated(len(own), tuple(opened), unencodable, spent, tuple(encoded_prompts))
+
+
+# ---- successes of this round and of earlier ones
+
+#: remembered success: policy, rollout, round, reward, text, ended
+Remembered = list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Successes:
+    """Successes available to a learner in a round, by prompt: of this round and remembered ones, with the rewards that
+    open the gate. `candidates(prompt_id, above)`: those with a reward above a number."""
+
+    rewards: Mapping[str, Sequence[float]]
+    candidates: Callable[[str, float], list[Candidate]]
+
+
+def successes_of(view: RoundView, memory: Mapping[str, Sequence[Remembered]] | None = None) -> Successes:
+    """Return the peers' successes of this round, and remembered ones. Texts are read for candidates only."""
+    memory = memory or {}
+    rewards: dict[str, list[float]] = {}
+    rollouts: dict[str, list[PeerRollout]] = {}
+    for rollout in peer_rollouts(view):
+        rewards.setdefault(rollout.prompt_id, []).append(rollout.reward)
+        rollouts.setdefault(rollout.prompt_id, []).append(rollout)
+    for prompt_id, entries in memory.items():
+        rewards.setdefault(prompt_id, []).extend(entry[3] for entry in entries)
+
+    def candidates(prompt_id: str, above: float) -> list[Candidate]:
+        result = []
+        for rollout in rollouts.get(prompt_id, []):
+            if rollout.reward > above:
+                (text,) = view.peers[rollout.policy].texts([rollout.row])
+                if text is not None:
+                    result.append(Candidate(rollout.policy, rollout.index, text, rollout.ended))
+        for name, index, round_index, reward, text, ended in memory.get(prompt_id, []):
+            if reward > above:
+                result.append(Candidate(name, index, text, ended, round_index))
+        return result
+
+    return Successes(rewards, candidates)
+
+
+def remembered(view: RoundView, rounds: int) -> dict[str, list[Remembered]]:
+    """Return the learner's memory at the start of a round: each peer's newest success on a prompt, from the last
+    `rounds` rounds."""
+    before: Mapping[str, list[Remembered]] = view.state.get("memory", {})
+    recent = {
+        prompt_id: [entry for entry in entries if entry[2] >= view.round - rounds]
+        for prompt_id, entries in before.items()
+    }
+    return {prompt_id: entries for prompt_id, entries in recent.items() if entries}
+
+
+def memory_after(view: RoundView, rounds: int, rule: GateRule) -> dict[str, list[Remembered]]:
+    """Return the memory with this round's successes: the best of each peer on a prompt, the first among equals."""
+    memory = {prompt_id: list(entries) for prompt_id, entries in remembered(view, rounds).items()}
+    texts = {name: peer.texts(range(len(peer.column("prompt_id")))) for name, peer in view.peers.items()}
+    best: dict[tuple[str, str], Remembered] = {}
+    for rollout in peer_rollouts(view):
+        text = texts[rollout.policy][rollout.row]
+        eligible = text is not None and not math.isnan(rollout.reward)
+        eligible = eligible and (rule.gate == "relative" or rollout.reward > rule.success_above)
+        key = rollout.policy, rollout.prompt_id
+        if eligible and (key not in best or rollout.reward > best[key][3]):
+            best[key] = [rollout.policy, rollout.index, view.round, rollout.reward, text, rollout.ended]
+    for (name, prompt_id), entry in best.items():
+        others = [other for other in memory.get(prompt_id, []) if other[0] != name]
+        memory[prompt_id] = sorted([*others, entry], key=lambda success: (success[0], success[2]))
+    return memory

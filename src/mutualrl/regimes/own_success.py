@@ -1,0 +1,60 @@
+"""`sgt` with `teacher: own`, a control: the text is the learner's own success within `memory` rounds after the gate
+opened, where the peer's would have been learnt at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from mutualrl.regimes.gating import Candidate, Encoded, GateRule, draw_candidate
+from mutualrl.regimes.round import RoundView
+
+
+def open_prompts(view: RoundView, memory: int) -> dict[str, int]:
+    """Return the prompts whose gate opened in the last `memory` rounds and that were not learnt since, with the
+    round."""
+    opened: Mapping[str, int] = view.state.get("open", {})
+    return {prompt_id: number for prompt_id, number in opened.items() if number >= view.round - memory}
+
+
+def own_successes(
+    view: RoundView, pending: Mapping[str, int], rule: GateRule, uses: Mapping[str, int]
+) -> list[tuple[str, Encoded]]:
+    """Return one own success for each pending prompt that has one and is below its maximum of uses."""
+    most = math.inf if rule.max_uses_per_prompt is None else rule.max_uses_per_prompt
+    pairs = []
+    for prompt_id in sorted(pending):
+        if uses.get(prompt_id, 0) >= most:
+            continue
+        encoded = _encoded(view, prompt_id, rule.success_above)
+        if encoded:
+            drawn = draw_candidate(
+                encoded,
+                rule,
+                run_seed=view.run_seed,
+                round_index=view.round,
+                prompt_id=prompt_id,
+                learner=view.learner,
+            )
+            pairs.append((prompt_id, drawn))
+    return pairs
+
+
+def _encoded(view: RoundView, prompt_id: str, above: float) -> list[Encoded]:
+    encoded = []
+    for rollout in view.rollouts:
+        own_success = rollout.reward > above and rollout.token_ids and not rollout.prefix
+        if rollout.prompt_id == prompt_id and own_success:
+            assert rollout.token_ids is not None
+            text = view.transfer.text_of(rollout.token_ids)
+            candidate = Candidate(view.learner, rollout.index, text, rollout.ended)
+            encoded.append(Encoded(candidate, tuple(rollout.token_ids)))
+    return encoded
+
+
+def still_open(
+    view: RoundView, pending: Mapping[str, int], opened: Sequence[str], learnt: Sequence[str]
+) -> dict[str, int]:
+    """Return the prompts that wait for an own success after this round."""
+    waiting = {prompt_id: number for prompt_id, number in pending.items() if prompt_id not in learnt}
+    return waiting | {prompt_id: view.round for prompt_id in opened if prompt_id not in learnt}

@@ -1,0 +1,272 @@
+"""`Regime`: a rule by which policies share experience, as a class whose fields are its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from mutualrl.records import PublishSchema
+from mutualrl.regimes.round import GuideView, Plan, Requests, RoundView, RowStatistics
+
+#: (key of the trainer's settings, problem)
+Problem = tuple[str, str]
+#: what a regime does to the learner's advantages; which may follow which: `channels.FOLLOWERS`
+Treatment = Literal["keeps", "adjusts", "sets", "builds the batch"]
+
+#: default reward above which a rollout is a success (paper, "Hyperparameters")
+SUCCESS_ABOVE = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """Number that a regime logs per round or optimizer step.
+
+    `panel`: title of its plot in reports; None: logged only. `role`: `gate_rate` (fraction of prompts whose gate
+    opened), `rescues` (rows learnt) or `action` (another number that is 0 while the regime changes nothing), by which
+    progress lines and reports find it in any regime.
+    """
+
+    key: str
+    unit: str
+    meaning: str
+    panel: str | None = None
+    role: Literal["gate_rate", "rescues", "action"] | None = None
+
+
+def setting(
+    default: object,
+    description: str,
+    *,
+    acts_with: Mapping[str, object] | None = None,
+    variants: Sequence[object] = (),
+    **constraints: float,
+) -> Any:  # as pydantic's Field
+    """Declare a setting of a regime.
+
+    `acts_with`: another setting and the value, or tuple of values, under which this one has an effect; by default it
+    always has one. `variants`: values that make an arm an ablation or a control, rather than the regime as published.
+    `constraints`: pydantic's, such as `ge`.
+    """
+    extra: Any = {"acts_with": dict(acts_with or {}), "variants": list(variants)}
+    options: dict[str, Any] = {"json_schema_extra": extra, **constraints}
+    return Field(default, description=description, **options)
+
+
+class Regime(BaseModel):
+    """Rule by which policies share experience. Its fields are its settings: keys under `regime:` in a recipe.
+
+    A subclass sets `name` and `summary`, and overrides `plan`, and `publishes` if peers read more than rewards. All
+    methods are pure: what a regime remembers is in `Plan.state`.
+
+    metrics: the numbers that it logs.
+    advantages: what it does to the learner's: "keeps" them, "adjusts" the view's (also those of a preceding regime),
+        "sets" its own from one reward per rollout, or "builds the batch", own and extra rows under advantages of their
+        own.
+    weighs_groups: whether its advantages include the weight of dropped groups, so that nothing may change them later.
+    shares: False for the baseline, which plans nothing.
+    reads_peers: whether a round waits for the peers (a pool of one is then rejected).
+    guides: whether `prefixes` gives upcoming rollouts a beginning.
+    level: the paper's level at which experience is shared. control: whether it is a control of another regime.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
+    name: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
+    metrics: ClassVar[tuple[Metric, ...]] = ()
+    advantages: ClassVar[Treatment] = "keeps"
+    weighs_groups: ClassVar[bool] = False
+    shares: ClassVar[bool] = True
+    reads_peers: ClassVar[bool] = True
+    guides: ClassVar[bool] = False
+    level: ClassVar[Literal["none", "data", "value", "outcome"]] = "none"
+    control: ClassVar[bool] = False
+
+    # ---- a round
+
+    def publishes(self) -> PublishSchema:
+        """Return the optional fields of a rollout that this policy reads from its peers."""
+        return PublishSchema()
+
+    def requests(self, view: RoundView) -> Requests:
+        """Return what the plan needs beyond the exchange's data. Called again with the results in `view.results`, until
+        it asks for nothing new."""
+        return Requests()
+
+    def plan(self, view: RoundView) -> Plan:
+        """Return additions to the learner's update."""
+        return Plan()
+
+    def prefixes(self, view: GuideView) -> list[tuple[int, ...]]:
+        """Return token ids with which each upcoming rollout begins, () for one without a prefix. They are masked from
+        the loss; `Rollout.prefix` is their number."""
+        return [()] * len(view.prompt_ids)
+
+    def row_metrics(self, statistics: RowStatistics) -> Mapping[str, float]:
+        """Return metrics of the extra rows of an optimizer step."""
+        return {}
+
+    # ---- what it needs of a run
+
+    def same_prompts(self) -> bool:
+        """Return whether all policies must see the same prompts in a round."""
+        return True
+
+    def late(self) -> bool:
+        """Return whether it can use a peer's round after its own round of that number (`exchange.staleness`).
+
+        It then plans again with that peer's rollouts, without the prompts that already gave nll rows, and the rows and
+        state of that plan are used."""
+        return False
+
+    def solution_column(self) -> str | None:
+        """Return the data column that it trains on; `solution` is the task's own, None for no column."""
+        return None
+
+    def problems(self, trainer: Mapping[str, Any]) -> Sequence[Problem]:
+        """Return (key, problem) of the trainer's settings with which it cannot run."""
+        return ()
+
+    # ---- read from the class
+
+    @classmethod
+    def moves_advantages(cls) -> bool:
+        """Return whether plans have advantages of their own, computed from one reward per rollout."""
+        return cls.advantages != "keeps"
+
+    @classmethod
+    def requests_anything(cls) -> bool:
+        """Return whether the class makes requests."""
+        return cls.requests is not Regime.requests
+
+    @classmethod
+    def acts_with(cls) -> dict[str, tuple[str, Any]]:
+        """Return, for each setting that has no effect under others, the other setting and the value or values under
+        which it has one."""
+        conditions: dict[str, tuple[str, Any]] = {}
+        for key, field in cls.model_fields.items():
+            extra = field.json_schema_extra
+            condition = extra.get("acts_with") if isinstance(extra, dict) else None
+            if isinstance(condition, dict) and condition:
+                conditions[key] = next(iter(condition.items()))
+        return conditions
+
+    @classmethod
+    def variants(cls) -> dict[str, tuple[Any, ...]]:
+        """Return, by setting, the values that make an arm an ablation or a control."""
+        values: dict[str, tuple[Any, ...]] = {}
+        for key, field in cls.model_fields.items():
+            extra = field.json_schema_extra
+            variants = extra.get("variants") if isinstance(extra, dict) else None
+            if isinstance(variants, list) and variants:
+                values[key] = tuple(variants)
+        return values
+
+    @classmethod
+    def metric(cls, role: str) -> str | None:
+        """Return the key of the metric with that role, if the regime logs one."""
+        return next((metric.key for metric in cls.metrics if metric.role == role), None)
+
+    # ---- settings, as words
+
+    def describe(self) -> str:
+        """Return the label of these settings in reports and cards."""
+        changed = changed_settings(self.model_dump(), type(self)().model_dump(), self.acts_with())
+        return f"{self.name} ({', '.join(changed)})" if changed else self.name
+
+    def ineffective_settings(self) -> list[Problem]:
+        """Return (key, problem) of the non-default settings that have no effect."""
+        values, defaults = flat(self.model_dump()), flat(type(self)().model_dump())
+        problems = []
+        for key, (other, value) in self.acts_with().items():
+            if values[key] != defaults[key] and not acts(key, values, self.acts_with()):
+                problem = f"found {values[key]!r}, which has no effect with regime.{other}: {values[other]}"
+                effective = " or ".join(map(str, value)) if isinstance(value, tuple | list) else value
+                problems.append((key, f"{problem} (only with {effective}); leave it out"))
+        return problems
+
+    def staleness_problem(self, staleness: int) -> str | None:
+        """Return why peers cannot lag by that many rounds, None if they can."""
+        if staleness == 0 or self.late():
+            return None
+        if not self.reads_peers:
+            return f"found {staleness}, but regime {self.name!r} does not wait for peers; leave it out"
+        return (
+            f"found {staleness}, but regime {self.describe()!r} needs the peers' rollouts within the round; "
+            "expected 0, or a regime that can use them late (see `mutualrl regimes show NAME`)"
+        )
+
+    @classmethod
+    def whitening_problem(cls, *, whiten: bool) -> list[str]:
+        """Return why advantages cannot be whitened over the round under this regime; empty if they can."""
+        if not whiten or not cls.weighs_groups:
+            return []
+        return [
+            f"found true, but regime {cls.name!r} sets the advantages of dropped groups to 0 and weighs the others by "
+            "their number, which whitening would undo; expected false"
+        ]
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return settings with nested keys written as `outer.inner`."""
+    values: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            values.update(flat(value, f"{prefix}{key}."))
+        else:
+            values[f"{prefix}{key}"] = value
+    return values
+
+
+def merged(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with some values replaced, nested ones key by key."""
+    result = dict(settings)
+    for key, value in own.items():
+        nested = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merged(result[key], value) if nested else value
+    return result
+
+
+def acts(key: str, values: Mapping[str, Any], acts_with: Mapping[str, tuple[str, Any]]) -> bool:
+    """Return whether a setting has an effect among the settings `values`."""
+    if key not in acts_with:
+        return True
+    other, value = acts_with[key]
+    return values.get(other) in value if isinstance(value, tuple | list) else bool(values.get(other) == value)
+
+
+def changed_settings(
+    given: Mapping[str, Any], defaults: Mapping[str, Any], acts_with: Mapping[str, tuple[str, Any]]
+) -> list[str]:
+    """Return `key=value` for every setting that is not the default and has an effect, sorted."""
+    flat_defaults, flat_given = flat(defaults), flat(given)
+    values = {**flat_defaults, **flat_given}
+    return [
+        f"{key}={values[key]}"
+        for key in sorted(map(str, flat_given))
+        if key in flat_defaults and values[key] != flat_defaults[key] and acts(key, values, acts_with)
+    ]
+
+
+def advantage_metrics(name: str, before: Sequence[float], after: Sequence[float]) -> dict[str, float]:
+    """Return how advantages were changed: `NAME/sign_flips`, the fraction of rollouts whose advantage changed
+    between strictly positive and strictly negative, and `NAME/advantage_change`, the mean absolute change."""
+    old, new = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
+    if not old.size:
+        return {}
+    return {
+        f"{name}/sign_flips": float((np.sign(old) * np.sign(new) < 0).mean()),
+        f"{name}/advantage_change": float(np.abs(new - old).mean()),
+    }
+
+
+def advantage_metric_table(name: str) -> tuple[Metric, ...]:
+    """Declare the two metrics of `advantage_metrics`."""
+    return (
+        Metric(f"{name}/sign_flips", "fraction", "own rollouts whose advantage changed sign"),
+        Metric(f"{name}/advantage_change", "advantage", "mean absolute change of the advantages", role="action"),
+    )
