@@ -12,6 +12,7 @@ import pytest
 from conftest import PATIENCE, REPOSITORY, Cli
 from runs import Run, stop_at, stopped
 
+ADVANTAGES = f"{REPOSITORY / 'examples' / 'own_advantages.py'}:Rare"
 REGIME = f"{REPOSITORY / 'examples' / 'own_regime.py'}:Shortest"
 TASK = f"{REPOSITORY / 'examples' / 'own_task.py'}:TASK"
 ARGUMENTS = (
@@ -205,7 +206,7 @@ def test_regimes_check_reports_the_error(tmp_path: Path, cli_here: Cli, plan: st
     assert any(INVALID_PLANS[plan] in f"{check['check']}: {check['found']}" for check in failed), report
 
 
-@pytest.mark.parametrize("name", ["grpo", "grpo-noise", "xgrpo", "prp", "sgt", REGIME])
+@pytest.mark.parametrize("name", ["grpo", "grpo-noise", "xgrpo", "prp", "sgt", REGIME, ADVANTAGES])
 def test_regimes_check_passes_for_shipped_regimes(cli_here: Cli, name: str) -> None:
     result = cli_here("regimes", "check", name, "--json")
     assert result.returncode == 0, result.stdout

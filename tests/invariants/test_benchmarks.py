@@ -68,6 +68,7 @@ SMOKE: dict[str, tuple[str, ...]] = {
     "ray_overhead": (),
     "regime_cost": (),
     "regimes": (),
+    "round": (),
     "sgt_vs_grpo": (),
     "smol": ("--model", "CHAT"),
     "smol_diagnostics": ("--models", "TWO", "--boolq", "BOOLQ"),

@@ -43,6 +43,10 @@ class TextTransfer:
         self.to_learner_ids = fit or (lambda text, ended: tuple(text.encode()))
         self.align = align or same_tokens
 
+    def encode(self, responses: Sequence[tuple[str, bool]]) -> list[Any]:
+        """Encode every response."""
+        return [self.to_learner_ids(text, ended) for text, ended in responses]
+
     def text_of(self, ids: Sequence[int]) -> str:
         """Decode the ids as bytes."""
         return bytes(ids).decode()

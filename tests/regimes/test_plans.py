@@ -11,10 +11,27 @@ import numpy as np
 import pytest
 import torch
 
+from mutualrl.diagnostics.regime_check import with_results
 from mutualrl.errors import RegimeError
 from mutualrl.records import PublishSchema, Rollout
-from mutualrl.regimes import PPO, Band, ExtraRow, Plan, RowSource, UpperBound, check_plan, plain_state
+from mutualrl.regimes import (
+    PPO,
+    Band,
+    ExtraRow,
+    Plan,
+    Regime,
+    Requests,
+    RoundView,
+    RowSource,
+    UpperBound,
+    check_plan,
+    plain_state,
+)
 from mutualrl.regimes.losses import bounded_loss, nll_loss, row_nll, upper_bound_loss
+from mutualrl.regimes.prp import PRP
+from mutualrl.regimes.sgt import SGT
+from mutualrl.regimes.xgrpo import XGRPO
+from mutualrl.tasks import TaskSource, get_task
 from mutualrl.training.state import pack, unpack
 from regime_views import view
 
@@ -131,3 +148,34 @@ def test_nll_loss_applies_row_weights_and_sum_reduces_over_tokens() -> None:
     assert row_nll(logps, mask, reduce="sum").tolist() == [4.0, 4.0]
     weights = torch.tensor([0.5, 0.25])
     assert nll_loss(row_nll(logps, mask), weight=weights, count=2, ranks=1).item() == pytest.approx((1.0 + 1.0) / 2)
+
+
+class TwoPhases(Regime):
+    """Asks for a passage's NLL, and only then for the reward of a response, by what the NLL was."""
+
+    name = "two-phases"
+
+    def requests(self, view: RoundView) -> Requests:
+        passage = (view.prompt_ids[0], (1, 2))
+        if passage not in view.results.nll:
+            return Requests(nll=(passage,))
+        low = view.results.nll[passage] < 100
+        return Requests(nll=(passage,), rewards=((view.prompt_ids[0], "low" if low else "high", True),))
+
+
+def test_requests_are_repeated_until_nothing_new_is_asked() -> None:
+    prompt_id = next(iter(get_task("arithmetic").read("train", TaskSource()).prompts)).id
+    round_view = view([(prompt_id, 1.0)])
+    assert not any(Regime().requests(round_view))
+    results = with_results(TwoPhases(), round_view).results
+    assert list(results.nll) == [(prompt_id, (1, 2))]
+    assert list(results.rewards) == [(prompt_id, "low", True)]
+    assert not any(TwoPhases().requests(replace(round_view, results=results)).without(results))
+
+
+def test_settings_of_a_class_declare_when_they_act_and_what_is_a_variant() -> None:
+    assert SGT.acts_with()["margin"] == ("gate", "relative")
+    assert SGT.variants() == {"teacher": ("gold", "own")}
+    assert set(SGT.acts_with()) < set(SGT.model_fields)
+    assert [regime.advantages for regime in (SGT, XGRPO, PRP)] == ["keeps", "adjusts", "builds the batch"]
+    assert [regime.moves_advantages() for regime in (SGT, XGRPO, PRP)] == [False, True, True]

@@ -79,7 +79,9 @@ def test_prompts_are_gated_and_counted() -> None:
         requested.append(prompt)
         return [Candidate("bob", 0, "long" if prompt == "p4" else "ok", True)]
 
-    got = gated_prompts(own, peers, successes, lambda c: None if c.text == "long" else (1, 2), DEFAULT, uses={})
+    got = gated_prompts(
+        own, peers, successes, lambda cs: [None if c.text == "long" else (1, 2) for c in cs], DEFAULT, uses={}
+    )
     assert requested == ["p1", "p4"]  # texts are fetched only for gated prompts
     ((prompt_id, (candidate,)),) = got.encoded
     assert (prompt_id, candidate.candidate.policy, candidate.ids) == ("p1", "bob", (1, 2))
@@ -90,7 +92,9 @@ def test_prompt_at_its_use_cap_is_skipped() -> None:
     rule = GateRule(max_uses_per_prompt=2)
     success = [Candidate("b", 0, "t", True)]
     for used, pairs in ((1, 1), (2, 0)):
-        got = gated_prompts({"p": [0.0]}, {"p": [1.0]}, lambda _: success, lambda c: (1,), rule, uses={"p": used})
+        got = gated_prompts(
+            {"p": [0.0]}, {"p": [1.0]}, lambda _: success, lambda cs: [(1,)] * len(cs), rule, uses={"p": used}
+        )
         assert len(got.encoded) == pairs
         assert got.spent == 1 - pairs
 

@@ -48,7 +48,7 @@ def test_pieces_are_ordered_by_seed_with_distillations_after_their_sources(tmp_p
         *("distill", "/out/pieces/tiny/grpo-3", "--beside", "/out/pieces/tiny/sgt-gold-3", "--seed", "3"),
         *("--set", "learning_rate=0.0005", "--out", "/out/pieces/tiny/distilled-3"),
     ]
-    assert sweep.recipe(sweep.pieces[2]).spec.name == "grpo"
+    assert sweep.recipe(sweep.pieces[2]).regime_class.name == "grpo"
     plan = planned(sweep, tmp_path / "out", None)
     assert (len(plan.missing), plan.seconds, plan.minutes) == (12, {}, None)
     assert plan.bytes is not None

@@ -330,7 +330,7 @@ def test_texts_that_any_policy_of_the_pool_reads_are_published(tmp_path: Path) -
 
     shared = sharing(tmp_path / "x", "sgt", success_above=0.9)
     assert not shared.publishes_text(0.6)
-    pool = [shared.settings, SGT(success_above=0.5)]
+    pool = [shared.regime, SGT(success_above=0.5)]
     shared.schema = publish_schema(pool)
     assert shared.publishes_text(0.6)
 

@@ -44,4 +44,4 @@ def significant(value: float | None) -> str:
 def percent(fraction: float) -> str:
     """Return a fraction in percent: with four decimals, below 1 % with four significant digits (0.0109, 99.9876)."""
     value = 100 * fraction
-    return significant(value) if abs(value) < 1 else f"{value:.4f}"
+    return f"{value:.4f}" if abs(value) >= 1 else significant(value)

@@ -120,7 +120,7 @@ def gated_prompts(
     own: Mapping[str, Sequence[float]],
     peer_rewards: Mapping[str, Sequence[float]],
     successes: Callable[[str], Sequence[Candidate]],
-    encode: Callable[[Candidate], tuple[int, ...] | None],
+    encode: Callable[[Sequence[Candidate]], Sequence[tuple[int, ...] | None]],
     rule: GateRule,
     *,
     uses: Mapping[str, int],
@@ -128,13 +128,13 @@ def gated_prompts(
     """Gate every prompt of a round and encode the successes on each gated one in the learner's vocabulary.
 
     `own` and `peer_rewards` map a prompt id to its rewards (the learner's group; all peers' rollouts together).
-    `successes(prompt_id)` returns the successes, called for gated prompts only; `encode` returns one as the learner's
-    ids, or None if it is too long or cannot be encoded (removed before the draw). `uses` counts the pairs of each
-    prompt so far; a prompt at its maximum is skipped.
+    `successes(prompt_id)` returns the successes, called for gated prompts only; `encode` returns all of them as the
+    learner's ids, None for one that is too long or cannot be encoded (removed before the draw). `uses` counts the pairs
+    of each prompt so far; a prompt at its maximum is skipped.
     """
-    encoded_prompts: list[tuple[str, tuple[Encoded, ...]]] = []
+    candidates: list[tuple[str, Candidate]] = []
     opened: list[str] = []
-    unencodable = spent = 0
+    spent = 0
     for prompt_id in sorted(own):
         if not gate(own[prompt_id], peer_rewards.get(prompt_id, ()), rule):
             continue
@@ -142,12 +142,16 @@ def gated_prompts(
         if rule.max_uses_per_prompt is not None and uses.get(prompt_id, 0) >= rule.max_uses_per_prompt:
             spent += 1
             continue
-        candidates = successes(prompt_id)
-        encoded = tuple(Encoded(c, ids) for c in candidates if (ids := encode(c)))
-        unencodable += len(candidates) - len(encoded)
-        if encoded:
-            encoded_prompts.append((prompt_id, encoded))
-    return Gated(len(own), tuple(opened), unencodable, spent, tuple(encoded_prompts))
+        candidates += [(prompt_id, candidate) for candidate in successes(prompt_id)]
+    by_prompt: dict[str, list[Encoded]] = {}
+    unencodable = 0
+    for (prompt_id, candidate), ids in zip(candidates, encode([c for _, c in candidates]), strict=True):
+        if ids:
+            by_prompt.setdefault(prompt_id, []).append(Encoded(candidate, ids))
+        else:
+            unencodable += 1
+    encoded = tuple((prompt_id, tuple(each)) for prompt_id, each in by_prompt.items())
+    return Gated(len(own), tuple(opened), unencodable, spent, encoded)
 
 
 # ---- successes of this round and of earlier ones

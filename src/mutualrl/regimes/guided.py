@@ -122,8 +122,8 @@ class Guided(Regime):
         def successes(prompt_id: str) -> list[Candidate]:
             return available.candidates(prompt_id, self.success_above)
 
-        def encode(candidate: Candidate) -> tuple[int, ...] | None:
-            return view.transfer.to_learner_ids(candidate.text, candidate.ended)
+        def encode(candidates: Sequence[Candidate]) -> list[tuple[int, ...] | None]:
+            return view.transfer.encode([(candidate.text, candidate.ended) for candidate in candidates])
 
         return gated_prompts(rewards, available.rewards, successes, encode, self.rule, uses={})
 

@@ -28,7 +28,7 @@ from pydantic import model_validator
 
 from mutualrl.records import PublishSchema
 from mutualrl.regimes.advantages import Floats, group_by_prompt, standard_deviation, success_rate, ungroup
-from mutualrl.regimes.peers import peer_rollouts
+from mutualrl.regimes.peers import encoded, peer_rollouts
 from mutualrl.regimes.regime import Metric, Problem, Regime, setting
 from mutualrl.regimes.round import ExtraRow, Plan, RoundView, RowSource, RowStatistics, Stepwise
 
@@ -199,9 +199,9 @@ def peer_rows(
     bound = Stepwise(settings.clip_low, settings.clip_step, settings.alpha, settings.max_log_ratio)
     by_prompt: dict[str, list[tuple[ExtraRow, float]]] = {}
     unencodable = 0
-    for rollout in peer_rollouts(view, "text", "logprobs", regime=settings.name):
-        assert rollout.text is not None and rollout.logprobs is not None
-        ids = view.transfer.to_learner_ids(rollout.text, rollout.ended)
+    rollouts = list(peer_rollouts(view, "text", "logprobs", regime=settings.name))
+    for rollout, ids in zip(rollouts, encoded(view, rollouts), strict=True):
+        assert rollout.logprobs is not None
         if ids is None or not len(rollout.logprobs) or not np.isfinite(rollout.logprobs).all():
             unencodable += 1
             continue

@@ -50,3 +50,8 @@ def peer_rollouts(view: RoundView, *fields: str, regime: str = "") -> Iterator[P
                 )
             given = dict(zip(fields, values, strict=True))
             yield PeerRollout(name, row, prompt_id, index, reward, ended, **given)
+
+
+def encoded(view: RoundView, rollouts: Sequence[PeerRollout]) -> list[tuple[int, ...] | None]:
+    """Return the learner's ids of the rollouts' texts, in one batch; None for one that it cannot encode or use."""
+    return view.transfer.encode([(rollout.text or "", rollout.ended) for rollout in rollouts])

@@ -16,7 +16,7 @@ import numpy as np
 
 from mutualrl.records import PublishSchema
 from mutualrl.regimes.advantages import Floats, group_by_prompt, pool_advantages, standard_deviation, ungroup
-from mutualrl.regimes.peers import PeerRollout, peer_rollouts
+from mutualrl.regimes.peers import PeerRollout, encoded, peer_rollouts
 from mutualrl.regimes.regime import Metric, Problem, Regime, setting
 from mutualrl.regimes.round import (
     PPO,
@@ -181,12 +181,13 @@ def peer_rows(view: RoundView, settings: PRP) -> tuple[list[Graded], int, list[R
     residuals: list[Residual] = []
     unencodable = 0
     fields = ("text", "token_ids", "logprobs") if settings.denominator == "peer" else ("text",)
-    for rollout in peer_rollouts(view, *fields, regime=settings.name):
-        encoded = _learner_row(view, settings, rollout)
-        if encoded is None:
+    rollouts = list(peer_rollouts(view, *fields, regime=settings.name))
+    for rollout, ids in zip(rollouts, encoded(view, rollouts), strict=True):
+        aligned = None if ids is None else _learner_row(view, settings, rollout, ids)
+        if aligned is None:
             unencodable += 1
             continue
-        row, residual = encoded
+        row, residual = aligned
         graded.append((row, rollout.reward))
         if residual is not None:
             residuals.append(residual)
@@ -194,16 +195,14 @@ def peer_rows(view: RoundView, settings: PRP) -> tuple[list[Graded], int, list[R
     return graded, unencodable, residuals
 
 
-def _learner_row(view: RoundView, settings: PRP, rollout: PeerRollout) -> tuple[ExtraRow, Residual | None] | None:
-    """Return a peer's rollout on the learner's tokens, without its advantage, and the residual of its alignment, if
-    there is one; None if the learner cannot use it."""
-    assert rollout.text is not None
-    ids = view.transfer.to_learner_ids(rollout.text, rollout.ended)
-    if ids is None:
-        return None
+def _learner_row(
+    view: RoundView, settings: PRP, rollout: PeerRollout, ids: tuple[int, ...]
+) -> tuple[ExtraRow, Residual | None] | None:
+    """Return a peer's rollout on the learner's tokens `ids`, without its advantage, and the residual of its alignment,
+    if there is one; None for a trace with a token that was not scored."""
     logprobs, covered, residual = None, np.ones(len(ids), dtype=np.bool_), None
     if settings.denominator == "peer":
-        assert rollout.token_ids is not None and rollout.logprobs is not None
+        assert rollout.text is not None and rollout.token_ids is not None and rollout.logprobs is not None
         if np.isnan(rollout.logprobs).any():  # a token that the engine could not score
             return None
         trace = Trace(rollout.policy, rollout.text, rollout.ended, rollout.token_ids, rollout.logprobs)

@@ -60,8 +60,12 @@ class Trace(NamedTuple):
 class Transfer(Protocol):
     """Tokenizer Heterogeneity Layer for one learner: texts and traces of peers on the learner's tokens."""
 
+    def encode(self, responses: Sequence[tuple[str, bool]]) -> list[tuple[int, ...] | None]:
+        """Return the learner's ids of every (text, ended); None where it is too long, empty or not encoded exactly."""
+        ...
+
     def to_learner_ids(self, text: str, ended: bool) -> tuple[int, ...] | None:
-        """Return the learner's ids of a text; None when it is too long, empty or not encoded exactly."""
+        """Return the learner's ids of one response, as `encode` does."""
         ...
 
     def align(self, trace: Trace, ids: Sequence[int], anchor: str) -> Aligned:
@@ -75,6 +79,10 @@ class Transfer(Protocol):
 
 class UnavailableTransfer:
     """Transfer for a view whose regime reads no text."""
+
+    def encode(self, responses: Sequence[tuple[str, bool]]) -> list[tuple[int, ...] | None]:
+        """Raise UsageError: there is no tokenizer."""
+        raise UsageError("this round has no tokenizer: give RoundView a `transfer`")
 
     def to_learner_ids(self, text: str, ended: bool) -> tuple[int, ...] | None:
         """Raise UsageError: there is no tokenizer."""

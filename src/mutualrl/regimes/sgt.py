@@ -177,8 +177,8 @@ class SGT(Regime):
                 return [] if text is None else [Candidate(GOLD, 0, text, ended=True)]
             return available.candidates(prompt_id, reward_to_exceed(own_groups[prompt_id], self.rule))
 
-        def encode(candidate: Candidate) -> tuple[int, ...] | None:
-            return view.transfer.to_learner_ids(candidate.text, candidate.ended)
+        def encode(candidates: Sequence[Candidate]) -> list[tuple[int, ...] | None]:
+            return view.transfer.encode([(candidate.text, candidate.ended) for candidate in candidates])
 
         uses: Mapping[str, int] = view.state.get("uses", {})
         return gated_prompts(own_groups, available.rewards, successes, encode, self.rule, uses=uses)

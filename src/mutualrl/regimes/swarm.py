@@ -21,7 +21,7 @@ from pydantic import model_validator
 
 from mutualrl.records import PublishSchema, Rollout
 from mutualrl.regimes.advantages import group_by_prompt, pool_advantages, standard_deviation
-from mutualrl.regimes.peers import PeerRollout, peer_rollouts
+from mutualrl.regimes.peers import PeerRollout, encoded, peer_rollouts
 from mutualrl.regimes.regime import Metric, Problem, Regime, setting
 from mutualrl.regimes.round import PPO, ExtraRow, Plan, Requests, Response, RoundView, RowSource, Trace
 from mutualrl.seeds import seeded
@@ -101,8 +101,9 @@ class Swarm(Regime):
                 "time or randomness? (regime.verify: false uses the peers' rewards)",
                 *(view.round, varied),
             )
-        encoded = [each for group in groups if (each := group_rows(view, self, group)) is not None]
-        drawn = draw(view, "external", encoded, len(kept) if self.external is None else self.external)
+        encoded(view, [member for group in groups for member in group.members])  # in one batch
+        usable = [each for group in groups if (each := group_rows(view, self, group)) is not None]
+        drawn = draw(view, "external", usable, len(kept) if self.external is None else self.external)
         rows = normalized(view, drawn)
         kept_prompts = set(kept)
         factor = kept_factor(view, kept_prompts, rows)
@@ -117,7 +118,7 @@ class Swarm(Regime):
                 "swarm/local": float(len(kept)),
                 "swarm/external": float(len(drawn)),
                 "swarm/denied": float(varied - len(groups)),
-                "swarm/unencodable": float(len(groups) - len(encoded)),
+                "swarm/unencodable": float(len(groups) - len(usable)),
                 "swarm/rows": float(len(rows)),
                 "swarm/extra_tokens": float(sum(len(row.token_ids) for row in rows)),
                 "swarm/other_prompts": float(len({row.prompt_id for row in rows} - set(own))),
@@ -215,14 +216,12 @@ def draw(view: RoundView, label: str, items: Sequence[T], count: int | None) -> 
 def group_rows(view: RoundView, settings: Swarm, group: Group) -> list[tuple[ExtraRow, float]] | None:
     """Return a group on the learner's tokens, with its rewards; None if the learner cannot use a member."""
     rows = []
-    for member in group.members:
-        assert member.text is not None
-        ids = view.transfer.to_learner_ids(member.text, member.ended)
+    for member, ids in zip(group.members, encoded(view, group.members), strict=True):
         if ids is None:
             return None
         logprobs, mask = None, np.ones(len(ids), dtype=np.bool_)
         if settings.denominator == "peer":
-            assert member.token_ids is not None and member.logprobs is not None
+            assert member.text is not None and member.token_ids is not None and member.logprobs is not None
             if np.isnan(member.logprobs).any():
                 return None
             trace = Trace(group.policy, member.text, member.ended, member.token_ids, member.logprobs)

@@ -4,7 +4,15 @@ from mutualrl.thl.align import ANCHORS, BOUND, DEFAULT_ANCHOR, Alignment, Alignm
 from mutualrl.thl.batch import AlignedBatch, align_batch
 from mutualrl.thl.bounds import clipped_bias_bound, ratio_envelope, residual_bound, second_moment_bound
 from mutualrl.thl.offsets import token_offsets
-from mutualrl.thl.text import Retokenized, decode_completion, end_token, ended, last_tokens, retokenize
+from mutualrl.thl.text import (
+    Retokenized,
+    decode_completion,
+    end_token,
+    ended,
+    last_tokens,
+    retokenize,
+    retokenize_batch,
+)
 from mutualrl.thl.words import has_cjk, word_spans
 
 __all__ = [
@@ -27,6 +35,7 @@ __all__ = [
     "ratio_envelope",
     "residual_bound",
     "retokenize",
+    "retokenize_batch",
     "second_moment_bound",
     "token_offsets",
     "word_spans",

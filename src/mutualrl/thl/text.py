@@ -133,8 +133,38 @@ def retokenize(
 
     Raises TextMismatchError for a lone surrogate, TokenizerError when `ended` and there is no such token.
     """
-    utf8(text)
-    ids, exact = encode_in_context(text, tokenizer)
+    (result,) = retokenize_batch([text], tokenizer, max_length, ended=[ended], end_token_id=end_token_id)
+    return result
+
+
+def retokenize_batch(
+    texts: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int | None = None,
+    *,
+    ended: Sequence[bool],
+    end_token_id: int | None = None,
+) -> list[Retokenized]:
+    """Return what `retokenize` does of each text, with one call of the tokenizer for most texts."""
+    for text in texts:
+        utf8(text)
+    results = []
+    for text, ids, done in zip(texts, _encode_batch(texts, tokenizer), ended, strict=True):
+        results.append(_retokenized(text, ids, tokenizer, max_length, ended=done, end_token_id=end_token_id))
+    return results
+
+
+def _retokenized(
+    text: str,
+    encoded: list[int],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int | None,
+    *,
+    ended: bool,
+    end_token_id: int | None,
+) -> Retokenized:
+    """Return the text in the learner's vocabulary; `encoded`: its ids without context."""
+    ids, exact = _in_context(text, encoded, tokenizer)
     retokenized = text if exact else decode_completion(ids, tokenizer)
     unknown = 0 if exact or tokenizer.unk_token_id is None else ids.count(tokenizer.unk_token_id)
     if ended:
@@ -158,7 +188,11 @@ def encode_in_context(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[li
     A tokenizer that prepends a space to every text (SentencePiece) gets the text after an anchor. For one that has its
     control tokens among its pieces (Unigram), a text that spells one is split in two.
     """
-    ids = _encode(text, tokenizer)
+    return _in_context(text, _encode(text, tokenizer), tokenizer)
+
+
+def _in_context(text: str, ids: list[int], tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], bool]:
+    """Return what `encode_in_context` does; `ids`: the text's without context."""
     if _is_exact(ids, text, tokenizer):
         return ids, True
     candidates = list(_encode_after_anchors(text, tokenizer))
@@ -212,18 +246,20 @@ def _anchor(tokenizer: PreTrainedTokenizerBase, anchor: str) -> tuple[tuple[int,
 
 def _encode(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return ids of `text`, without special tokens; control tokens spelled in it are split like any text."""
+    return _encode_batch([text], tokenizer)[0]
+
+
+def _encode_batch(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """Return ids of every text, as `_encode` does; one call of the tokenizer, which may use several cores."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    ids: list[int]
     if backend is None or backend.truncation is not None or backend.padding is not None:
-        ids = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-        return ids
+        return [tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True) for text in texts]
     # The same without character offsets, which are unused here and cost a third of the time.
     before, backend.encode_special_tokens = backend.encode_special_tokens, True
     try:
-        ids = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return [encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
     finally:
         backend.encode_special_tokens = before
-    return ids
 
 
 def _decode(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:

@@ -256,7 +256,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         """End the texts that the policy learns as it ends its own: count the end tokens of its rollouts."""
         sharing.end_tokens.update(last_tokens((rollout.token_ids, rollout.ended) for rollout in rollouts))
         end = end_token(tokenizer_of(self), self.eos_token_ids, sharing.end_tokens)
-        self.transfer = replace(self.transfer, end_token_id=end)
+        self.transfer = replace(self.transfer, end_token_id=end, encoded={})
 
     def _plan(self, sharing: Sharing, shared: SharedRound) -> Plan:
         """Return the regime's plan for this round, or for an earlier one that peers have since published."""

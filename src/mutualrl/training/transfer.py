@@ -12,7 +12,7 @@ import numpy as np
 from mutualrl.errors import UsageError
 from mutualrl.regimes import Trace
 from mutualrl.regimes.round import Aligned
-from mutualrl.thl import Anchor, align_logprobs, decode_completion, retokenize
+from mutualrl.thl import Anchor, Retokenized, align_logprobs, decode_completion, retokenize_batch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,7 +25,7 @@ class TokenTransfer:
     `max_length`: limit on a peer's text in the learner's tokens; None: no limit. `peers`: their tokenizers by name, for
     regimes that align traces. `end_token_id`: the token that ends the learner's own completions; None: its tokenizer's
     end-of-sequence token. `refused`: numbers of texts that were `too_long`, or that the tokenizer `changed`, since it
-    was last cleared.
+    was last cleared. `encoded`: the round's texts so far: a regime's requests and its plan ask for the same ones.
     """
 
     learner: PreTrainedTokenizerBase
@@ -33,17 +33,31 @@ class TokenTransfer:
     peers: Mapping[str, PreTrainedTokenizerBase] = field(default_factory=dict)
     end_token_id: int | None = None
     refused: Counter[str] = field(default_factory=Counter)
+    encoded: dict[tuple[str, bool], Retokenized] = field(default_factory=dict)
 
-    def to_learner_ids(self, text: str, ended: bool) -> tuple[int, ...] | None:
-        """Return the learner's ids of a text; None if it is too long, empty or not encoded exactly."""
-        encoded = retokenize(
-            text, self.learner, ended=ended, max_length=self.max_length, end_token_id=self.end_token_id
+    def encode(self, responses: Sequence[tuple[str, bool]]) -> list[tuple[int, ...] | None]:
+        """Return the learner's ids of every response; None if it is too long, empty or not encoded exactly."""
+        new = list(dict.fromkeys(response for response in responses if response not in self.encoded))
+        ids = retokenize_batch(
+            [text for text, _ in new],
+            self.learner,
+            self.max_length,
+            ended=[ended for _, ended in new],
+            end_token_id=self.end_token_id,
         )
+        self.encoded.update(zip(new, ids, strict=True))
+        return [self._usable(self.encoded[response]) for response in responses]
+
+    def _usable(self, encoded: Retokenized) -> tuple[int, ...] | None:
         if not encoded.exact:
             self.refused["changed"] += 1
         elif not encoded.fits:
             self.refused["too_long"] += 1
         return encoded.ids if encoded.exact and encoded.fits and encoded.ids else None
+
+    def to_learner_ids(self, text: str, ended: bool) -> tuple[int, ...] | None:
+        """Return the learner's ids of one response, as `encode` does."""
+        return self.encode([(text, ended)])[0]
 
     def align(self, trace: Trace, ids: Sequence[int], anchor: str) -> Aligned:
         """Align a peer's trace to the tokens of `to_learner_ids`.

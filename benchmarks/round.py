@@ -1,0 +1,218 @@
+"""A round at the paper's size: publishing, reading and planning it, beside one batched encoding of the peer's texts.
+
+    python benchmarks/round.py     # five minutes on two cores
+
+Rounds of 128, 256 and 1,024 prompts x 5 rollouts of about 1,000 tokens, made from MATH solutions with the tokenizers of
+Qwen3 (the peer) and Llama 3 (the learner) in ../shared/data; where these are absent, the tiny ones and arithmetic. The
+gate of SGT is open on 15 % of the prompts. Each plan runs in a process of its own; its time is divided into encoding,
+aligning and the rest, and compared with one call of the learner's tokenizer on all of the peer's texts (medians of
+three). Memory is the peak of the process above what it was when the peer's round had been read, beside the decoded
+Arrow bytes of that round. Writes benchmarks/results/round.{json,md}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import harness
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+PROMPTS, ROLLOUTS, TOKENS, OPEN = (128, 256, 1024), 5, 1000, 0.15
+REGIMES = ("prp", "sgt", "xgrpo")
+
+
+def tokenizers() -> tuple[Any, Any]:
+    """Return the peer's and the learner's tokenizer."""
+    from mutualrl.engines.transformers_engine import load_tokenizer
+    from mutualrl.tiny import path_of
+
+    if (DATA / "tokenizers").is_dir():
+        return load_tokenizer(str(DATA / "tokenizers" / "qwen3")), load_tokenizer(str(DATA / "tokenizers" / "llama3"))
+    return load_tokenizer(str(path_of("ada"))), load_tokenizer(str(path_of("bob")))
+
+
+def texts_of(source: Any, count: int, tokens: int) -> list[tuple[str, list[int]]]:
+    """Return responses of about `tokens` tokens, and the peer's ids: stretches of all solutions, one after another."""
+    path = DATA / "math" / "math500.jsonl"
+    solutions = ["12 + 30 = 42. "] * 200
+    if path.is_file():
+        solutions = [json.loads(line)["solution"] for line in path.read_text("utf-8").splitlines()]
+    rng = np.random.default_rng(0)
+    responses = []
+    while len(responses) < count:
+        text = "\n\n".join(solutions[i] for i in rng.integers(len(solutions), size=12))
+        ids = source.encode(text, add_special_tokens=False)[:tokens]
+        text = source.decode(ids)
+        if source.encode(text, add_special_tokens=False) == ids:
+            responses.append((text, ids))
+    return responses
+
+
+def publish(root: Path, prompts: int, tokens: int) -> float:
+    """Publish the peer's round; return the seconds."""
+    from mutualrl.records import Rollout
+    from mutualrl.see import Exchange
+
+    source, _ = tokenizers()
+    rng = np.random.default_rng(1)
+    rows = []
+    for number, (text, ids) in enumerate(texts_of(source, prompts * ROLLOUTS, tokens)):
+        prompt, index = divmod(number, ROLLOUTS)
+        trace = tuple((-rng.exponential(0.4, len(ids) + 1)).astype("float32").tolist())
+        rows.append(
+            Rollout(
+                f"p{prompt}",
+                index,
+                float(index == 0),
+                ended=True,
+                length=len(ids) + 1,
+                text=text,
+                token_ids=(*ids, source.eos_token_id),
+                logprobs=trace,
+            )
+        )
+    began = time.perf_counter()
+    Exchange(root, "peer", "bench").publish(0, rows, 0)
+    return time.perf_counter() - began
+
+
+class Timed:
+    """Transfer that counts the seconds of its two parts."""
+
+    def __init__(self, transfer: Any) -> None:
+        self._transfer = transfer
+        self.seconds = {"encode": 0.0, "align": 0.0}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transfer, name)
+
+    def _timed(self, part: str, work: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        result = work()
+        self.seconds[part] += time.perf_counter() - began
+        return result
+
+    def encode(self, responses: Any) -> Any:
+        """Encode, timed."""
+        return self._timed("encode", lambda: self._transfer.encode(responses))
+
+    def align(self, trace: Any, ids: Any, anchor: str) -> Any:
+        """Align, timed."""
+        return self._timed("align", lambda: self._transfer.align(trace, ids, anchor))
+
+
+def planned(root: Path, regime_name: str, prompts: int) -> dict[str, float]:
+    """Read and plan a round; return seconds, megabytes and rows. Runs in a process of its own."""
+    from mutualrl.records import Rollout
+    from mutualrl.regimes import RoundView, get_regime
+    from mutualrl.see import Exchange
+    from mutualrl.thl.table import table_of
+    from mutualrl.training.transfer import TokenTransfer
+
+    source, learner = tokenizers()
+    table_of(source), table_of(learner)  # made once per run
+    learner.encode("warm")
+    regime = get_regime(regime_name)()
+    own = []
+    for prompt in range(prompts):
+        solved = prompt >= OPEN * prompts
+        own += [Rollout(f"p{prompt}", i, float(solved and i < 2), True, TOKENS, 0.0) for i in range(ROLLOUTS)]
+    began = time.perf_counter()
+    shard = Exchange(root, "learner", "bench").read("peer", 0)
+    assert shard is not None
+    decoded = shard.table().nbytes
+    read = time.perf_counter() - began
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    transfer = Timed(TokenTransfer(learner, peers={"peer": source}))
+    view = RoundView(0, "learner", 0, own, {"peer": shard}, transfer)
+    began = time.perf_counter()
+    plan = regime.plan(view)
+    total = time.perf_counter() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    texts = shard.column("y_text")
+    baseline = []
+    for _ in range(3):
+        began = time.perf_counter()
+        learner.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        baseline.append(time.perf_counter() - began)
+    return {
+        "read": read,
+        "plan": total,
+        **transfer.seconds,
+        "rest": total - sum(transfer.seconds.values()),
+        "batched_encoding": statistics.median(baseline),
+        "megabytes_above": peak / 1e3,
+        "megabytes_decoded": decoded / 1e6,
+        "rows": len(plan.rows),
+    }
+
+
+def measure(sizes: tuple[int, ...], regimes: tuple[str, ...], tokens: int, repeats: int) -> list[dict[str, Any]]:
+    """Return a row per size and regime, as medians over the repeats."""
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="round-") as directory:
+        for prompts in sizes:
+            root = Path(directory) / str(prompts)
+            published = publish(root, prompts, tokens)
+            for regime in regimes:
+                command = [sys.executable, __file__, "--plan", str(root), regime, str(prompts)]
+                runs = [
+                    json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+                    for _ in range(repeats)
+                ]
+                medians = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+                row = {"prompts": prompts, "regime": regime, "publish": published, **medians}
+                row["encodings"] = row["plan"] / row["batched_encoding"]
+                row["of_decoded"] = row["megabytes_above"] / row["megabytes_decoded"]
+                print(json.dumps(row), file=sys.stderr, flush=True)
+                rows.append(row)
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the table, and the growth from the smallest round to the largest."""
+    lines = [
+        "| prompts | regime | publish, s | read, s | plan, s | encode | align | rest | one batched encoding, s | plan "
+        "in encodings | memory above the round, MB | in decoded bytes |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        times = [f"{row[key]:.2f}" for key in ("publish", "read", "plan", "encode", "align", "rest")]
+        cells = [str(row["prompts"]), row["regime"], *times, f"{row['batched_encoding']:.2f}"]
+        cells += [f"{row['encodings']:.2f}", f"{row['megabytes_above']:.0f}", f"{row['of_decoded']:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    first, last = (next(r for r in part if r["regime"] == "prp") for part in (rows, rows[::-1]))
+    growth = last["plan"] / first["plan"]
+    lines += [
+        "",
+        f"Planning {last['prompts']} prompts under prp takes {growth:.1f} times as long as {first['prompts']}.",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, write, print."""
+    if sys.argv[1:2] == ["--plan"]:
+        root, regime, prompts = sys.argv[2:]
+        print(json.dumps(planned(Path(root), regime, int(prompts))))
+        return
+    args = harness.parse(harness.options(__doc__))
+    rows = measure((4,), ("prp",), 50, 1) if args.smoke else measure(PROMPTS, REGIMES, TOKENS, 3)
+    content = {"command": "python benchmarks/round.py", "cores": os.cpu_count(), "rows": rows}
+    harness.write(args.out, "round", content, table(rows))
+
+
+if __name__ == "__main__":
+    main()
