@@ -26,6 +26,11 @@ class Peer:
         index = ("prompt_id", "reward", "y_text", "token_ids", "logprobs", "ended").index(name)
         return [row[index] for row in self.rows]
 
+    def arrays(self, name: str) -> list[Any]:
+        """Return a list column as one array per row."""
+        kind = np.float64 if name == "logprobs" else np.int64
+        return [None if value is None else np.array(value, dtype=kind) for value in self.column(name)]
+
     def texts(self, rows: Sequence[int]) -> list[str | None]:
         """Return the texts of the rows."""
         return [self.rows[i][2] for i in rows]

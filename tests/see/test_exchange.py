@@ -341,3 +341,14 @@ def test_heartbeat_repeats_until_stopped(tmp_path: Path) -> None:
     assert (state["policy"], state["phase"]) == ("bob", "finished")
     time.sleep(0.05)
     assert json.loads(path.read_text()) == state
+
+
+def test_arrays_are_the_lists_of_a_column(tmp_path: Path) -> None:
+    rows = [Rollout("p", i, 1.0, True, text="x", token_ids=tuple(range(i)), logprobs=(-0.5,) * i) for i in range(3)]
+    Exchange(tmp_path, "ada", "run").publish(0, [*rows, Rollout("p", 3, 0.0, True)], 0)
+    shard = Exchange(tmp_path, "bob", "run").read("ada", 0)
+    assert shard is not None
+    for name in ("token_ids", "logprobs"):
+        arrays = shard.arrays(name)
+        assert [None if array is None else array.tolist() for array in arrays] == shard.column(name)
+        assert {array.dtype.itemsize for array in arrays if array is not None} == {8}

@@ -42,6 +42,11 @@ class RecordedRound:
         """Return all values of a column of the exchange."""
         return [copy.copy(getattr(rollout, FIELD_OF[name])) for rollout in self._rollouts]
 
+    def arrays(self, name: str) -> list[np.ndarray[Any, np.dtype[Any]] | None]:
+        """Return a list column as one array per row."""
+        values = [getattr(rollout, FIELD_OF[name]) for rollout in self._rollouts]
+        return [None if value is None else np.asarray(value) for value in values]
+
     def texts(self, rows: Sequence[int]) -> list[str | None]:
         """Return the texts of the given rows."""
         return [self._rollouts[row].text for row in rows]

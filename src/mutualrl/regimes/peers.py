@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from mutualrl.errors import DataError
 from mutualrl.regimes.round import RoundView
 
@@ -21,8 +24,8 @@ class PeerRollout:
     reward: float
     ended: bool
     text: str | None = None
-    token_ids: Sequence[int] | None = None
-    logprobs: Sequence[float] | None = None
+    token_ids: npt.NDArray[np.int64] | None = None
+    logprobs: npt.NDArray[np.float64] | None = None
 
 
 def peer_rewards(view: RoundView) -> dict[str, list[float]]:
@@ -37,10 +40,9 @@ def peer_rewards(view: RoundView) -> dict[str, list[float]]:
 def peer_rollouts(view: RoundView, *fields: str, regime: str = "") -> Iterator[PeerRollout]:
     """Yield the peers' rollouts, the peers sorted by name, each in its writer's order. `fields`: some of text,
     token_ids and logprobs, which every rollout must then have. Raises DataError naming one that has not."""
-    on_disk = {"text": "y_text", "token_ids": "token_ids", "logprobs": "logprobs"}
     for name, peer in sorted(view.peers.items()):
         columns = [peer.column(c) for c in ("prompt_id", "rollout", "reward", "ended")]
-        optional = [peer.column(on_disk[field]) for field in fields]
+        optional = [peer.column("y_text") if field == "text" else peer.arrays(field) for field in fields]
         for row, (prompt_id, index, reward, ended, *values) in enumerate(zip(*columns, *optional, strict=True)):
             missing = [field for field, value in zip(fields, values, strict=True) if value is None]
             if missing:

@@ -42,6 +42,10 @@ class PeerRound(Protocol):
         """Return all values of a column of the exchange, in the writer's order."""
         ...
 
+    def arrays(self, name: str) -> Sequence[npt.NDArray[np.int64] | npt.NDArray[np.float64] | None]:
+        """Return a list column as one array of 64-bit numbers per row, None where it has none."""
+        ...
+
     def texts(self, rows: Sequence[int]) -> list[str | None]:
         """Return the completion texts of the given rows."""
         ...
@@ -53,8 +57,8 @@ class Trace(NamedTuple):
     policy: str
     text: str
     ended: bool
-    token_ids: Sequence[int]
-    logprobs: Sequence[float]
+    token_ids: npt.NDArray[np.int64]
+    logprobs: npt.NDArray[np.float64]
 
 
 class Transfer(Protocol):

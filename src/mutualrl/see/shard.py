@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -43,6 +45,18 @@ class Shard:
         if name not in self._columns:
             self._columns[name] = self._array(name).to_pylist()
         return self._columns[name]
+
+    def arrays(self, name: str) -> list[npt.NDArray[np.int64] | npt.NDArray[np.float64] | None]:
+        """Return the values of a list column (token ids, log-probs) as one array per row, None where it has none; of
+        64-bit numbers, and without a Python object per token."""
+        arrays: list[npt.NDArray[np.int64] | npt.NDArray[np.float64] | None] = []
+        for chunk in self._array(name).chunks:
+            values = chunk.values.to_numpy(zero_copy_only=False)
+            kind = np.float64 if values.dtype.kind == "f" else np.int64
+            offsets, present = chunk.offsets.to_numpy(), chunk.is_valid().to_numpy(zero_copy_only=False)
+            for row, there in enumerate(present.tolist()):
+                arrays.append(values[offsets[row] : offsets[row + 1]].astype(kind) if there else None)
+        return arrays
 
     def texts(self, rows: Sequence[int]) -> list[str | None]:
         """Return the completion texts of some rows; the column is decoded once, and only these rows become strings."""

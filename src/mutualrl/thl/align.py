@@ -100,7 +100,7 @@ class _Side:
 
 def align_logprobs(
     text: str,
-    source_ids: Sequence[int],
+    source_ids: Sequence[int] | Ints,
     source_logprobs: npt.ArrayLike,
     source_tokenizer: PreTrainedTokenizerBase,
     target_tokenizer: PreTrainedTokenizerBase,
@@ -187,7 +187,7 @@ def _eos_ids(tokenizer: PreTrainedTokenizerBase, eos_ids: Collection[int] | None
     return [tokenizer.eos_token_id] if eos_ids is None else eos_ids
 
 
-def _side(token_ids: Sequence[int], table: TokenTable, data: bytes, eos_ids: Collection[int]) -> _Side:
+def _side(token_ids: Sequence[int] | Ints, table: TokenTable, data: bytes, eos_ids: Collection[int]) -> _Side:
     """Place ids on the text that they decode to. A final EOS is not text, whatever its token type."""
     ids = table.check(token_ids)
     if not len(ids) or int(ids[-1]) not in eos_ids:

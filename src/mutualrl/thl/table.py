@@ -44,7 +44,7 @@ class TokenTable:
     names: dict[int, str]
     unknown: int
 
-    def check(self, ids: Sequence[int]) -> Ints:
+    def check(self, ids: Sequence[int] | Ints) -> Ints:
         """Return `ids` as an array, shape (n,). Raises TokenError for an id that is not in the vocabulary."""
         array = np.asarray(ids)
         if array.size == 0:

@@ -69,7 +69,7 @@ class TokenTransfer:
                 f"no tokenizer of peer {trace.policy!r} was passed, and this regime needs it to align traces; "
                 "pass Sharing.over(..., tokenizers={...})"
             )
-        source_eos, target_eos = (trace.token_ids[-1:], ids[-1:]) if trace.ended else ((), ())
+        source_eos, target_eos = (trace.token_ids[-1:].tolist(), ids[-1:]) if trace.ended else ((), ())
         aligned = align_logprobs(
             trace.text,
             trace.token_ids,
