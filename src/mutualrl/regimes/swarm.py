@@ -21,7 +21,7 @@ from pydantic import model_validator
 
 from mutualrl.records import PublishSchema, Rollout
 from mutualrl.regimes.advantages import group_by_prompt, pool_advantages, standard_deviation
-from mutualrl.regimes.peers import PeerRollout, encoded, peer_rollouts
+from mutualrl.regimes.peers import PeerRollout, peer_rollouts
 from mutualrl.regimes.regime import Metric, Problem, Regime, setting
 from mutualrl.regimes.round import PPO, ExtraRow, Plan, Requests, Response, RoundView, RowSource, Trace
 from mutualrl.seeds import seeded
@@ -101,7 +101,6 @@ class Swarm(Regime):
                 "time or randomness? (regime.verify: false uses the peers' rewards)",
                 *(view.round, varied),
             )
-        encoded(view, [member for group in groups for member in group.members])  # in one batch
         usable = [each for group in groups if (each := group_rows(view, self, group)) is not None]
         drawn = draw(view, "external", usable, len(kept) if self.external is None else self.external)
         rows = normalized(view, drawn)
@@ -216,12 +215,14 @@ def draw(view: RoundView, label: str, items: Sequence[T], count: int | None) -> 
 def group_rows(view: RoundView, settings: Swarm, group: Group) -> list[tuple[ExtraRow, float]] | None:
     """Return a group on the learner's tokens, with its rewards; None if the learner cannot use a member."""
     rows = []
-    for member, ids in zip(group.members, encoded(view, group.members), strict=True):
+    for member in group.members:
+        assert member.text is not None
+        ids = view.transfer.to_learner_ids(member.text, member.ended)
         if ids is None:
             return None
         logprobs, mask = None, np.ones(len(ids), dtype=np.bool_)
         if settings.denominator == "peer":
-            assert member.text is not None and member.token_ids is not None and member.logprobs is not None
+            assert member.token_ids is not None and member.logprobs is not None
             if np.isnan(member.logprobs).any():
                 return None
             trace = Trace(group.policy, member.text, member.ended, member.token_ids, member.logprobs)
