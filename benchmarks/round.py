@@ -50,7 +50,7 @@ def texts_of(source: Any, count: int, tokens: int) -> list[tuple[str, list[int]]
     if path.is_file():
         solutions = [json.loads(line)["solution"] for line in path.read_text("utf-8").splitlines()]
     rng = np.random.default_rng(0)
-    responses = []
+    responses: list[tuple[str, list[int]]] = []
     while len(responses) < count:
         text = "\n\n".join(solutions[i] for i in rng.integers(len(solutions), size=12))
         ids = source.encode(text, add_special_tokens=False)[:tokens]
