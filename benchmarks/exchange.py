@@ -34,6 +34,7 @@ import numpy as np
 import harness
 from mutualrl.records import Rollout
 from mutualrl.regimes import get_regime
+from mutualrl.rollouts import Rollouts
 from mutualrl.see import Exchange
 from mutualrl.storage.files import write_atomic
 
@@ -51,8 +52,8 @@ def records(prompts: int, rollouts: int, tokens: int, seed: int) -> list[Rollout
     for row in range(prompts * rollouts):
         text = " ".join(rng.choice(WORDS, size=tokens))[: 4 * tokens]
         advantage = float(rng.normal())
-        token_ids = tuple(rng.integers(0, 150_000, tokens).tolist())
-        logprobs = tuple((-rng.exponential(0.5, tokens)).astype("float32").tolist())
+        token_ids = rng.integers(0, 150_000, tokens, dtype=np.int32)
+        logprobs = (-rng.exponential(0.5, tokens)).astype(np.float32)
         rows.append(
             Rollout(
                 f"math/train/{row // rollouts}/0123456789ab",
@@ -336,7 +337,7 @@ def by_pool(root: Path, repeats: int) -> list[dict[str, Any]]:
         schema = get_regime(regime)().publishes()
         for tokens in (150, TOKENS, 2400):
             full = records(PROMPTS, ROLLOUTS, tokens, 1)
-            trimmed = schema.select(full)
+            trimmed = Rollouts.of(full).published(schema)
             for policies in (2, 4, 8, 16, 32) if tokens == TOKENS else (2,):
                 directory = root / f"{regime}-{tokens}-{policies}"
                 exchanges = [Exchange(directory, f"p{i}", "bench") for i in range(policies)]
@@ -365,9 +366,9 @@ def _read_all(exchange: Exchange, policies: int, round_index: int, fields: froze
     """Read all peers' rounds as a regime does: rewards; eight texts if texts are drawn; traces if they are aligned."""
     shards = exchange.wait([f"p{i}" for i in range(1, policies)], round_index)
     for shard in shards.values():
-        shard.column("prompt_id"), shard.column("reward")
+        read = [shard.prompt_ids, shard.rewards]
         if "logprobs" in fields:
-            shard.column("y_text"), shard.column("token_ids"), shard.column("logprobs")
+            read += [shard.texts(), shard.token_ids, shard.logprobs]
         elif "text" in fields:
             shard.texts(range(8))
 
@@ -376,7 +377,7 @@ def _read_one(exchange: Exchange, round_index: int) -> None:
     """Read a peer's round as SGT does: the rewards, and the drawn texts."""
     shard = exchange.read("bob", round_index)
     assert shard is not None
-    shard.column("prompt_id"), shard.column("reward"), shard.texts(range(8))
+    shard.prompt_ids, shard.rewards, shard.texts(range(8))
 
 
 def of_a_step(root: Path, repeats: int, steps: int) -> dict[str, float]:
@@ -410,11 +411,7 @@ def of_a_step(root: Path, repeats: int, steps: int) -> dict[str, float]:
     for round_index in range(repeats):
         shard = exchange.read("bob", round_index)
         assert shard is not None
-        names = ("prompt_id", "rollout", "reward", "ended", "y_text")
-        columns = [shard.column(name) for name in names]
-        rows = []
-        for prompt_id, rollout, reward, ended, text in zip(*columns, strict=True):
-            rows.append(Rollout(prompt_id, rollout, reward, ended, text=text))
+        rows = list(shard.rows("text"))
         publish.append(timed(lambda: writer.publish(round_index, rows, 0)))  # noqa: B023
         read.append(timed(lambda: _read_one(reader, round_index)))  # noqa: B023
     return {"step_ms": 1000 * step, "publish_ms": statistics.median(publish), "read_ms": statistics.median(read)}

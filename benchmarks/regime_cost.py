@@ -67,6 +67,8 @@ def cpu_peak(function: Callable[[], Any], where: Path) -> int:
 
 def publish(root: Path, name: str, tokenizer: Any, rounds: list[list[Any]]) -> None:
     """Publish a peer's rounds: the correct answer on a quarter of the prompts, texts, ids and traces on all."""
+    import numpy as np
+
     from mutualrl.records import Rollout
     from mutualrl.see import Exchange
     from mutualrl.thl import retokenize
@@ -77,9 +79,9 @@ def publish(root: Path, name: str, tokenizer: Any, rounds: list[list[Any]]) -> N
         for index, prompt in enumerate(prompts):
             for rollout in range(ROLLOUTS):
                 text = text_of(name, prompt.id, rollout)
-                ids = retokenize(text, tokenizer, ended=True).ids
+                ids = np.array(retokenize(text, tokenizer, ended=True).ids, dtype=np.int32)
                 reward = float(rollout == 0 and index < GATED * len(prompts))
-                trace = tuple(-1.0 for _ in ids)
+                trace = np.full(len(ids), -1.0, dtype=np.float32)
                 records.append(Rollout(prompt.id, rollout, reward, True, text=text, token_ids=ids, logprobs=trace))
         exchange.publish(number, records, number)
 

@@ -70,7 +70,7 @@ def publish(root: Path, prompts: int, tokens: int) -> float:
     rows = []
     for number, (text, ids) in enumerate(texts_of(source, prompts * ROLLOUTS, tokens)):
         prompt, index = divmod(number, ROLLOUTS)
-        trace = tuple((-rng.exponential(0.4, len(ids) + 1)).astype("float32").tolist())
+        trace = (-rng.exponential(0.4, len(ids) + 1)).astype(np.float32)
         rows.append(
             Rollout(
                 f"p{prompt}",
@@ -79,7 +79,7 @@ def publish(root: Path, prompts: int, tokens: int) -> float:
                 ended=True,
                 length=len(ids) + 1,
                 text=text,
-                token_ids=(*ids, source.eos_token_id),
+                token_ids=np.array([*ids, source.eos_token_id], dtype=np.int32),
                 logprobs=trace,
             )
         )
@@ -108,15 +108,16 @@ class Timed:
         """Encode, timed."""
         return self._timed("encode", lambda: self._transfer.encode(responses))
 
-    def align(self, trace: Any, ids: Any, anchor: str) -> Any:
+    def align(self, rollouts: Any, ids: Any, anchor: str) -> Any:
         """Align, timed."""
-        return self._timed("align", lambda: self._transfer.align(trace, ids, anchor))
+        return self._timed("align", lambda: self._transfer.align(rollouts, ids, anchor))
 
 
 def planned(root: Path, regime_name: str, prompts: int) -> dict[str, float]:
     """Read and plan a round; return seconds, megabytes and rows. Runs in a process of its own."""
     from mutualrl.records import Rollout
     from mutualrl.regimes import RoundView, get_regime
+    from mutualrl.rollouts import Rollouts
     from mutualrl.see import Exchange
     from mutualrl.thl.table import table_of
     from mutualrl.training.transfer import TokenTransfer
@@ -136,12 +137,12 @@ def planned(root: Path, regime_name: str, prompts: int) -> dict[str, float]:
     read = time.perf_counter() - began
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     transfer = Timed(TokenTransfer(learner, peers={"peer": source}))
-    view = RoundView(0, "learner", 0, own, {"peer": shard}, transfer)
+    view = RoundView(0, "learner", 0, Rollouts.of(own, "learner"), {"peer": shard}, transfer)
     began = time.perf_counter()
     plan = regime.plan(view)
     total = time.perf_counter() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    texts = shard.column("y_text")
+    texts = shard.texts()
     baseline = []
     for _ in range(3):
         began = time.perf_counter()

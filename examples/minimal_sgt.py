@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from datasets import Dataset
@@ -33,8 +34,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, s
 from trl import GRPOConfig, GRPOTrainer
 
 from mutualrl.records import Prompt, Rollout
-from mutualrl.regimes import ExtraRow, Plan, RoundView, get_regime
+from mutualrl.regimes import ExtraRow, Plan, RoundView
 from mutualrl.regimes.losses import nll_loss, row_nll
+from mutualrl.regimes.sgt import SGT
+from mutualrl.rollouts import Rollouts
 from mutualrl.see import Exchange, Heartbeat
 from mutualrl.seeds import policy_seed
 from mutualrl.tasks import TaskSource, get_task
@@ -44,7 +47,6 @@ from mutualrl.training.transfer import TokenTransfer
 
 POLICIES = ("ada", "bob")  # ada adds well and multiplies badly; bob is the reverse
 PROMPTS, ROLLOUTS, LONGEST = 32, 4, 20
-SGT = get_regime("sgt")
 
 
 class SharedReward:
@@ -57,7 +59,7 @@ class SharedReward:
         self.peer = peer
         self.tokenizer = tokenizer
         self.transfer = TokenTransfer(tokenizer, max_length=LONGEST)
-        self.settings = SGT.settings(weight=weight)
+        self.regime = SGT(weight=weight)
         self.round = 0
         self.plan = Plan()
 
@@ -82,18 +84,18 @@ class SharedReward:
                     ended=ids[-1] == self.tokenizer.eos_token_id,
                     length=len(ids),
                     text=completions[row],
-                    token_ids=tuple(ids),
+                    token_ids=np.array(ids, dtype=np.int32),
                 )
             )
+        rollouts = Rollouts.of(own, self.exchange.policy, self.round)
 
         # SEE: publish the fields that the peer's regime reads, then wait for the peer's round
-        self.exchange.publish(self.round, SGT.publishes(self.settings).select(own), policy_step=self.round)
+        self.exchange.publish(self.round, rollouts.published(self.regime.publishes()), policy_step=self.round)
         peers = self.exchange.wait([self.peer], self.round)
 
         # the regime, a pure function of the round; THL through `transfer`
-        view = RoundView(self.round, self.exchange.policy, 0, own, peers, self.transfer)
-        assert SGT.plan is not None
-        self.plan = SGT.plan(view, self.settings)
+        view = RoundView(self.round, self.exchange.policy, 0, rollouts, peers, self.transfer)
+        self.plan = self.regime.plan(view)
         self.round += 1
         return rewards
 

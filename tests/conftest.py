@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from filelock import FileLock
 
@@ -34,6 +35,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 PRELOADED = Path(__file__).parent / "preloaded"
 WORKER_SERVER = "MUTUALRL_TEST_SERVER"
+
+
+hypothesis.settings.register_profile("tests", deadline=None)  # no test asserts a duration
+hypothesis.settings.load_profile("tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from mutualrl.errors import UsageError
 
@@ -125,28 +128,56 @@ def _hash_value(digest: hashlib._Hash, value: Any, column: str) -> None:
         _hash_value(digest, part, column)
 
 
-@dataclass(frozen=True, slots=True)
+Ids = npt.NDArray[np.int32]
+LogProbs = npt.NDArray[np.float32]
+
+
+def plain_ids(ids: Sequence[int] | Ids) -> tuple[int, ...]:
+    """Return token ids as a tuple, which compares and hashes by value."""
+    return tuple(ids.tolist() if isinstance(ids, np.ndarray) else ids)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Rollout:
     """One sampled response to a prompt: the paper's D = (id, x_text, y_text, r, A, trace, meta).
 
-    Source: paper, Section "Dataflow in One Training Loop", paragraph SEE. `index`: its position in the group of one
-    prompt and policy. `reward`: NaN if it could not be scored. `ended`: whether it closed with an end-of-sequence
-    token; one must never be appended to a truncated rollout. `length`: number of sampled tokens. `prefix`: number of
-    leading tokens that were given, not sampled. `advantage`: TRL's. `prompt` (x_text), `text` (y_text), `token_ids` (T)
-    and `logprobs` (T; the behaviour policy's, in nats) are None unless requested.
+    Source: paper, Section "Dataflow in One Training Loop", paragraph SEE. `mutualrl.rollouts` has the rollouts of a
+    round by column. Fields with default None are None unless published.
     """
 
     prompt_id: str
+    """Id of the prompt, the same for all policies."""
     index: int
+    """Position in the group of one prompt and policy."""
     reward: float
+    """Reward of the policy's own verifier; NaN if it could not be scored, which zero is not."""
     ended: bool
-    length: int = 0
+    """Whether it closed with an end-of-sequence token; one must never be appended to a truncated rollout."""
+    length: int | None = None
+    """Number of sampled tokens; None in an exchange of schema 2.0."""
     advantage: float | None = None
+    """TRL's advantage; zero for an equal group."""
     prompt: str | None = None
+    """The prompt's text, x_text."""
     text: str | None = None
-    token_ids: tuple[int, ...] | None = None
-    logprobs: tuple[float, ...] | None = None
-    prefix: int = 0
+    """The response's text, y_text; empty for a policy that ended at once."""
+    token_ids: Ids | None = None
+    """Token ids of its policy, shape (T,)."""
+    logprobs: LogProbs | None = None
+    """Log-probs of the behaviour policy, shape (T,), nats; NaN for a token that it could not score."""
+    prefix: int | None = 0
+    """Number of leading tokens that were given, not sampled; None in an exchange of schema 2.0."""
+    policy: str = ""
+    """Policy that sampled it; empty outside a round."""
+    round: int = 0
+    """Round in which it was sampled."""
+    row: int = 0
+    """Position in its policy's round."""
+
+    def __post_init__(self) -> None:
+        for name, kind in (("token_ids", np.int32), ("logprobs", np.float32)):
+            if (values := getattr(self, name)) is not None:
+                object.__setattr__(self, name, np.asarray(values, dtype=kind))
 
 
 #: rollout fields that are published only on request; the others are always published
@@ -190,16 +221,6 @@ class PublishSchema:
     def publishes_text(self, reward: float) -> bool:
         """Return whether the text of a rollout with this reward (NaN: unscorable) is published."""
         return "text" in self.fields and (self.text_above == -math.inf or reward > self.text_above)
-
-    def select(self, rollouts: Iterable[Rollout]) -> list[Rollout]:
-        """Return the rollouts with unpublished fields set to None."""
-        return [self._select(rollout) for rollout in rollouts]
-
-    def _select(self, rollout: Rollout) -> Rollout:
-        withheld = dict.fromkeys(OPTIONAL_FIELDS - self.fields)
-        if not self.publishes_text(rollout.reward):
-            withheld["text"] = None
-        return replace(rollout, **withheld)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)

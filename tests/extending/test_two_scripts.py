@@ -21,7 +21,7 @@ from mutualrl.errors import RunDirectoryError, UsageError
 from mutualrl.regimes import get_regime
 from mutualrl.storage.rundir import RunDirectory, hold
 from mutualrl.training import MutualGRPOTrainer, Sharing
-from mutualrl.training.script_run import ScriptRun, cut_after
+from mutualrl.training.script_callback import ScriptRun, cut_after
 from runs import wait_until
 
 SCRIPT = str(REPOSITORY / "examples" / "two_scripts.py")

@@ -26,7 +26,7 @@ from mutualrl.diagnostics.complementarity import Thresholds, complementarity
 from mutualrl.diagnostics.rollouts import to_arrays
 from mutualrl.diagnostics.sgt_check import activation
 from mutualrl.records import Rollout
-from mutualrl.regimes import get_regime, hacpo
+from mutualrl.regimes import hacpo
 from mutualrl.regimes.advantages import pool_advantages, standard_deviation
 from mutualrl.regimes.gating import Candidate, Encoded, GateRule, draw_candidate, gate
 from mutualrl.regimes.losses import band_loss, nll_loss, row_nll, stepwise_loss
@@ -36,8 +36,9 @@ from mutualrl.regimes.round import PPO, ExtraRow, RowSource, Stepwise
 from mutualrl.regimes.sgt import SGT
 from mutualrl.regimes.swarm import Swarm
 from mutualrl.regimes.xgrpo import XGRPO
+from mutualrl.rollouts import Rollouts
 from mutualrl.thl import align_logprobs, retokenize
-from mutualrl.training.sharing import Sharing
+from mutualrl.training.memory import Memory
 from regime_views import Peer, view
 from thl_tokenizers import synthetic
 
@@ -335,11 +336,11 @@ def test_effective_sample_size_and_chi_square(ratios: list[float]) -> None:
     )
 )
 def test_revived_prompts(history: list[dict[str, list[float]]]) -> None:
-    sharing = Sharing(link=None, regime=get_regime("grpo")(), schema=None)  # type: ignore[arg-type]
+    memory = Memory()
     counts = []
     for groups in history:
         rollouts = [Rollout(p, i, r, True) for p, group in groups.items() for i, r in enumerate(group)]
-        counts.append(sharing.follow(rollouts)["prompts/revived"])
+        counts.append(memory.follow(Rollouts.of(rollouts))["prompts/revived"])
     assert counts == rivals.revived(history)
 
 

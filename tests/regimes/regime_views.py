@@ -9,55 +9,49 @@ from typing import Any
 import numpy as np
 
 from mutualrl.records import Rollout
-from mutualrl.regimes import Plan, Regime, Requests, Results, RoundView, Trace
+from mutualrl.regimes import Plan, Regime, Requests, Results, RoundView
 from mutualrl.regimes.round import Aligned
+from mutualrl.rollouts import Rollouts
 
 
-class Peer:
-    """In-memory peer round: rows of (prompt, reward, text, ids, trace, ended)."""
-
-    def __init__(self, rows: Sequence[tuple[Any, ...]]) -> None:
-        self.rows = [(*row, *(None, None, None, True)[len(row) - 2 :]) for row in rows]
-
-    def column(self, name: str) -> list[Any]:
-        """Return a column of the exchange."""
-        if name == "rollout":
-            return list(range(len(self.rows)))
-        index = ("prompt_id", "reward", "y_text", "token_ids", "logprobs", "ended").index(name)
-        return [row[index] for row in self.rows]
-
-    def arrays(self, name: str) -> list[Any]:
-        """Return a list column as one array per row."""
-        kind = np.float64 if name == "logprobs" else np.int64
-        return [None if value is None else np.array(value, dtype=kind) for value in self.column(name)]
-
-    def texts(self, rows: Sequence[int]) -> list[str | None]:
-        """Return the texts of the rows."""
-        return [self.rows[i][2] for i in rows]
+def peer(rows: Sequence[tuple[Any, ...]], name: str = "bob") -> Rollouts:
+    """Return a peer's round from rows of (prompt, reward, text, ids, trace, ended)."""
+    rollouts = []
+    for index, row in enumerate(rows):
+        prompt_id, reward, text, ids, trace, done = (*row, *(None, None, None, True)[len(row) - 2 :])
+        rollouts.append(Rollout(prompt_id, index, reward, done, text=text, token_ids=ids, logprobs=trace))
+    return Rollouts.of(rollouts, name)
 
 
-def same_tokens(trace: Trace, ids: Sequence[int], anchor: str) -> Aligned:
+Peer = peer
+
+
+def same_tokens(rollout: Rollout, ids: Sequence[int], anchor: str) -> Aligned:
     """Return the alignment between policies that share a tokenizer: a copy."""
-    return Aligned(np.array(trace.logprobs, dtype=np.float64), np.ones(len(ids), dtype=np.bool_))
+    return Aligned(np.array(rollout.logprobs, dtype=np.float64), np.ones(len(ids), dtype=np.bool_))
 
 
 class TextTransfer:
-    """In-memory tokenizer layer: `fit` maps text to ids, `align` aligns traces with ids."""
+    """In-memory tokenizer layer: `fit` maps text to ids, `align` aligns a rollout's trace with ids."""
 
     def __init__(self, fit: Any = None, align: Any = None) -> None:
         self.to_learner_ids = fit or (lambda text, ended: tuple(text.encode()))
-        self.align = align or same_tokens
+        self.align_one = align or same_tokens
 
     def encode(self, responses: Sequence[tuple[str, bool]]) -> list[Any]:
         """Encode every response."""
         return [self.to_learner_ids(text, ended) for text, ended in responses]
 
+    def align(self, rollouts: Sequence[Rollout], ids: Sequence[Any], anchor: str) -> list[Aligned]:
+        """Align every rollout."""
+        return [self.align_one(rollout, each, anchor) for rollout, each in zip(rollouts, ids, strict=True)]
+
     def text_of(self, ids: Sequence[int]) -> str:
         """Decode the ids as bytes."""
-        return bytes(ids).decode()
+        return bytes(list(ids)).decode()
 
 
-def view(rows: Sequence[tuple[str, float]], peers: dict[str, Peer] | None = None, **changes: Any) -> RoundView:
+def view(rows: Sequence[tuple[str, float]], peers: dict[str, Rollouts] | None = None, **changes: Any) -> RoundView:
     """Build a learner's round. Texts are bytes; by default, advantages are within groups and lengths are 1."""
     from mutualrl.regimes.advantages import group_by_prompt, pool_advantages, standard_deviation, ungroup
 
@@ -78,11 +72,16 @@ def view(rows: Sequence[tuple[str, float]], peers: dict[str, Peer] | None = None
         "round": 0,
         "learner": "ada",
         "run_seed": 0,
-        "rollouts": rollouts,
-        "peers": peers or {},
+        "rollouts": Rollouts.of(rollouts, "ada"),
+        "peers": {name: named(rows, name) for name, rows in (peers or {}).items()},
         "transfer": transfer,
     }
     return RoundView(**{**defaults, **changes})
+
+
+def named(rollouts: Rollouts, name: str) -> Rollouts:
+    """Return rollouts in memory as those of a policy."""
+    return Rollouts.of(list(rollouts), name) if type(rollouts) is Rollouts else rollouts
 
 
 def plan(round_view: RoundView, regime: Regime) -> Plan:

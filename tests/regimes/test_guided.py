@@ -10,6 +10,7 @@ import pytest
 
 from mutualrl.regimes import GuideView
 from mutualrl.regimes.guided import Guided, guided_count, prefix_length
+from mutualrl.rollouts import Rollouts
 from regime_views import Peer, plan, view
 
 HINT = list(range(10, 20))
@@ -69,7 +70,9 @@ def test_hint_is_kept_until_the_learner_succeeds_unguided() -> None:
 def test_guided_success_neither_closes_the_gate_nor_counts_as_unguided() -> None:
     round_view = view([("p", 0.0), ("p", 1.0)], {"bob": Peer([("p", 1.0, "new")])}, round=4)
     guided = replace(round_view.rollouts[1], prefix=2)
-    round_view = replace(round_view, rollouts=[round_view.rollouts[0], guided], state={"hints": {"p": [1, [7]]}})
+    round_view = replace(
+        round_view, rollouts=Rollouts.of([round_view.rollouts[0], guided]), state={"hints": {"p": [1, [7]]}}
+    )
     result = plan(round_view, Guided())
     assert result.state == {"hints": {"p": [4, list(b"new")]}}
     assert result.metrics["guided/gate_rate"] == 1.0

@@ -31,8 +31,9 @@ from mutualrl.regimes.losses import bounded_loss, nll_loss, row_nll, upper_bound
 from mutualrl.regimes.prp import PRP
 from mutualrl.regimes.sgt import SGT
 from mutualrl.regimes.xgrpo import XGRPO
+from mutualrl.rollouts import Rollouts
 from mutualrl.tasks import TaskSource, get_task
-from mutualrl.training.state import pack, unpack
+from mutualrl.training.extra_rows import pack, unpack
 from regime_views import view
 
 ROUND_VIEW = view([("p", 1.0), ("p", 0.0)])
@@ -63,10 +64,10 @@ def test_checked_row_survives_a_checkpoint_bit_for_bit(extra_row: ExtraRow, tmp_
     (checked,) = check_plan(Plan(rows=(extra_row,)), ROUND_VIEW, "own").rows
     torch.save(pack(checked), tmp_path / "row.pt")
     restored = unpack(torch.load(tmp_path / "row.pt", weights_only=True))
-    for name in ("prompt_id", "source", "token_ids", "loss", "weight", "advantage", "bound", "mean", "text"):
+    for name in ("prompt_id", "source", "loss", "weight", "advantage", "bound", "mean", "text"):
         assert getattr(restored, name) == getattr(checked, name), name
         assert type(getattr(restored, name)) is type(getattr(checked, name)), name
-    for name in ("mask", "logprobs"):
+    for name in ("token_ids", "mask", "logprobs"):
         one, other = getattr(checked, name), getattr(restored, name)
         assert (one is None) == (other is None)
         assert one is None or (one.dtype == other.dtype and np.array_equal(one, other))
@@ -111,13 +112,15 @@ def test_union_of_schemas_has_all_fields_and_withholds_low_reward_texts() -> Non
     assert union.fields == {"text", "token_ids", "logprobs"}
     assert (union.text_above, union.traced) == (0.5, True)
     rollout = Rollout("p", 0, 0.4, True, 2, 1.0, "?", "no", (1, 2), (-1.0, -1.0))
-    (selected,) = union.select([rollout])
-    assert selected == replace(rollout, advantage=None, prompt=None, text=None)
-    assert union.select([replace(rollout, reward=0.6)])[0].text == "no"
-    assert union.select([replace(rollout, reward=math.nan)])[0].text is None
+    (selected,) = Rollouts.of([rollout]).published(union)
+    assert (selected.advantage, selected.prompt, selected.text) == (None, None, None)
+    assert selected.token_ids is not None
+    assert (selected.token_ids.tolist(), selected.reward, selected.length) == ([1, 2], 0.4, 2)
+    more = [replace(rollout, reward=reward) for reward in (0.6, math.nan, 0.5)]
+    assert Rollouts.of(more).published(union).texts() == ["no", None, None]
     assert not PublishSchema().publishes_text(9.0)
     everything = union.complete()
-    assert everything.select([rollout]) == [rollout]
+    assert Rollouts.of([rollout]).published(everything).table() == Rollouts.of([rollout]).table()
     with pytest.raises(ValueError, match="found 'colour'"):
         PublishSchema.of("colour")
 

@@ -31,8 +31,8 @@ def peer(root: Path) -> Shard:
     ("regime", "allowed"),
     [
         ("xgrpo", {"prompt_id", "reward"}),
-        ("sgt", {"prompt_id", "reward", "rollout", "ended"}),
-        ("prp", {"prompt_id", "reward", "rollout", "ended", "y_text", "token_ids", "logprobs"}),
+        ("sgt", {"prompt_id", "reward", "index", "ended"}),
+        ("prp", {"prompt_id", "reward", "index", "ended", "text", "token_ids", "logprobs"}),
     ],
 )
 def test_only_used_columns_and_texts_are_decoded(
@@ -48,8 +48,8 @@ def test_only_used_columns_and_texts_are_decoded(
 
     monkeypatch.setattr(Shard, "texts", record_texts)
     result = get_regime(regime)().plan(view(OWN, {"bob": shard}))  # type: ignore[dict-item]
-    assert set(shard._columns) <= allowed
+    assert set(shard._lists) <= allowed
     if regime == "sgt":
         assert [row.prompt_id for row in result.rows] == ["p0"]
         assert len(texts) >= 1
-        assert {shard.column("prompt_id")[row] for row in texts} == {"p0"}  # only the gated prompt's
+        assert {shard.prompt_ids[row] for row in texts} == {"p0"}  # only the gated prompt's

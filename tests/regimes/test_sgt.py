@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from mutualrl.regimes.gating import Candidate, Encoded, GateRule, draw_candidate
 from mutualrl.regimes.losses import nll_loss, row_nll
 from mutualrl.regimes.microbatches import MicrobatchSlot, assign_to_microbatches
 from mutualrl.regimes.sgt import SGT
+from mutualrl.rollouts import Rollouts
 from regime_views import Peer as PeerInMemory
 from regime_views import answered, plan, requests, view
 
@@ -160,29 +162,20 @@ def test_losses_of_ranks_and_micro_batches_sum_to_the_mean(ranks: int, micro: in
     assert total == pytest.approx(0.1 * sum(values) / len(values))
 
 
-class Peer:
-    """In-memory peer round that records the decoded rows."""
+class RecordedTexts(Rollouts):
+    """Rollouts that record the rows whose texts are decoded."""
 
-    def __init__(self, rows: list[tuple[str, float, str | None]]) -> None:
-        self.rows = rows
-        self.decoded: list[int] = []
+    decoded: list[int]
 
-    def column(self, name: str) -> list[object]:
-        return {
-            "prompt_id": [r[0] for r in self.rows],
-            "reward": [r[1] for r in self.rows],
-            "rollout": list(range(len(self.rows))),
-            "ended": [True] * len(self.rows),
-        }[name]  # type: ignore[return-value]
-
-    def texts(self, rows: list[int]) -> list[str | None]:
-        self.decoded += rows
-        return [self.rows[i][2] for i in rows]
+    def texts(self, rows: Sequence[int] | None = None) -> list[str | None]:
+        assert rows is not None
+        self.decoded = [*getattr(self, "decoded", []), *rows]
+        return super().texts(rows)
 
 
 def test_plan_decodes_texts_of_gated_prompts_only_and_reports_metrics() -> None:
-    peer = Peer([("p1", 1.0, "yes"), ("p1", 0.0, None), ("p2", 1.0, "also")])
-    round_view = view([("p1", 0.0), ("p1", 0.0), ("p2", 1.0), ("p2", 0.0)], {"bob": peer})  # type: ignore[dict-item]
+    peer = RecordedTexts(PeerInMemory([("p1", 1.0, "yes"), ("p1", 0.0, None), ("p2", 1.0, "also")]).table())
+    round_view = view([("p1", 0.0), ("p1", 0.0), ("p2", 1.0), ("p2", 0.0)], {"bob": peer})
     got = plan(round_view, SGT())
     assert [(row.prompt_id, row.text, row.token_ids) for row in got.rows] == [("p1", "yes", tuple(b"yes"))]
     assert peer.decoded == [0]
@@ -313,7 +306,7 @@ def test_own_teacher_respects_the_use_cap_and_skips_guided_rollouts() -> None:
     assert row.source == ("ada", 0, 2)
     used = replace(solved, state={"open": {"p": 1}, "uses": {"p": 1}})
     assert plan(used, settings).rows == ()
-    guided = replace(solved, rollouts=[replace(rollout, prefix=1) for rollout in solved.rollouts])
+    guided = replace(solved, rollouts=Rollouts.of([replace(rollout, prefix=1) for rollout in solved.rollouts]))
     assert plan(guided, settings).rows == ()
     with pytest.raises(ValueError, match="teacher: own has no candidates to compare"):
         SGT(teacher="own", memory=1, pick="fit")

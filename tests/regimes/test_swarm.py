@@ -10,6 +10,7 @@ import pytest
 from mutualrl.errors import DataError
 from mutualrl.regimes import RoundView
 from mutualrl.regimes.swarm import Swarm, kept_factor
+from mutualrl.rollouts import Rollouts
 from regime_views import Peer, answered, plan, requests, view
 
 #: p has variance, q has none
@@ -107,7 +108,7 @@ def test_peer_denominator_is_the_aligned_trace() -> None:
 
 def test_masked_truncated_rollouts_count_no_tokens_in_the_mean(caplog: pytest.LogCaptureFixture) -> None:
     round_view = view(OWN, {}, lengths=[4, 6, 7, 3], mean_over="tokens", mask_truncated=True)
-    cut = [replace(r, ended=r.prompt_id == "p") for r in round_view.rollouts]
+    cut = Rollouts.of([replace(r, ended=r.prompt_id == "p") for r in round_view.rollouts])
     assert kept_factor(replace(round_view, rollouts=cut), {"p"}, []) == 1.0
     assert kept_factor(round_view, {"p"}, []) == 2.0
     settings = Swarm()

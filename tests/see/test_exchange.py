@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -17,8 +19,9 @@ from conftest import PATIENCE
 from fake_clock import Clock
 from mutualrl.errors import ExchangeDamagedError, FencedError, PeerLostError, WaitTimeoutError
 from mutualrl.records import Rollout
-from mutualrl.see import Exchange, Heartbeat, WaitCallbacks, WaitTimeouts
-from mutualrl.see.schema import FIELD_OF
+from mutualrl.rollouts import ADDED, SCHEMA
+from mutualrl.see import Exchange, Heartbeat, WaitCallbacks, WaitTimeouts, schema
+from mutualrl.see import exchange as exchange_module
 from mutualrl.storage.files import CHECKSUM_KEY, write_checksummed
 
 RUN = "run-1"
@@ -57,10 +60,15 @@ def test_published_rounds_are_read_back(tmp_path_factory: pytest.TempPathFactory
     shard = open_exchange(root, "ada").read("bob", 0)
     assert shard is not None
     assert len(shard) == len(rows)
-    for name in ("prompt_id", "rollout", "reward", "ended", "x_text", "y_text", "advantage"):
-        assert shard.column(name) == [getattr(r, FIELD_OF[name]) for r in rows]
-    assert shard.column("token_ids") == [r.token_ids if r.token_ids is None else list(r.token_ids) for r in rows]
-    assert shard.texts(list(range(len(rows)))) == [r.text for r in rows]
+    for read, row in zip(shard, rows, strict=True):
+        for field in ("prompt_id", "index", "reward", "ended", "prompt", "text", "advantage", "length", "prefix"):
+            assert getattr(read, field) == getattr(row, field), field
+        for field in ("token_ids", "logprobs"):
+            one, other = getattr(read, field), getattr(row, field)
+            assert (one is None) == (other is None)
+            assert one is None or (one.dtype == other.dtype and one.tolist() == other.tolist())
+        assert (read.policy, read.round) == ("bob", 0)
+    assert shard.texts() == shard.texts(range(len(rows))) == [row.text for row in rows]
 
 
 def test_layout_on_disk(tmp_path: Path) -> None:
@@ -71,9 +79,25 @@ def test_layout_on_disk(tmp_path: Path) -> None:
     data = (tmp_path / "bob" / "000003.parquet").read_bytes()
     assert marker["sha256"] == hashlib.sha256(data).hexdigest()
     assert (marker["bytes"], marker["rows"]) == (len(data), 6)
-    assert (marker["schema_version"], marker["policy_step"], marker["run_id"], marker["attempt"]) == ("2.0", 7, RUN, 0)
+    assert (marker["schema_version"], marker["policy_step"], marker["run_id"], marker["attempt"]) == ("2.1", 7, RUN, 0)
     assert pq.read_table(tmp_path / "bob" / "000003.parquet").column("y_text").to_pylist() == [r.text for r in RECORDS]
     assert sorted(p.name for p in (tmp_path / "bob").iterdir()) == ["000003.json", "000003.parquet"]
+
+
+def test_rounds_of_schema_2_0_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(schema, "SCHEMA", pa.schema([field for field in SCHEMA if field.name not in ADDED]))
+        older.setattr(exchange_module, "SCHEMA_VERSION", "2.0")
+        open_exchange(tmp_path).publish(0, RECORDS, 0)
+    assert set(pq.read_schema(tmp_path / "bob" / "000000.parquet").names).isdisjoint(ADDED)
+    assert json.loads((tmp_path / "bob" / "000000.json").read_text())["schema_version"] == "2.0"
+    shard = open_exchange(tmp_path, "ada").read("bob", 0)
+    assert shard is not None
+    assert (shard.lengths, shard.prefixes) == ([None] * 6, [None] * 6)  # unknown, which zero is not
+    assert shard.texts() == [r.text for r in RECORDS]
+    assert shard.table().schema == SCHEMA
+    again = open_exchange(tmp_path, attempt=1).publish(0, RECORDS, 0)  # a resumed run publishes its round again
+    assert (again.schema_version, again.attempt) == ("2.1", 1)
 
 
 def test_bytes_depend_only_on_the_records(tmp_path: Path) -> None:
@@ -95,10 +119,10 @@ def test_publishing_again_is_a_no_op_and_other_content_needs_a_new_attempt(tmp_p
     shard = open_exchange(tmp_path, "ada").read("bob", 0)
     assert shard is not None
     assert shard.marker.attempt == 1
-    assert shard.column("y_text") == ["another"]
+    assert shard.texts() == ["another"]
     with pytest.raises(FencedError, match="committed by attempt 1; this is attempt 0"):
         open_exchange(tmp_path).publish(0, RECORDS, 0)
-    assert open_exchange(tmp_path, "ada").read("bob", 0).column("y_text") == ["another"]  # type: ignore[union-attr]
+    assert open_exchange(tmp_path, "ada").read("bob", 0).texts() == ["another"]  # type: ignore[union-attr]
 
 
 def test_one_marker_covers_the_parts_of_several_ranks(tmp_path: Path) -> None:
@@ -109,7 +133,7 @@ def test_one_marker_covers_the_parts_of_several_ranks(tmp_path: Path) -> None:
     assert (marker.rows, marker.bytes) == (6, sum(p.bytes for p in parts))
     shard = open_exchange(tmp_path, "ada").read("bob", 0)
     assert shard is not None
-    assert shard.column("y_text") == [r.text for r in RECORDS]
+    assert shard.texts() == [r.text for r in RECORDS]
     assert shard.texts([0, 5]) == ["text 0", "text 5"]
 
 
@@ -120,7 +144,7 @@ def test_restart_that_changes_one_part_keeps_the_other(tmp_path: Path) -> None:
     second.commit(0, [second.write_part(0, RECORDS[:2], 0), second.write_part(0, RECORDS[4:], 1)], 0)
     shard = open_exchange(tmp_path, "ada").read("bob", 0)
     assert shard is not None
-    assert shard.column("y_text") == ["text 0", "text 1", "text 4", "text 5"]
+    assert shard.texts() == ["text 0", "text 1", "text 4", "text 5"]
 
 
 def stages() -> list[str]:
@@ -189,9 +213,9 @@ Exchange(Path({str(tmp_path)!r}), "bob", {RUN!r}).publish(0, RECORDS, 0)
     committed = stage == "sync_directory 2"  # the marker was renamed: the round exists
     assert (shard is not None) == committed
     if shard is not None:
-        assert shard.column("y_text") == [r.text for r in RECORDS]
+        assert shard.texts() == [r.text for r in RECORDS]
     open_exchange(tmp_path).publish(0, RECORDS, 0)  # the restarted writer publishes it
-    assert open_exchange(tmp_path, "ada").read("bob", 0).column("y_text") == [r.text for r in RECORDS]  # type: ignore[union-attr]
+    assert open_exchange(tmp_path, "ada").read("bob", 0).texts() == [r.text for r in RECORDS]  # type: ignore[union-attr]
 
 
 @settings(max_examples=60, deadline=None)
@@ -245,7 +269,7 @@ def test_markers_of_another_run_schema_or_directory_are_rejected(tmp_path: Path)
     with pytest.raises(ExchangeDamagedError, match="written for run 'other'"):
         open_exchange(tmp_path, "ada").read("bob", 0)
     edit_marker(tmp_path, run_id=RUN, schema_version="3.0")
-    with pytest.raises(ExchangeDamagedError, match=r"schema 3\.0, this version reads 2\.0"):
+    with pytest.raises(ExchangeDamagedError, match=r"schema 3\.0, this version reads 2\.1"):
         open_exchange(tmp_path, "ada").read("bob", 0)
     for name in ("../bob/000000.parquet", "..", "", "/etc/passwd", "000000.json"):
         edit_marker(tmp_path, schema_version="2.0", parts=[{**marker["parts"][0], "file": name}])
@@ -287,7 +311,7 @@ for r in range(10):
     reader = open_exchange(tmp_path, "ada", timeouts=WaitTimeouts(PATIENCE, PATIENCE))
     for round_index in range(10):
         shard = reader.wait(["bob"], round_index)["bob"]
-        assert shard.column("y_text") == [f"{round_index}-{i}" for i in range(200)]
+        assert shard.texts() == [f"{round_index}-{i}" for i in range(200)]
     assert process.wait(PATIENCE) == 0
 
 
@@ -343,12 +367,13 @@ def test_heartbeat_repeats_until_stopped(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == state
 
 
-def test_arrays_are_the_lists_of_a_column(tmp_path: Path) -> None:
+def test_ids_and_log_probs_are_slices_of_one_array(tmp_path: Path) -> None:
     rows = [Rollout("p", i, 1.0, True, text="x", token_ids=tuple(range(i)), logprobs=(-0.5,) * i) for i in range(3)]
     Exchange(tmp_path, "ada", "run").publish(0, [*rows, Rollout("p", 3, 0.0, True)], 0)
     shard = Exchange(tmp_path, "bob", "run").read("ada", 0)
     assert shard is not None
-    for name in ("token_ids", "logprobs"):
-        arrays = shard.arrays(name)
-        assert [None if array is None else array.tolist() for array in arrays] == shard.column(name)
-        assert {array.dtype.itemsize for array in arrays if array is not None} == {8}
+    ids, traces = shard.token_ids, shard.logprobs
+    assert [None if array is None else array.tolist() for array in ids] == [[], [0], [0, 1], None]
+    assert [None if array is None else array.tolist() for array in traces] == [[], [-0.5], [-0.5, -0.5], None]
+    assert ids[1] is not None and ids[2] is not None
+    assert ids[1].base is not None and np.shares_memory(ids[2], shard._array("token_ids").chunks[0].values.to_numpy())

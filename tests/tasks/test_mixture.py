@@ -103,7 +103,7 @@ def test_papers_question_answering_recipe_trains_and_is_evaluated_before_and_aft
         tokenizer.save_pretrained(tmp_path / name)
     pool = "policies: [{name: ada, model: ./ada}, {name: bob, model: ./bob}]\n"
     (tmp_path / "pool.yaml").write_text(pool)
-    settings = ("trainer.use_vllm=false", "hardware.gpus=0", "round.prompts=2", "trainer.max_completion_length=8")
+    settings = ("trainer.use_vllm=false", "hardware.gpus=0", "round.prompts=4", "trainer.max_completion_length=8")
     settings += ("trainer.per_device_train_batch_size=5", "run.validation_limit=1", "run.save_every=0")
     flags = [part for setting in settings for part in ("--set", setting)]
     recipe = ("train", "paper/qa-3qwen-sgt", "--pool", "pool.yaml", "--data", "data", "--steps", "2", "--run-dir", "r")

@@ -70,7 +70,7 @@ def main(spec: list[dict[str, Any]], out: Path, model: Path, bob: Path) -> None:
         record = {
             "kept": trainer.kept,
             "distributed": str(trainer.accelerator.distributed_type),
-            "uses": dict(sharing.uses) if sharing else {},
+            "uses": dict(sharing.memory.uses) if sharing else {},
             "digest": weights_digest(trainer),
         }
         (out / f"{run['name']}.{rank}.json").write_text(json.dumps(record))

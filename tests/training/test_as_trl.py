@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -453,20 +453,14 @@ def test_peer_rows_under_another_loss_are_rejected(small: dict[str, Path], tmp_p
     assert shard is not None
     publish_as(rounds, "bob", shard)
     (rounds / "ada").rename(tmp_path / "gone")
-    learner = sharing(rounds, False, "prp", peers=("bob",))
-    learner.tokenizers = {"bob": byte_tokenizer()}
+    learner = replace(sharing(rounds, False, "prp", peers=("bob",)), tokenizers={"bob": byte_tokenizer()})
     with pytest.raises(UsageError, match="Mixed overrides TRL's loss"):
         train(Mixed, Case({"max_steps": 1}), small, tmp_path / "m", sharing=learner)
 
 
 def publish_as(root: Path, policy: str, shard: Any) -> None:
     """Publish a round again as another policy."""
-    columns = ("prompt_id", "rollout", "reward", "ended", "y_text", "token_ids", "logprobs")
-    records = [
-        Rollout(prompt, index, value, ended, text=text, token_ids=tuple(ids), logprobs=tuple(trace))
-        for prompt, index, value, ended, text, ids, trace in zip(*map(shard.column, columns), strict=True)
-    ]
-    Exchange(root, policy, "script").publish(0, records, 0)
+    Exchange(root, policy, "script").publish(0, shard, 0)
 
 
 REJECTED = {
@@ -542,7 +536,7 @@ def test_same_text_with_other_columns_is_another_prompt(small: dict[str, Path], 
     train(MutualGRPOTrainer, case, small, tmp_path / "a", sharing=sharing(tmp_path / "x", True))
     shard = Exchange(tmp_path / "x", "eve", "script").read("ada", 0)
     assert shard is not None
-    assert len(set(shard.column("prompt_id"))) == 4
+    assert len(set(shard.prompt_ids)) == 4
 
 
 @pytest.mark.parametrize("column", [{}, {"prompt_id": "same"}])
@@ -591,7 +585,7 @@ def test_infinite_reward_is_not_published(small: dict[str, Path], tmp_path: Path
     trainer = train(MutualGRPOTrainer, case, small, tmp_path / "a", sharing=sharing(tmp_path / "x", True))
     shard = Exchange(tmp_path / "x", "eve", "script").read("ada", 0)
     assert shard is not None
-    values = shard.column("reward")
+    values = shard.rewards
     assert sum(value is None or math.isnan(value) for value in values) == 1
     assert trainer.kept[0]["rewards/unscorable"] == 1
 
@@ -606,7 +600,7 @@ def test_xgrpo_shares_the_rewards_of_rollouts_with_an_environment(small: dict[st
     reader, peer = Exchange(tmp_path / "one", "eve", "script"), Exchange(tmp_path / "two", "bob", "script")
     number = 0
     while (shard := reader.read("ada", number)) is not None:
-        columns = (shard.column("prompt_id"), shard.column("rollout"))
+        columns = (shard.prompt_ids, shard.indices)
         records = [Rollout(prompt, rollout, float(rollout % 2), True) for prompt, rollout in zip(*columns, strict=True)]
         peer.publish(number, records, number)
         number += 1

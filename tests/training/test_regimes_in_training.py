@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,12 +99,7 @@ def test_prp_with_the_learner_as_its_peer_equals_grpo_with_twice_the_rollouts(
     train(ReplayedMutual, tiny["ada"], tmp_path / "p", probe, num_generations=8, per_device_train_batch_size=64, **keys)
     shard = Exchange(tmp_path / "probe", "eve", "script").read("ada", 0)
     assert shard is not None
-    from mutualrl.records import Rollout
-    from mutualrl.see.schema import FIELD_OF
-
-    columns = ("prompt_id", "rollout", "reward", "ended", "y_text", "token_ids", "logprobs")
-    rows = [dict(zip(columns, values, strict=True)) for values in zip(*map(shard.column, columns), strict=True)]
-    bob.publish(0, [Rollout(**{FIELD_OF[k]: v for k, v in row.items()}) for row in rows if row["rollout"] >= 4], 0)
+    bob.publish(0, [rollout for rollout in shard.rows("text", "token_ids", "logprobs") if rollout.index >= 4], 0)
     unbounded = {} if loss_type in ("cispo", "sapo", "vespo") else {"delta": 1e6}  # these bound their own ratios
     shared = sharing(tmp_path / "x", "prp", tokenizers={"bob": load_tokenizer(str(tiny["ada"]))}, **unbounded)
     pooled = train(ReplayedMutual, tiny["ada"], tmp_path / "b", shared, **keys)
@@ -254,8 +250,10 @@ def test_published_trace_is_that_of_the_sampling_policy(tiny: dict[str, Path], t
     tokenizer = load_tokenizer(str(tiny["ada"]))
     from training_harness import BY_ID
 
-    for prompt_id, ids, trace in list(zip(*map(shard.column, ("prompt_id", "token_ids", "logprobs")), strict=True))[:8]:
-        prompt = tokenizer(BY_ID[prompt_id].text)["input_ids"]
+    for rollout in list(shard)[:8]:
+        assert rollout.token_ids is not None
+        ids, trace = rollout.token_ids.tolist(), rollout.logprobs
+        prompt = tokenizer(BY_ID[rollout.prompt_id].text)["input_ids"]
         with torch.no_grad():
             logits = model(torch.tensor([prompt + ids])).logits[0].double() / 1.3
         logps = torch.log_softmax(logits, -1)
@@ -282,8 +280,8 @@ def test_truncated_rollouts_masked_by_trl_have_a_trace(
         )
         shard = Exchange(tmp_path / f"x{mask}", "eve", "script").read("ada", 0)
         assert shard is not None
-        assert not all(shard.column("ended"))
-        traces.append(shard.column("logprobs"))
+        assert not all(shard.ended)
+        traces.append(shard.logprobs)
     for plain, masked in zip(*traces, strict=True):
         assert masked == pytest.approx(plain, abs=1e-5)
 
@@ -331,7 +329,7 @@ def test_texts_that_any_policy_of_the_pool_reads_are_published(tmp_path: Path) -
     shared = sharing(tmp_path / "x", "sgt", success_above=0.9)
     assert not shared.publishes_text(0.6)
     pool = [shared.regime, SGT(success_above=0.5)]
-    shared.schema = publish_schema(pool)
+    shared = replace(shared, schema=publish_schema(pool))
     assert shared.publishes_text(0.6)
 
 
@@ -346,12 +344,12 @@ def test_regime_publishes_only_what_peers_read(
         assert shard is None
         return
     assert shard is not None
-    assert set(shard.column("token_ids")) == set(shard.column("logprobs")) == {None}
-    texts = shard.column("y_text")
+    assert not any(array is not None for array in (*shard.token_ids, *shard.logprobs))
+    texts = shard.texts()
     if regime == "xgrpo":
         assert set(texts) == {None}
     else:
-        assert [t is not None for t in texts] == [r > 0.8 for r in shard.column("reward")]
+        assert [t is not None for t in texts] == [r > 0.8 for r in shard.rewards]
 
 
 @pytest.mark.release

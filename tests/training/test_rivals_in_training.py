@@ -4,6 +4,7 @@ requirements of regimes, and resuming."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,8 @@ def test_gradient_of_a_whole_step_matches_the_formulas(tiny: dict[str, Path], tm
 
     shard = Exchange(tmp_path / "x", "eve", "script").read("bob", 0)
     assert shard is not None
-    peer = list(zip(*map(shard.column, ("prompt_id", "y_text", "reward", "logprobs")), strict=True))
+    traces = [None if trace is None else trace.tolist() for trace in shard.logprobs]
+    peer = list(zip(shard.prompt_ids, shard.texts(), shard.rewards, traces, strict=True))
     peer_ids = [list(retokenize(text, ada, ended=True).ids) for _, text, _, _ in peer]
     own_rollouts = own_rows(ada, prompts)
     rows: list[tuple[str, list[int], float]] = []
@@ -246,8 +248,8 @@ def test_prefix_is_masked_and_guided_rollouts_have_no_trace(
     prefixes: list[Any] = []
 
     class RecordingTrainer(MutualGRPOTrainer):
-        def on_generated(self, batch: dict[str, Any]) -> None:
-            super().on_generated(batch)
+        def on_generated(self, batch: dict[str, Any], generation: Any) -> None:
+            super().on_generated(batch, generation)
             batches.append({key: value.clone() for key, value in batch.items() if isinstance(value, torch.Tensor)})
             prefixes.append(self.prefixes)
 
@@ -283,8 +285,8 @@ def test_prefix_is_masked_and_guided_rollouts_have_no_trace(
     # all rewards are equal, so no step has changed the initial weights
     model = AutoModelForCausalLM.from_pretrained(tiny["ada"])
     tokenizer = load_tokenizer(str(tiny["ada"]))
-    columns = ("prompt_id", "token_ids", "logprobs")
-    for row, (prompt_id, ids, trace) in enumerate(zip(*map(shard.column, columns), strict=True)):
+    for row, rollout in enumerate(shard):
+        prompt_id, ids, trace = rollout.prompt_id, list(rollout.token_ids), rollout.logprobs  # type: ignore[arg-type]
         assert (trace is None) == bool(batch_prefixes[row])  # no policy sampled a guided rollout completely
         if trace is None:
             continue
@@ -300,8 +302,8 @@ def test_gradient_of_guided_rollouts_excludes_the_prefix(tiny: dict[str, Path], 
     batches: list[Any] = []
 
     class RecordingTrainer(MutualGRPOTrainer):
-        def on_generated(self, batch: dict[str, Any]) -> None:
-            super().on_generated(batch)
+        def on_generated(self, batch: dict[str, Any], generation: Any) -> None:
+            super().on_generated(batch, generation)
             batches.append({key: value.clone() for key, value in batch.items() if isinstance(value, torch.Tensor)})
 
     prompts = list(dict.fromkeys(sampled_rounds(8, 1)[0]))
@@ -309,7 +311,7 @@ def test_gradient_of_guided_rollouts_excludes_the_prefix(tiny: dict[str, Path], 
     exchange.publish(0, [Rollout(p, 0, 0.0, True) for p in prompts], 0)
     shared = sharing(tmp_path / "x", "guided", share=0.5)
     hint = list(retokenize(" the answer is 7, that is", load_tokenizer(str(tiny["ada"]))).ids)
-    shared.state = {"hints": {p: [0, hint] for p in prompts}}
+    shared.memory.state = {"hints": {p: [0, hint] for p in prompts}}
     gradients = Gradients()
 
     def length_reward(completions: list[str], **_: Any) -> list[float]:
@@ -344,7 +346,7 @@ def test_script_with_guided_rollouts_resumes_bit_for_bit(tiny: dict[str, Path], 
     unbroken = guided_run(tiny, tmp_path, "a", 7, **keys)
     assert unbroken.kept[6]["guided/rollouts"] > 0
     shared = sharing(tmp_path / "a-x", "guided")
-    shared.resume = True
+    shared = replace(shared, resume=True)
     checkpoint = tmp_path / "a" / "checkpoint-5"
     resumed = train(
         MutualGRPOTrainer,

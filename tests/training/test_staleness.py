@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +85,12 @@ def test_late_success_is_learnt_once_and_logged_with_its_round(
     train(ReplayedMutual, tiny["ada"], tmp_path / "a", on_time)
     root = tmp_path / "x"
     late = stale(root, tiny, 1)
-    late.rescues = RescueLog(tmp_path / "rescues.jsonl")
+    late = replace(late, rescues=RescueLog(tmp_path / "rescues.jsonl"))
     reward = arriving(ready, root, [(), (0,), (1, 2)])
     learner = train(ReplayedMutual, tiny["ada"], tmp_path / "b", late, reward=reward)
     assert [row["see/lag"] for row in learner.kept] == [1.0, 1.0, 0.0]
     assert [row["see/late_rows"] > 0 for row in learner.kept] == [False, True, True]
-    assert late.uses == on_time.uses  # each success is used as often as if it were on time
+    assert late.memory.uses == on_time.memory.uses  # each success is used as often as if it were on time
     import json
 
     lines = [json.loads(line) for line in (tmp_path / "rescues.jsonl").read_text().splitlines()]
@@ -227,8 +228,8 @@ def test_taught_prompt_counts_as_used_once(tiny: dict[str, Path], tmp_path: Path
 
     late = learner("x", 1)
     train(ReplayedMutual, tiny["ada"], tmp_path / "b", late, reward=reward)
-    assert late.uses
-    assert late.state["uses"] == dict(late.uses)  # the cap counts exactly the uses learnt
+    assert late.memory.uses
+    assert late.memory.state["uses"] == dict(late.memory.uses)  # the cap counts exactly the uses learnt
 
 
 def test_own_teacher_with_staleness_is_rejected(tiny: dict[str, Path], tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_publish_full_writes_every_column(tiny: dict[str, Path], tmp_path: Path)
     tokenizer = load_tokenizer(str(tiny["ada"]))
     assert len(shard) == 32
     rows = zip(
-        *(shard.column(c) for c in ("prompt_id", "x_text", "y_text", "token_ids", "ended", "reward", "rollout")),
+        *(shard.prompt_ids, shard.prompts, shard.texts(), shard.token_ids, shard.ended, shard.rewards, shard.indices),
         strict=True,
     )
     for prompt_id, x_text, y_text, ids, ended, reward, rollout in rows:
@@ -64,9 +64,9 @@ def test_publish_full_writes_every_column(tiny: dict[str, Path], tmp_path: Path)
         assert ended == (ids[-1] == tokenizer.eos_token_id)
         assert reward in (0.0, 1.0)
         assert 0 <= rollout < 4
-    assert sum(shard.column("advantage")) == pytest.approx(0, abs=1e-4)
+    assert sum(shard.advantages) == pytest.approx(0, abs=1e-4)
     by_hand = trace_by_hand(tiny["ada"], shard)
-    for trace, expected in zip(shard.column("logprobs"), by_hand, strict=True):
+    for trace, expected in zip(shard.logprobs, by_hand, strict=True):
         assert trace == pytest.approx(expected, abs=1e-4)
 
 
@@ -76,7 +76,7 @@ def trace_by_hand(model_path: Path, shard: Any) -> list[list[float]]:
 
     model, tokenizer = AutoModelForCausalLM.from_pretrained(model_path), load_tokenizer(str(model_path))
     rows = []
-    for text, ids in zip(shard.column("x_text"), shard.column("token_ids"), strict=True):
+    for text, ids in zip(shard.prompts, shard.token_ids, strict=True):
         prompt = tokenizer(text)["input_ids"]
         with torch.no_grad():
             logits = model(torch.tensor([[*prompt, *ids]])).logits[0].double()
@@ -133,7 +133,7 @@ def test_first_sgt_step_adds_weight_times_the_mean_nll(
     probe = Exchange(tmp_path / "probe", "eve", "script").read("ada", 0)
     assert probe is not None
     best: dict[str, float] = {}
-    for prompt_id, reward in zip(probe.column("prompt_id"), probe.column("reward"), strict=True):
+    for prompt_id, reward in zip(probe.prompt_ids, probe.rewards, strict=True):
         best[prompt_id] = max(best.get(prompt_id, 0.0), reward)
     failed = [prompt_id for prompt_id, reward in best.items() if reward == 0.0]
     assert 0 < len(failed) < len(best)
@@ -190,7 +190,7 @@ def test_use_cap_holds_over_the_run(tiny: dict[str, Path], tmp_path: Path) -> No
     publish_peer(tmp_path / "x", rounds)
     shared = sharing(tmp_path / "x", "sgt", max_uses_per_prompt=1)
     train(MutualGRPOTrainer, tiny["ada"], tmp_path / "a", shared, **keys)
-    assert set(shared.uses.values()) == {1}
+    assert set(shared.memory.uses.values()) == {1}
 
 
 def test_peers_with_other_prompts_are_rejected(tiny: dict[str, Path], tmp_path: Path) -> None:

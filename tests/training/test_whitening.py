@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from mutualrl.errors import UsageError
 from mutualrl.records import Rollout
 from mutualrl.regimes import ExtraRow, Plan, RoundView, RowSource, whitened_plan
 from mutualrl.regimes.advantages import whiten
+from mutualrl.rollouts import Rollouts
 from mutualrl.training import MutualGRPOTrainer
 from training_harness import publish_rollouts, sampled_rounds, sharing, train
 
@@ -41,7 +43,7 @@ def row(advantage: float) -> ExtraRow:
 
 def test_plan_is_whitened_with_the_constants_of_own_rollouts_and_rows_together() -> None:
     own = [Rollout("p", index, reward, True, advantage=0.0) for index, reward in enumerate((0.0, math.nan, 1.0))]
-    view = RoundView(0, "ada", 0, own, {}, whiten=True)
+    view = RoundView(0, "ada", 0, Rollouts.of(own), {}, whiten=True)
     plan = whitened_plan(Plan(advantages=(1.0, 0.0, 3.0), rows=(row(5.0),)), view)
     # pool 1, 3, 5: mean 3, deviation 2; the unscored rollout stays at 0
     assert plan.advantages == pytest.approx((-2 / 2.0001, 0.0, 0.0))
@@ -53,9 +55,9 @@ def test_plan_is_whitened_with_the_constants_of_own_rollouts_and_rows_together()
 class Kept(MutualGRPOTrainer):
     """Trainer that keeps the advantages of every round."""
 
-    def on_generated(self, batch: Any) -> None:
-        super().on_generated(batch)
-        self.rounds = [*getattr(self, "rounds", []), batch["advantages"].clone()]
+    def on_generated(self, batch: Any, generation: Any) -> None:
+        super().on_generated(batch, generation)
+        self.kept_advantages = [*getattr(self, "kept_advantages", []), batch["advantages"].clone()]
 
 
 class KeptByTRL(GRPOTrainer):  # type: ignore[misc]  # TRL is followed as Any
@@ -63,21 +65,21 @@ class KeptByTRL(GRPOTrainer):  # type: ignore[misc]  # TRL is followed as Any
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         batch = super()._generate_and_score_completions(inputs)
-        self.rounds = [*getattr(self, "rounds", []), batch["advantages"].clone()]
+        self.kept_advantages = [*getattr(self, "kept_advantages", []), batch["advantages"].clone()]
         return batch
 
 
 @pytest.mark.slow
 def test_group_scaling_then_whitening_is_normalize_then_sum_of_trl(tiny: dict[str, Path], tmp_path: Path) -> None:
     own = sharing(tmp_path / "x", "grpo")
-    own.whiten = True
+    own = replace(own, whiten=True)
     ours = train(Kept, tiny["ada"], tmp_path / "ours", own, scale_rewards="group")
     keys = {"scale_rewards": "group", "multi_objective_aggregation": "normalize_then_sum"}
     trl = train(KeptByTRL, tiny["ada"], tmp_path / "trl", **keys)
-    assert len(ours.rounds) == len(trl.rounds) == 3
-    for mine, theirs in zip(ours.rounds, trl.rounds, strict=True):
+    assert len(ours.kept_advantages) == len(trl.kept_advantages) == 3
+    for mine, theirs in zip(ours.kept_advantages, trl.kept_advantages, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
-    assert max(float(round_advantages.abs().max()) for round_advantages in ours.rounds) > 0.5
+    assert max(float(round_advantages.abs().max()) for round_advantages in ours.kept_advantages) > 0.5
     weights = [dict(trainer.model.named_parameters()) for trainer in (ours, trl)]
     for name, tensor in weights[0].items():
         torch.testing.assert_close(tensor, weights[1][name], rtol=1e-3, atol=5e-5)  # after three steps of Adam
@@ -90,9 +92,9 @@ def test_own_batch_of_every_regime_has_mean_0_and_deviation_1(
 ) -> None:
     publish_rollouts(tmp_path / "x", load_tokenizer(str(tiny["bob"])), sampled_rounds(8, 1))
     own = sharing(tmp_path / "x", regime, tokenizers={"bob": load_tokenizer(str(tiny["bob"]))})
-    own.whiten = True
+    own = replace(own, whiten=True)
     trained = train(Kept, tiny["ada"], tmp_path / "out", own, scale_rewards="none", max_steps=1, **loss_keys(regime))
-    values = trained.rounds[0].numpy()
+    values = trained.kept_advantages[0].numpy()
     rows = [extra.advantage for extra in trained.extra_rows.rows if extra.loss == "policy_gradient"]
     pool = np.concatenate([values, rows])
     assert (len(rows) > 0) == (regime in ("prp", "hacpo"))
@@ -115,7 +117,7 @@ def test_regime_that_weighs_groups_is_refused(tiny: dict[str, Path], tmp_path: P
         "round.whiten_advantages: found true, but regime 'swarm' sets the advantages of dropped groups" in result.stderr
     )
     own = sharing(tmp_path / "x", "swarm")
-    own.whiten = True
+    own = replace(own, whiten=True)
     with pytest.raises(UsageError, match="whiten_advantages: found true, but regime 'swarm'"):
         train(Kept, tiny["ada"], tmp_path / "out", own)
 

@@ -211,7 +211,7 @@ def rounds_of(root: Path, model: Path, output: Path, **keys: Any) -> list[list[s
     reader = Exchange(root, "eve", "script")
     rounds, number = [], 0
     while (shard := reader.read("ada", number)) is not None:
-        rounds.append(shard.column("prompt_id"))
+        rounds.append(shard.prompt_ids)
         number += 1
     return rounds
 

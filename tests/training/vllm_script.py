@@ -74,9 +74,7 @@ measurements["kept"] = logs.rows
 measurements["agreement_after_training"] = agreement()
 shard = Exchange(root / "x", "eve", "script").read("ada", 0)
 assert shard is not None
-measurements["traces"] = [
-    len(t) == len(i) for t, i in zip(shard.column("logprobs"), shard.column("token_ids"), strict=True)
-]
+measurements["traces"] = [len(t) == len(i) for t, i in zip(shard.logprobs, shard.token_ids, strict=True)]
 
 measurements["difference_before"] = difference()
 with torch.no_grad():  # very different weights: a stale engine would still answer as before

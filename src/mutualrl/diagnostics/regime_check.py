@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mutualrl.errors import MutualRLError
-from mutualrl.records import Prompt, PublishSchema, Rollout
+from mutualrl.records import Prompt, PublishSchema, Rollout, plain_ids
 from mutualrl.regimes import Plan, Regime, Requests, Results, RoundView, check_plan, plain_state
 from mutualrl.regimes.advantages import group_by_prompt, pool_advantages, ungroup
 from mutualrl.regimes.round import PHASES, ExtraRow
-from mutualrl.see.schema import FIELD_OF
+from mutualrl.rollouts import Rollouts
 from mutualrl.tasks import TaskSource, get_task
 from mutualrl.tasks.boxed import boxed_score
 from mutualrl.tiny import path_of
@@ -30,26 +30,6 @@ if TYPE_CHECKING:
 
 LEARNER, PEERS = "ada", ("bob", "cyd")
 ROUNDS, PROMPTS, ROLLOUTS = 3, 8, 4
-
-
-class RecordedRound:
-    """Peer's round in memory, with its published columns."""
-
-    def __init__(self, rollouts: Sequence[Rollout]) -> None:
-        self._rollouts = rollouts
-
-    def column(self, name: str) -> list[Any]:
-        """Return all values of a column of the exchange."""
-        return [copy.copy(getattr(rollout, FIELD_OF[name])) for rollout in self._rollouts]
-
-    def arrays(self, name: str) -> list[np.ndarray[Any, np.dtype[Any]] | None]:
-        """Return a list column as one array per row."""
-        values = [getattr(rollout, FIELD_OF[name]) for rollout in self._rollouts]
-        return [None if value is None else np.asarray(value) for value in values]
-
-    def texts(self, rows: Sequence[int]) -> list[str | None]:
-        """Return the texts of the given rows."""
-        return [self._rollouts[row].text for row in rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +71,15 @@ def _recorded(policy: str, prompt: Prompt, index: int, tokenizer: PreTrainedToke
     trace = tuple(-0.05 - 0.3 * ((place * 7 + index) % 5) for place in range(len(ids)))
     reward = boxed_score(text, prompt.answer)
     return Rollout(
-        prompt.id, index, reward, ended, len(ids), prompt=prompt.text, text=text, token_ids=tuple(ids), logprobs=trace
+        prompt_id=prompt.id,
+        index=index,
+        reward=reward,
+        ended=ended,
+        length=len(ids),
+        prompt=prompt.text,
+        text=text,
+        token_ids=np.array(ids, dtype=np.int32),
+        logprobs=np.array(trace, dtype=np.float32),
     )
 
 
@@ -114,9 +102,10 @@ def recorded_views(schema: PublishSchema) -> list[RoundView]:
             own_rollouts.append(replace(rollout, logprobs=None, text=text))
         peers = {}
         for peer in PEERS:
-            published = schema.select(recorded_rollouts(peer, round_index, tokenizers[peer]))
-            peers[peer] = RecordedRound(published)
-        views.append(RoundView(round_index, LEARNER, 0, own_rollouts, peers, transfer, solutions=solutions))
+            rollouts = Rollouts.of(recorded_rollouts(peer, round_index, tokenizers[peer]), peer, round_index)
+            peers[peer] = rollouts.published(schema)
+        own = Rollouts.of(own_rollouts, LEARNER, round_index)
+        views.append(RoundView(round_index, LEARNER, 0, own, peers, transfer, solutions=solutions))
     return views
 
 
@@ -184,8 +173,9 @@ def _purity(regime: Regime, view: RoundView, plan: Plan) -> list[Finding]:
 def as_plain(plan: Plan) -> tuple[Any, ...]:
     """Return a plan in a form that compares by value."""
     rows = []
+    names = [field.name for field in fields(ExtraRow) if field.name != "token_ids"]
     for row in plan.rows:
-        values = [getattr(row, field.name) for field in fields(ExtraRow)]
+        values = [plain_ids(row.token_ids), *(getattr(row, name) for name in names)]
         rows.append(tuple(v.tolist() if isinstance(v, np.ndarray) else v for v in values))
     return plan.advantages, tuple(rows), dict(plan.metrics), None if plan.state is None else dict(plan.state)
 

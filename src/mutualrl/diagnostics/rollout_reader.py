@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from mutualrl.errors import DataError
+from mutualrl.rollouts import SCHEMA, widest
 from mutualrl.storage.files import user_path
 from mutualrl.storage.parquet import read_table
 from mutualrl.tasks.base import read_jsonl
@@ -21,20 +22,14 @@ ALIASES = {
     "x_text": ("x_text", "prompt"),
     "y_text": ("y_text", "completion", "text"),
 }
+#: columns that are read, in the widest type of their kind: a user's numbers are not rounded
 TYPES: dict[str, pa.DataType] = {
-    "policy": pa.string(),
-    "round": pa.int64(),
-    "prompt_id": pa.string(),
-    "rollout": pa.int64(),
-    "reward": pa.float64(),
-    "ended": pa.bool_(),
+    **{
+        name: widest(SCHEMA.field(name).type) for name in ("policy", "round", "prompt_id", "rollout", "reward", "ended")
+    },
     "task": pa.string(),
     "group": pa.string(),
-    "x_text": pa.string(),
-    "y_text": pa.string(),
-    "tokens": pa.int64(),
-    "token_ids": pa.list_(pa.int64()),
-    "logprobs": pa.list_(pa.float64()),
+    **{name: widest(SCHEMA.field(name).type) for name in ("x_text", "y_text", "tokens", "token_ids", "logprobs")},
 }
 NEEDED = ("policy", "prompt_id", "reward")
 

@@ -61,10 +61,10 @@ def collect_successes(exchange: Location, run_id: str, policy: str, above: float
         if shard is None:
             continue
         rollouts += len(shard)
-        rows = [row for row, reward in enumerate(shard.column("reward")) if reward > above]
+        rows = [row for row, reward in enumerate(shard.rewards) if reward > above]
         rewarded += len(rows)
-        ids, ended = shard.column("prompt_id"), shard.column("ended")
-        end_tokens.update(last_tokens(zip(shard.column("token_ids"), ended, strict=True)))
+        ids, ended = shard.prompt_ids, shard.ended
+        end_tokens.update(last_tokens(zip(shard.token_ids, ended, strict=True)))
         complete = [row for row in rows if ended[row]]
         cut += len(rows) - len(complete)
         for row, text in zip(complete, shard.texts(complete), strict=True):

@@ -3,8 +3,8 @@
 Each part has a marker, written after it, with the part's identity and sha256. A part under another part's name, or
 with a changed byte, is rejected. Stored rewards are for human readers; the code recomputes them from the texts.
 
-The columns are those of an exchange (`mutualrl.see.schema`) plus `task`, `group`, `answer`, `tokens` and `too_long`,
-so the diagnostics accept the parts as rollouts files."""
+The columns are those of a rollout (`mutualrl.rollouts`) plus `task`, `group`, `answer`, `too_long` and `no_box`, so
+the diagnostics accept the parts as rollouts files."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from mutualrl.engines.model_files import model_digest
 from mutualrl.errors import FileDamagedError, UsageError
+from mutualrl.rollouts import pick
 from mutualrl.storage.files import (
     JsonObject,
     read_checksummed,
@@ -37,23 +38,18 @@ FORMAT = 2  # of the parts; format 1 had no markers
 LARGEST_PART = 2**30  # bytes
 _LEFTOVER = re.compile(r"\..*\.tmp")  # left by a killed writer
 
+#: columns of a rollout and of its evaluation
 SCHEMA = pa.schema(
     [
-        pa.field("policy", pa.string(), nullable=False),
-        pa.field("round", pa.int64(), nullable=False),
+        *pick("policy", "round"),
         pa.field("task", pa.string(), nullable=False),
         pa.field("group", pa.string(), nullable=False),
-        pa.field("prompt_id", pa.string(), nullable=False),
-        pa.field("rollout", pa.int32(), nullable=False),
-        pa.field("reward", pa.float64(), nullable=False),
-        pa.field("ended", pa.bool_(), nullable=False),
+        *pick("prompt_id", "rollout", "reward", "ended"),
         pa.field("too_long", pa.bool_(), nullable=False),
         pa.field("no_box", pa.bool_()),
-        pa.field("tokens", pa.int32(), nullable=False),
-        pa.field("x_text", pa.string(), nullable=False),
-        pa.field("y_text", pa.string(), nullable=False),
+        *pick("tokens", "x_text", "y_text", needed=("tokens", "x_text", "y_text")),
         pa.field("answer", pa.string(), nullable=False),
-        pa.field("token_ids", pa.list_(pa.int32())),
+        *pick("token_ids"),
     ]
 )
 

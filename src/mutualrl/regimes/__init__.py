@@ -19,7 +19,7 @@ from mutualrl.errors import RegimeError
 from mutualrl.plugins import FORM, entry_points, is_import_path, load_object
 from mutualrl.records import PublishSchema, Rollout
 from mutualrl.regimes.channels import SEPARATOR, combined
-from mutualrl.regimes.peers import PeerRollout, peer_rewards, peer_rollouts
+from mutualrl.regimes.peers import peer_rewards, peer_rollouts
 from mutualrl.regimes.regime import Metric, Regime, setting
 from mutualrl.regimes.round import (
     BOUNDS,
@@ -28,7 +28,6 @@ from mutualrl.regimes.round import (
     Bound,
     ExtraRow,
     GuideView,
-    PeerRound,
     Plan,
     Requests,
     Results,
@@ -36,7 +35,6 @@ from mutualrl.regimes.round import (
     RowSource,
     RowStatistics,
     Stepwise,
-    Trace,
     Transfer,
     UpperBound,
     check_plan,
@@ -157,8 +155,6 @@ __all__ = [
     "ExtraRow",
     "GuideView",
     "Metric",
-    "PeerRollout",
-    "PeerRound",
     "Plan",
     "PublishSchema",
     "Regime",
@@ -169,7 +165,6 @@ __all__ = [
     "RowSource",
     "RowStatistics",
     "Stepwise",
-    "Trace",
     "Transfer",
     "UpperBound",
     "at_level",

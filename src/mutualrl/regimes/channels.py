@@ -7,7 +7,7 @@ states kept separate. Invalid combinations are rejected with the regimes' names.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
@@ -15,7 +15,7 @@ from pydantic import create_model
 
 from mutualrl.errors import RegimeError
 from mutualrl.records import PublishSchema
-from mutualrl.regimes.regime import Problem, Regime, Treatment
+from mutualrl.regimes.regime import Conditions, Problem, Regime, Settings, Treatment, Variants
 from mutualrl.regimes.round import ExtraRow, GuideView, Plan, Requests, RoundView, RowStatistics
 
 SEPARATOR = "+"
@@ -53,13 +53,12 @@ class Channels(Regime):
         advantages: tuple[float, ...] | None = None
         rows: list[ExtraRow] = []
         metrics: dict[str, float] = {}
-        states: dict[str, Any] = dict(view.state)
+        states = dict(view.state)
         for part in self.regimes:
             plan = part.plan(_of_part(view, part))
             if plan.advantages is not None:
                 advantages = plan.advantages
-                rollouts = [replace(r, advantage=a) for r, a in zip(view.rollouts, advantages, strict=True)]
-                view = replace(view, rollouts=rollouts)
+                view = replace(view, rollouts=view.rollouts.with_advantages(advantages))
             rows += plan.rows
             metrics |= plan.metrics
             if plan.state is not None:
@@ -90,7 +89,7 @@ class Channels(Regime):
             raise RegimeError(f"regime: its parts train on several columns of the data: {', '.join(sorted(columns))}")
         return columns.pop() if columns else None
 
-    def problems(self, trainer: Mapping[str, Any]) -> list[Problem]:
+    def problems(self, trainer: Settings) -> list[Problem]:
         """Return the parts' problems, with their settings' full names."""
         problems: list[Problem] = []
         for part in self.regimes:
@@ -105,7 +104,7 @@ class Channels(Regime):
         return any(part.requests_anything() for part in cls.parts)
 
     @classmethod
-    def acts_with(cls) -> dict[str, tuple[str, Any]]:
+    def acts_with(cls) -> Conditions:
         """Return the parts' conditions, with their settings' full names."""
         conditions = {}
         for part in cls.parts:
@@ -114,7 +113,7 @@ class Channels(Regime):
         return conditions
 
     @classmethod
-    def variants(cls) -> dict[str, tuple[Any, ...]]:
+    def variants(cls) -> Variants:
         """Return the parts' variants, with their settings' full names."""
         return {f"{part.name}.{key}": values for part in cls.parts for key, values in part.variants().items()}
 
@@ -137,6 +136,7 @@ def combined(parts: Sequence[type[Regime]]) -> type[Channels]:
     channels.weighs_groups = any(part.weighs_groups for part in parts)
     channels.reads_peers = any(part.reads_peers for part in parts)
     channels.guides = any(part.guides for part in parts)
+    channels.encodes_all_texts = any(part.encodes_all_texts for part in parts)
     return channels
 
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mutualrl.regimes.peers import PeerRollout, peer_rollouts
+from mutualrl.records import Ids, Rollout, plain_ids
+from mutualrl.regimes.peers import peer_rollouts
 from mutualrl.regimes.regime import SUCCESS_ABOVE
 from mutualrl.regimes.round import RoundView
 from mutualrl.seeds import seeded
@@ -120,7 +121,7 @@ def gated_prompts(
     own: Mapping[str, Sequence[float]],
     peer_rewards: Mapping[str, Sequence[float]],
     successes: Callable[[str], Sequence[Candidate]],
-    encode: Callable[[Sequence[Candidate]], Sequence[tuple[int, ...] | None]],
+    encode: Callable[[Sequence[Candidate]], Sequence[Ids | None]],
     rule: GateRule,
     *,
     uses: Mapping[str, int],
@@ -146,8 +147,8 @@ def gated_prompts(
     by_prompt: dict[str, list[Encoded]] = {}
     unencodable = 0
     for (prompt_id, candidate), ids in zip(candidates, encode([c for _, c in candidates]), strict=True):
-        if ids:
-            by_prompt.setdefault(prompt_id, []).append(Encoded(candidate, ids))
+        if ids is not None and len(ids):
+            by_prompt.setdefault(prompt_id, []).append(Encoded(candidate, plain_ids(ids)))
         else:
             unencodable += 1
     encoded = tuple((prompt_id, tuple(each)) for prompt_id, each in by_prompt.items())
@@ -173,7 +174,7 @@ def successes_of(view: RoundView, memory: Mapping[str, Sequence[Remembered]] | N
     """Return the peers' successes of this round, and remembered ones. Texts are read for candidates only."""
     memory = memory or {}
     rewards: dict[str, list[float]] = {}
-    rollouts: dict[str, list[PeerRollout]] = {}
+    rollouts: dict[str, list[Rollout]] = {}
     for rollout in peer_rollouts(view):
         rewards.setdefault(rollout.prompt_id, []).append(rollout.reward)
         rollouts.setdefault(rollout.prompt_id, []).append(rollout)
@@ -209,7 +210,7 @@ def remembered(view: RoundView, rounds: int) -> dict[str, list[Remembered]]:
 def memory_after(view: RoundView, rounds: int, rule: GateRule) -> dict[str, list[Remembered]]:
     """Return the memory with this round's successes: the best of each peer on a prompt, the first among equals."""
     memory = {prompt_id: list(entries) for prompt_id, entries in remembered(view, rounds).items()}
-    texts = {name: peer.texts(range(len(peer.column("prompt_id")))) for name, peer in view.peers.items()}
+    texts = {name: peer.texts() for name, peer in view.peers.items()}
     best: dict[tuple[str, str], Remembered] = {}
     for rollout in peer_rollouts(view):
         text = texts[rollout.policy][rollout.row]

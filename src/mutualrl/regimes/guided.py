@@ -10,15 +10,14 @@ the loss; the continuation is the learner's own on-policy sample, in one group w
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from pydantic import model_validator
 
-from mutualrl.records import PublishSchema, Rollout
+from mutualrl.records import Ids, PublishSchema, Rollout
 from mutualrl.regimes.advantages import group_by_prompt
 from mutualrl.regimes.gating import Candidate, Gated, GateRule, draw_candidate, gated_prompts, successes_of
-from mutualrl.regimes.regime import SUCCESS_ABOVE, Metric, Problem, Regime, setting
+from mutualrl.regimes.regime import SUCCESS_ABOVE, Metric, Problem, Regime, Settings, setting
 from mutualrl.regimes.round import GuideView, Plan, RoundView
 from mutualrl.seeds import seeded
 
@@ -98,7 +97,7 @@ class Guided(Regime):
         metrics = {
             "guided/gate_rate": gated.gated / max(gated.prompts, 1),
             "guided/rollouts": float(len(guided)),
-            "guided/prefix_tokens": float(sum(rollout.prefix for rollout in guided)),
+            "guided/prefix_tokens": float(sum(rollout.prefix or 0 for rollout in guided)),
             "guided/hints": float(len(hints)),
             "guided/unencodable": float(gated.unencodable),
             **reward_metrics("unguided", [rollout.reward for rollout in unguided], self.success_above),
@@ -106,7 +105,7 @@ class Guided(Regime):
         }
         return Plan(metrics=metrics, state={"hints": hints} if hints != before else None)
 
-    def problems(self, trainer: Mapping[str, Any]) -> list[Problem]:
+    def problems(self, trainer: Settings) -> list[Problem]:
         """Return (key, problem) for a share too small to prefix one rollout of a group."""
         group = int(trainer.get("num_generations", 8))
         if self.share > 0 and guided_count(group, self.share) == 0:
@@ -122,12 +121,12 @@ class Guided(Regime):
         def successes(prompt_id: str) -> list[Candidate]:
             return available.candidates(prompt_id, self.success_above)
 
-        def encode(candidates: Sequence[Candidate]) -> list[tuple[int, ...] | None]:
+        def encode(candidates: Sequence[Candidate]) -> list[Ids | None]:
             return view.transfer.encode([(candidate.text, candidate.ended) for candidate in candidates])
 
         return gated_prompts(rewards, available.rewards, successes, encode, self.rule, uses={})
 
-    def _hints(self, view: RoundView, gated: Gated, solved: set[str]) -> dict[str, list[Any]]:
+    def _hints(self, view: RoundView, gated: Gated, solved: set[str]) -> dict[str, list[object]]:
         """Return the remembered successes after this round, by prompt: [round, ids]."""
         hints = {}
         for prompt_id, hint in view.state.get("hints", {}).items():

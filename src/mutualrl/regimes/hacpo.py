@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import model_validator
@@ -29,7 +29,7 @@ from pydantic import model_validator
 from mutualrl.records import PublishSchema
 from mutualrl.regimes.advantages import Floats, group_by_prompt, standard_deviation, success_rate, ungroup
 from mutualrl.regimes.peers import encoded, peer_rollouts
-from mutualrl.regimes.regime import Metric, Problem, Regime, setting
+from mutualrl.regimes.regime import Metric, Problem, Regime, Settings, setting
 from mutualrl.regimes.round import ExtraRow, Plan, RoundView, RowSource, RowStatistics, Stepwise
 
 logger = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ class HACPO(Regime):
     name = "hacpo"
     summary = "own and peers' rollouts as one batch, weighted by each policy's capability (HACPO)"
     advantages = "builds the batch"
+    encodes_all_texts = True
     metrics = (
         Metric("hacpo/rows", "rows", "peer rows that joined the batch", role="action"),
         Metric("hacpo/unencodable", "rows", "peer rows that the learner cannot encode, or that were not scored"),
@@ -113,7 +114,7 @@ class HACPO(Regime):
         """Return the median over the peers' tokens of the learner's probability over the source's geometric mean."""
         return {"hacpo/ratio": float(np.median(statistics.ratios))} if statistics.ratios.size else {}
 
-    def problems(self, trainer: Mapping[str, Any]) -> list[Problem]:
+    def problems(self, trainer: Settings) -> list[Problem]:
         """Return (key, problem) for trainer settings that do not give own rows GSPO's loss."""
         problems: list[Problem] = []
         level = trainer.get("importance_sampling_level", "token")
@@ -181,7 +182,7 @@ def capability_weights(
 def success_rates(view: RoundView, window: int) -> dict[str, list[float]]:
     """Return each policy's success rates in the last `window` rounds, including this one, oldest first."""
     before: Mapping[str, list[float]] = view.state.get("shares", {})
-    rewards = {view.learner: view.rewards, **{name: peer.column("reward") for name, peer in view.peers.items()}}
+    rewards = {view.learner: view.rewards, **{name: peer.rewards for name, peer in view.peers.items()}}
     rates = {name: list(values) for name, values in before.items()}
     for name in sorted(rewards):
         rate = success_rate(rewards[name])
@@ -206,7 +207,7 @@ def peer_rows(
             unencodable += 1
             continue
         masked = view.mask_truncated and not rollout.ended  # as TRL masks own rows: in the pool, not in the loss
-        mean = np.mean(rollout.logprobs)  # of the source's tokens, so that it needs no alignment
+        mean = np.mean(rollout.logprobs.astype(np.float64))  # of the source's tokens, so that it needs no alignment
         row = ExtraRow(
             prompt_id=rollout.prompt_id,
             source=RowSource(rollout.policy, rollout.index, view.round),

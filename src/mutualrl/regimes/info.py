@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mutualrl.regimes import Metric, Regime, regimes
-from mutualrl.regimes.regime import changed_settings, flat, merged
+from mutualrl.regimes.regime import Conditions, Settings, Variants, changed_settings, flat, merged
 
 
 class RegimeInfo(BaseModel):
@@ -23,10 +23,10 @@ class RegimeInfo(BaseModel):
     reads_peers: bool = True
     shares: bool = True
     late: bool = False
-    defaults: dict[str, Any] = {}
+    defaults: Settings = {}
     metrics: tuple[Metric, ...] = ()
-    acts_when: dict[str, tuple[str, Any]] = {}
-    variants: dict[str, tuple[Any, ...]] = {}
+    acts_when: Conditions = {}
+    variants: Variants = {}
 
     @classmethod
     def of(cls, regime: type[Regime]) -> RegimeInfo:
@@ -47,7 +47,7 @@ class RegimeInfo(BaseModel):
         )
 
     @classmethod
-    def from_run(cls, info: Mapping[str, Any]) -> RegimeInfo:
+    def from_run(cls, info: Settings) -> RegimeInfo:
         """Return the regime described in run.json; missing fields come from the shipped regime of that name."""
         name = str(info.get("regime", "unknown"))
         shipped = cls.of(regimes()[name]) if name in regimes() else cls(name=name)
@@ -60,7 +60,7 @@ class RegimeInfo(BaseModel):
         """Return the key of the metric with that role, if the regime logs one."""
         return next((metric.key for metric in self.metrics if metric.role == role), None)
 
-    def label(self, given: Mapping[str, Any], by_policy: Mapping[str, Mapping[str, Any]]) -> str:
+    def label(self, given: Settings, by_policy: Mapping[str, Settings]) -> str:
         """Return the regime's name with its non-default settings: `sgt (weight=0.3)`; a policy's own settings as
         `sgt (bob: weight=0.9)`."""
         changed = changed_settings(given, self.defaults, self.acts_when)
@@ -69,7 +69,7 @@ class RegimeInfo(BaseModel):
             changed += [f"{policy}: {setting}" for setting in of_policy if setting.partition("=")[0] in flat(own)]
         return f"{self.name} ({', '.join(changed)})" if changed else self.name
 
-    def is_variant(self, given: Mapping[str, Any]) -> bool:
+    def is_variant(self, given: Settings) -> bool:
         """Return whether an arm is an ablation or a control, rather than the regime as published."""
         values = {**flat(self.defaults), **flat(given)}
         varied = [key for key, variants in self.variants.items() if values.get(key) in variants]

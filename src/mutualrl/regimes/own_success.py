@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from mutualrl.records import plain_ids
 from mutualrl.regimes.gating import Candidate, Encoded, GateRule, draw_candidate
 from mutualrl.regimes.round import RoundView
 
@@ -43,12 +44,11 @@ def own_successes(
 def _encoded(view: RoundView, prompt_id: str, above: float) -> list[Encoded]:
     encoded = []
     for rollout in view.rollouts:
-        own_success = rollout.reward > above and rollout.token_ids and not rollout.prefix
-        if rollout.prompt_id == prompt_id and own_success:
-            assert rollout.token_ids is not None
+        own_success = rollout.reward > above and not rollout.prefix
+        if rollout.prompt_id == prompt_id and own_success and rollout.token_ids is not None and len(rollout.token_ids):
             text = view.transfer.text_of(rollout.token_ids)
             candidate = Candidate(view.learner, rollout.index, text, rollout.ended)
-            encoded.append(Encoded(candidate, tuple(rollout.token_ids)))
+            encoded.append(Encoded(candidate, plain_ids(rollout.token_ids)))
     return encoded
 
 

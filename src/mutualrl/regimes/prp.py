@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from mutualrl.records import PublishSchema
+from mutualrl.records import Ids, PublishSchema, Rollout, plain_ids
 from mutualrl.regimes.advantages import Floats, group_by_prompt, pool_advantages, standard_deviation, ungroup
-from mutualrl.regimes.peers import PeerRollout, encoded, peer_rollouts
-from mutualrl.regimes.regime import Metric, Problem, Regime, setting
+from mutualrl.regimes.peers import encoded, peer_rollouts
+from mutualrl.regimes.regime import Metric, Problem, Regime, Settings, setting
 from mutualrl.regimes.round import (
     PPO,
+    Aligned,
     Band,
     ExtraRow,
     Plan,
@@ -27,7 +28,6 @@ from mutualrl.regimes.round import (
     RoundView,
     RowSource,
     RowStatistics,
-    Trace,
 )
 
 Graded = tuple[ExtraRow, float]
@@ -42,6 +42,7 @@ class PRP(Regime):
     name = "prp"
     summary = "own and peers' rollouts as one batch, with the peers' aligned traces as denominators"
     advantages = "builds the batch"
+    encodes_all_texts = True
     level = "data"
     metrics = (
         Metric("prp/rows", "rows", "peer rows that joined the batch", role="action"),
@@ -98,7 +99,7 @@ class PRP(Regime):
         if self.trust == "all":
             return Requests()
         graded, _, _ = peer_rows(view, self)
-        return Requests(logprobs=tuple((row.prompt_id, row.token_ids) for row, _ in graded))
+        return Requests(logprobs=tuple((row.prompt_id, plain_ids(row.token_ids)) for row, _ in graded))
 
     def plan(self, view: RoundView) -> Plan:
         """Return own advantages over the pool of a round, and the peers' rows. Without peers nothing changes."""
@@ -130,7 +131,7 @@ class PRP(Regime):
         """Return the metrics of the peer rows' ratios."""
         return ratio_metrics(statistics)
 
-    def problems(self, trainer: Mapping[str, Any]) -> list[Problem]:
+    def problems(self, trainer: Settings) -> list[Problem]:
         """Return (key, problem) for trainer settings that the loss over peer rows does not support."""
         high = trainer.get("epsilon_high")
         above = 1 + float(trainer.get("epsilon", 0.2) if high is None else high)
@@ -177,49 +178,39 @@ def pool(
 def peer_rows(view: RoundView, settings: PRP) -> tuple[list[Graded], int, list[Residual]]:
     """Return the peer rollouts that the learner can encode, with their rewards, sorted by (prompt, policy, rollout);
     the number that it cannot encode; and the residuals of the alignments, if traces are aligned."""
-    graded: list[Graded] = []
-    residuals: list[Residual] = []
-    unencodable = 0
     fields = ("text", "token_ids", "logprobs") if settings.denominator == "peer" else ("text",)
     rollouts = list(peer_rollouts(view, *fields, regime=settings.name))
+    usable: list[Rollout] = []
+    ids_R: list[Ids] = []
     for rollout, ids in zip(rollouts, encoded(view, rollouts), strict=True):
-        aligned = None if ids is None else _learner_row(view, settings, rollout, ids)
-        if aligned is None:
-            unencodable += 1
-            continue
-        row, residual = aligned
-        graded.append((row, rollout.reward))
-        if residual is not None:
-            residuals.append(residual)
+        scored = rollout.logprobs is None or not np.isnan(rollout.logprobs).any()  # NaN: the engine could not score it
+        if ids is not None and scored:
+            usable.append(rollout)
+            ids_R.append(ids)
+    unencodable = len(rollouts) - len(usable)
+    if settings.denominator == "peer":
+        aligned_R = view.transfer.align(usable, ids_R, settings.anchor)
+        rows = [_row(view, settings, *each) for each in zip(usable, ids_R, aligned_R, strict=True)]
+        residuals = [(abs(aligned.residual), aligned.mismatched, abs(aligned.clipped)) for aligned in aligned_R]
+    else:
+        rows, residuals = [_row(view, settings, *each) for each in zip(usable, ids_R, strict=True)], []
+    graded = [(row, rollout.reward) for row, rollout in zip(rows, usable, strict=True)]
     graded.sort(key=lambda entry: (entry[0].prompt_id, entry[0].source.policy, entry[0].source.rollout))
     return graded, unencodable, residuals
 
 
-def _learner_row(
-    view: RoundView, settings: PRP, rollout: PeerRollout, ids: tuple[int, ...]
-) -> tuple[ExtraRow, Residual | None] | None:
-    """Return a peer's rollout on the learner's tokens `ids`, without its advantage, and the residual of its alignment,
-    if there is one; None for a trace with a token that was not scored."""
-    logprobs, covered, residual = None, np.ones(len(ids), dtype=np.bool_), None
-    if settings.denominator == "peer":
-        assert rollout.text is not None and rollout.token_ids is not None and rollout.logprobs is not None
-        if np.isnan(rollout.logprobs).any():  # a token that the engine could not score
-            return None
-        trace = Trace(rollout.policy, rollout.text, rollout.ended, rollout.token_ids, rollout.logprobs)
-        aligned = view.transfer.align(trace, ids, settings.anchor)
-        logprobs, covered = aligned.logprobs.astype(np.float32), aligned.covered
-        residual = (abs(aligned.residual), aligned.mismatched, abs(aligned.clipped))
-    row = ExtraRow(
+def _row(view: RoundView, settings: PRP, rollout: Rollout, ids: Ids, aligned: Aligned | None = None) -> ExtraRow:
+    """Return a peer's rollout on the learner's tokens `ids`, without its advantage."""
+    return ExtraRow(
         prompt_id=rollout.prompt_id,
         source=RowSource(rollout.policy, rollout.index, view.round),
         token_ids=ids,
         loss="policy_gradient",
-        mask=covered,
-        logprobs=logprobs,
+        mask=np.ones(len(ids), dtype=np.bool_) if aligned is None else aligned.covered,
+        logprobs=None if aligned is None else aligned.logprobs.astype(np.float32),
         bound=Band() if settings.clip == "band" else PPO(settings.delta),
         mean="pool",
     )
-    return row, residual
 
 
 def without_truncated(view: RoundView, graded: Sequence[Graded]) -> list[Graded]:
@@ -247,7 +238,7 @@ def trusted(view: RoundView, graded: Sequence[Graded]) -> list[Graded]:
     low, high = 1 - view.clip[0], 1 + view.clip[1]
     within = []
     for row, reward in graded:
-        logprobs = view.results.logprobs[row.prompt_id, row.token_ids]
+        logprobs = view.results.logprobs[row.prompt_id, plain_ids(row.token_ids)]
         if low <= sequence_ratio(logprobs, row) <= high:
             within.append((row, reward))
     return within
@@ -332,7 +323,7 @@ def chi_square(log_ratios: Floats) -> float:
 
 
 #: settings of TRL's loss without a counterpart in `clip: band`, and the values with which they are unused.
-BAND_PLAIN: dict[str, tuple[Any, ...]] = {
+BAND_PLAIN: dict[str, tuple[object, ...]] = {
     "importance_sampling_level": ("token",),
     "off_policy_mask_threshold": (None,),
     "top_entropy_quantile": (1.0, 1),

@@ -14,6 +14,12 @@ from mutualrl.regimes.round import GuideView, Plan, Requests, RoundView, RowStat
 
 #: (key of the trainer's settings, problem)
 Problem = tuple[str, str]
+#: values of settings by name, a trainer's or a regime's
+Settings = Mapping[str, Any]
+#: by setting, the other setting and the value or values under which it has an effect
+Conditions = Mapping[str, tuple[str, object]]
+#: by setting, the values that make an arm an ablation or a control
+Variants = Mapping[str, tuple[object, ...]]
 #: what a regime does to the learner's advantages; which may follow which: `channels.FOLLOWERS`
 Treatment = Literal["keeps", "adjusts", "sets", "builds the batch"]
 
@@ -51,9 +57,8 @@ def setting(
     always has one. `variants`: values that make an arm an ablation or a control, rather than the regime as published.
     `constraints`: pydantic's, such as `ge`.
     """
-    extra: Any = {"acts_with": dict(acts_with or {}), "variants": list(variants)}
-    options: dict[str, Any] = {"json_schema_extra": extra, **constraints}
-    return Field(default, description=description, **options)
+    extra = {"acts_with": dict(acts_with or {}), "variants": list(variants)}
+    return Field(default, description=description, json_schema_extra=extra, **constraints)  # type: ignore[call-overload]
 
 
 class Regime(BaseModel):
@@ -70,6 +75,7 @@ class Regime(BaseModel):
     shares: False for the baseline, which plans nothing.
     reads_peers: whether a round waits for the peers (a pool of one is then rejected).
     guides: whether `prefixes` gives upcoming rollouts a beginning.
+    encodes_all_texts: whether a plan encodes every text of the peers; it is then begun while slower peers are awaited.
     level: the paper's level at which experience is shared. control: whether it is a control of another regime.
     """
 
@@ -83,6 +89,7 @@ class Regime(BaseModel):
     shares: ClassVar[bool] = True
     reads_peers: ClassVar[bool] = True
     guides: ClassVar[bool] = False
+    encodes_all_texts: ClassVar[bool] = False
     level: ClassVar[Literal["none", "data", "value", "outcome"]] = "none"
     control: ClassVar[bool] = False
 
@@ -127,7 +134,7 @@ class Regime(BaseModel):
         """Return the data column that it trains on; `solution` is the task's own, None for no column."""
         return None
 
-    def problems(self, trainer: Mapping[str, Any]) -> Sequence[Problem]:
+    def problems(self, trainer: Settings) -> Sequence[Problem]:
         """Return (key, problem) of the trainer's settings with which it cannot run."""
         return ()
 
@@ -144,10 +151,10 @@ class Regime(BaseModel):
         return cls.requests is not Regime.requests
 
     @classmethod
-    def acts_with(cls) -> dict[str, tuple[str, Any]]:
+    def acts_with(cls) -> Conditions:
         """Return, for each setting that has no effect under others, the other setting and the value or values under
         which it has one."""
-        conditions: dict[str, tuple[str, Any]] = {}
+        conditions: dict[str, tuple[str, object]] = {}
         for key, field in cls.model_fields.items():
             extra = field.json_schema_extra
             condition = extra.get("acts_with") if isinstance(extra, dict) else None
@@ -156,9 +163,9 @@ class Regime(BaseModel):
         return conditions
 
     @classmethod
-    def variants(cls) -> dict[str, tuple[Any, ...]]:
+    def variants(cls) -> Variants:
         """Return, by setting, the values that make an arm an ablation or a control."""
-        values: dict[str, tuple[Any, ...]] = {}
+        values: dict[str, tuple[object, ...]] = {}
         for key, field in cls.model_fields.items():
             extra = field.json_schema_extra
             variants = extra.get("variants") if isinstance(extra, dict) else None
@@ -211,9 +218,9 @@ class Regime(BaseModel):
         ]
 
 
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(settings: Settings, prefix: str = "") -> dict[str, Any]:
     """Return settings with nested keys written as `outer.inner`."""
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
             values.update(flat(value, f"{prefix}{key}."))
@@ -222,7 +229,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return values
 
 
-def merged(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def merged(settings: Settings, own: Settings) -> dict[str, Any]:
     """Return settings with some values replaced, nested ones key by key."""
     result = dict(settings)
     for key, value in own.items():
@@ -231,7 +238,7 @@ def merged(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any
     return result
 
 
-def acts(key: str, values: Mapping[str, Any], acts_with: Mapping[str, tuple[str, Any]]) -> bool:
+def acts(key: str, values: Settings, acts_with: Conditions) -> bool:
     """Return whether a setting has an effect among the settings `values`."""
     if key not in acts_with:
         return True
@@ -239,9 +246,7 @@ def acts(key: str, values: Mapping[str, Any], acts_with: Mapping[str, tuple[str,
     return values.get(other) in value if isinstance(value, tuple | list) else bool(values.get(other) == value)
 
 
-def changed_settings(
-    given: Mapping[str, Any], defaults: Mapping[str, Any], acts_with: Mapping[str, tuple[str, Any]]
-) -> list[str]:
+def changed_settings(given: Settings, defaults: Settings, acts_with: Conditions) -> list[str]:
     """Return `key=value` for every setting that is not the default and has an effect, sorted."""
     flat_defaults, flat_given = flat(defaults), flat(given)
     values = {**flat_defaults, **flat_given}

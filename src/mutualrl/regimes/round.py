@@ -10,18 +10,23 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from mutualrl.errors import RegimeError, UsageError
-from mutualrl.records import Rollout
+from mutualrl.records import Ids, Rollout
 from mutualrl.regimes.advantages import Scale, group_by_prompt, whiten
+
+if TYPE_CHECKING:
+    from mutualrl.rollouts import Rollouts
+
+State = Mapping[str, Any]  # of a regime: JSON values by name
 
 
 class Aligned(NamedTuple):
-    """Peer's trace on the learner's T tokens.
+    """A peer's trace on the learner's T tokens.
 
     `logprobs`: shape (T,), nats, 0 where not covered; `covered`: shape (T,), the tokens with a log-prob. `residual`: R,
     the peer's mass assigned to no token, nats (delta_THL is its absolute value); `mismatched`: C_mis, the number of
@@ -35,48 +40,22 @@ class Aligned(NamedTuple):
     clipped: float = 0.0
 
 
-class PeerRound(Protocol):
-    """Peer's rollouts of one round, by column; implemented by `mutualrl.see.Shard`."""
-
-    def column(self, name: str) -> list[Any]:
-        """Return all values of a column of the exchange, in the writer's order."""
-        ...
-
-    def arrays(self, name: str) -> Sequence[npt.NDArray[np.int64] | npt.NDArray[np.float64] | None]:
-        """Return a list column as one array of 64-bit numbers per row, None where it has none."""
-        ...
-
-    def texts(self, rows: Sequence[int]) -> list[str | None]:
-        """Return the completion texts of the given rows."""
-        ...
-
-
-class Trace(NamedTuple):
-    """Peer's response as sampled: its text, whether it had ended, its ids, and a log-prob for each, nats."""
-
-    policy: str
-    text: str
-    ended: bool
-    token_ids: npt.NDArray[np.int64]
-    logprobs: npt.NDArray[np.float64]
-
-
 class Transfer(Protocol):
     """Tokenizer Heterogeneity Layer for one learner: texts and traces of peers on the learner's tokens."""
 
-    def encode(self, responses: Sequence[tuple[str, bool]]) -> list[tuple[int, ...] | None]:
+    def encode(self, responses: Sequence[tuple[str, bool]]) -> list[Ids | None]:
         """Return the learner's ids of every (text, ended); None where it is too long, empty or not encoded exactly."""
         ...
 
-    def to_learner_ids(self, text: str, ended: bool) -> tuple[int, ...] | None:
+    def to_learner_ids(self, text: str, ended: bool) -> Ids | None:
         """Return the learner's ids of one response, as `encode` does."""
         ...
 
-    def align(self, trace: Trace, ids: Sequence[int], anchor: str) -> Aligned:
-        """Align a peer's trace with the learner's T tokens `ids`."""
+    def align(self, rollouts: Sequence[Rollout], ids: Sequence[Ids], anchor: str) -> list[Aligned]:
+        """Align the traces of peers' rollouts with the learner's tokens of their texts, shape (T,) each."""
         ...
 
-    def text_of(self, ids: Sequence[int]) -> str:
+    def text_of(self, ids: Sequence[int] | Ids) -> str:
         """Return the text of the learner's ids."""
         ...
 
@@ -84,26 +63,24 @@ class Transfer(Protocol):
 class UnavailableTransfer:
     """Transfer for a view whose regime reads no text."""
 
-    def encode(self, responses: Sequence[tuple[str, bool]]) -> list[tuple[int, ...] | None]:
+    def encode(self, responses: Sequence[tuple[str, bool]]) -> list[Ids | None]:
         """Raise UsageError: there is no tokenizer."""
         raise UsageError("this round has no tokenizer: give RoundView a `transfer`")
 
-    def to_learner_ids(self, text: str, ended: bool) -> tuple[int, ...] | None:
+    def to_learner_ids(self, text: str, ended: bool) -> Ids | None:
         """Raise UsageError: there is no tokenizer."""
         raise UsageError("this round has no tokenizer: give RoundView a `transfer`")
 
-    def align(self, trace: Trace, ids: Sequence[int], anchor: str) -> Aligned:
+    def align(self, rollouts: Sequence[Rollout], ids: Sequence[Ids], anchor: str) -> list[Aligned]:
         """Raise UsageError: there are no tokenizers of the peers."""
         raise UsageError("this regime aligns traces: give the peers' tokenizers (Sharing.over(..., tokenizers={...}))")
 
-    def text_of(self, ids: Sequence[int]) -> str:
+    def text_of(self, ids: Sequence[int] | Ids) -> str:
         """Raise UsageError: there is no tokenizer."""
         raise UsageError("this round has no tokenizer: give RoundView a `transfer`")
 
 
 Passage = tuple[str, tuple[int, ...]]  # prompt id, the learner's token ids of a completion
-
-
 Response = tuple[str, str, bool]  # prompt id, text, whether it had ended
 
 
@@ -166,7 +143,7 @@ class GuideView:
     indices: Sequence[int]
     group: int
     max_length: int
-    state: Mapping[str, Any] = field(default_factory=dict)
+    state: State = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +162,10 @@ class RoundView:
     round: int
     learner: str
     run_seed: int
-    rollouts: Sequence[Rollout]
-    peers: Mapping[str, PeerRound]
+    rollouts: Rollouts
+    peers: Mapping[str, Rollouts]
     transfer: Transfer = field(default_factory=UnavailableTransfer)
-    state: Mapping[str, Any] = field(default_factory=dict)
+    state: State = field(default_factory=dict)
     scale: Scale = "group"
     mask_truncated: bool = False
     solutions: Mapping[str, str] = field(default_factory=dict)
@@ -201,27 +178,27 @@ class RoundView:
     @property
     def prompt_ids(self) -> list[str]:
         """Return the prompt id of every own rollout."""
-        return [rollout.prompt_id for rollout in self.rollouts]
+        return self.rollouts.prompt_ids
 
     @property
     def rewards(self) -> list[float]:
         """Return the reward of every own rollout."""
-        return [rollout.reward for rollout in self.rollouts]
+        return self.rollouts.rewards
 
     @property
     def advantages(self) -> list[float]:
         """Return TRL's advantage of every own rollout."""
-        return [rollout.advantage or 0.0 for rollout in self.rollouts]
+        return [advantage or 0.0 for advantage in self.rollouts.advantages]
 
     @property
     def scored(self) -> list[bool]:
         """Return whether each own rollout has a reward."""
-        return [not math.isnan(rollout.reward) for rollout in self.rollouts]
+        return [not math.isnan(reward) for reward in self.rewards]
 
     @property
     def lengths(self) -> list[int]:
         """Return the length of every own rollout, in tokens."""
-        return [rollout.length for rollout in self.rollouts]
+        return [length or 0 for length in self.rollouts.lengths]
 
     def own_groups(self) -> dict[str, list[float]]:
         """Return own rewards by prompt."""
@@ -291,7 +268,7 @@ class ExtraRow:
 
     prompt_id: str
     source: RowSource
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int] | Ids
     loss: Literal["policy_gradient", "nll"]
     weight: float = 1.0
     advantage: float = 0.0
@@ -320,7 +297,7 @@ class Plan:
     advantages: tuple[float, ...] | None = None
     rows: tuple[ExtraRow, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
-    state: Mapping[str, Any] | None = None
+    state: State | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,13 +321,13 @@ class RowStatistics:
 # ---- validation of plans
 
 
-def plain_state(state: Mapping[str, Any], regime: str) -> dict[str, Any]:
+def plain_state(state: State, regime: str) -> State:
     """Return the state as restored from a checkpoint, so that a live run and a resumed one see the same.
 
     Raises RegimeError for a state that JSON does not preserve.
     """
     try:
-        copy: dict[str, Any] = json.loads(json.dumps(dict(state), allow_nan=False))
+        copy: State = json.loads(json.dumps(dict(state), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise RegimeError(
             f"regime {regime!r}: its state is not JSON ({error}); expected string keys and JSON values"
@@ -412,9 +389,11 @@ def _checked_row(row: object, prompts: set[str]) -> ExtraRow:
         raise TypeError(f"found {type(row).__name__}, expected mutualrl.regimes.ExtraRow")
     if row.prompt_id not in prompts:
         raise ValueError(f"prompt {row.prompt_id!r} is not in the round")
-    ids = tuple(int(token) for token in row.token_ids)
-    if not ids:
+    ids = np.ascontiguousarray(row.token_ids)
+    if ids.size == 0:
         raise ValueError("has no token ids; leave out rows that the learner cannot encode")
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise TypeError(f"token_ids: found {ids.dtype} of shape {ids.shape}, expected a flat list of integers")
     mask = None if row.mask is None else np.ascontiguousarray(row.mask, dtype=np.bool_)
     logprobs = None if row.logprobs is None else np.ascontiguousarray(row.logprobs, dtype=np.float32)
     for name, values in (("mask", mask), ("logprobs", logprobs)):
@@ -439,7 +418,7 @@ def _checked_row(row: object, prompts: set[str]) -> ExtraRow:
     return replace(
         row,
         source=RowSource(str(policy), int(rollout), int(round_index)),
-        token_ids=ids,
+        token_ids=ids.astype(np.int32),
         weight=weight,
         advantage=advantage,
         mask=mask,

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import model_validator
 
-from mutualrl.records import PublishSchema
+from mutualrl.records import Ids, PublishSchema
 from mutualrl.regimes.gating import (
     Candidate,
     Encoded,
@@ -144,7 +144,7 @@ class SGT(Regime):
         """Return the pairs of a round: gate, draw, retokenize. Texts are decoded only for gated prompts."""
         gated = self._gated(view)
         uses: Mapping[str, int] = view.state.get("uses", {})
-        state: dict[str, Any] = {}
+        state: dict[str, object] = {}
         if self.teacher == "own":
             pending = open_prompts(view, self.memory)
             pairs = own_successes(view, pending, self.rule, uses)
@@ -177,7 +177,7 @@ class SGT(Regime):
                 return [] if text is None else [Candidate(GOLD, 0, text, ended=True)]
             return available.candidates(prompt_id, reward_to_exceed(own_groups[prompt_id], self.rule))
 
-        def encode(candidates: Sequence[Candidate]) -> list[tuple[int, ...] | None]:
+        def encode(candidates: Sequence[Candidate]) -> list[Ids | None]:
             return view.transfer.encode([(candidate.text, candidate.ended) for candidate in candidates])
 
         uses: Mapping[str, int] = view.state.get("uses", {})

@@ -14,16 +14,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 from pydantic import model_validator
 
 from mutualrl.records import PublishSchema, Rollout
 from mutualrl.regimes.advantages import group_by_prompt, pool_advantages, standard_deviation
-from mutualrl.regimes.peers import PeerRollout, peer_rollouts
-from mutualrl.regimes.regime import Metric, Problem, Regime, setting
-from mutualrl.regimes.round import PPO, ExtraRow, Plan, Requests, Response, RoundView, RowSource, Trace
+from mutualrl.regimes.peers import peer_rollouts
+from mutualrl.regimes.regime import Metric, Problem, Regime, Settings, setting
+from mutualrl.regimes.round import PPO, ExtraRow, Plan, Requests, Response, RoundView, RowSource
 from mutualrl.seeds import seeded
 
 logger = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class Swarm(Regime):
             },
         )
 
-    def problems(self, trainer: Mapping[str, Any]) -> list[Problem]:
+    def problems(self, trainer: Settings) -> list[Problem]:
         """Return (key, problem) for a loss whose mean cannot exclude dropped groups."""
         if trainer.get("loss_type") == "bnpo":
             problem = "found 'bnpo', a mean per micro-batch, from which swarm cannot drop groups; expected 'grpo'"
@@ -138,7 +138,7 @@ class Group:
 
     policy: str
     prompt_id: str
-    members: tuple[PeerRollout, ...]
+    members: tuple[Rollout, ...]
 
     @property
     def rewards(self) -> list[float]:
@@ -160,7 +160,7 @@ def has_variance(rewards: Sequence[float]) -> bool:
 def external_groups(view: RoundView, settings: Swarm) -> list[Group]:
     """Return the peers' groups with variance, on prompts in the learner's data, sorted by (prompt, policy)."""
     fields = ("text", "token_ids", "logprobs") if settings.denominator == "peer" else ("text",)
-    members: dict[tuple[str, str], list[PeerRollout]] = {}
+    members: dict[tuple[str, str], list[Rollout]] = {}
     for rollout in peer_rollouts(view, *fields, regime=settings.name):
         members.setdefault((rollout.prompt_id, rollout.policy), []).append(rollout)
     learner_prompts = {*view.prompt_ids, *view.other_prompts}
@@ -196,7 +196,7 @@ def kept_factor(view: RoundView, kept: set[str], rows: Sequence[ExtraRow]) -> fl
     def size(rollout: Rollout) -> int:
         if view.mean_over == "rows":
             return 1
-        return 0 if view.mask_truncated and not rollout.ended else rollout.length
+        return 0 if view.mask_truncated and not rollout.ended else rollout.length or 0
 
     own = sum(size(rollout) for rollout in view.rollouts)
     remaining = sum(size(rollout) for rollout in view.rollouts if rollout.prompt_id in kept)
@@ -222,11 +222,10 @@ def group_rows(view: RoundView, settings: Swarm, group: Group) -> list[tuple[Ext
             return None
         logprobs, mask = None, np.ones(len(ids), dtype=np.bool_)
         if settings.denominator == "peer":
-            assert member.token_ids is not None and member.logprobs is not None
+            assert member.logprobs is not None
             if np.isnan(member.logprobs).any():
                 return None
-            trace = Trace(group.policy, member.text, member.ended, member.token_ids, member.logprobs)
-            aligned = view.transfer.align(trace, ids, settings.anchor)
+            (aligned,) = view.transfer.align([member], [ids], settings.anchor)
             logprobs, mask = aligned.logprobs.astype(np.float32), aligned.covered
         if view.mask_truncated and not member.ended:  # as TRL masks own rows: in the group, not in the loss
             mask = np.zeros_like(mask)

@@ -11,7 +11,7 @@ correction 0.1). The paper states the mixing rule in prose; its convex form is o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -26,7 +26,15 @@ from mutualrl.regimes.advantages import (
     whiten,
 )
 from mutualrl.regimes.peers import peer_rewards
-from mutualrl.regimes.regime import Metric, Problem, Regime, advantage_metric_table, advantage_metrics, setting
+from mutualrl.regimes.regime import (
+    Metric,
+    Problem,
+    Regime,
+    Settings,
+    advantage_metric_table,
+    advantage_metrics,
+    setting,
+)
 from mutualrl.regimes.round import Plan, RoundView
 from mutualrl.seeds import seeded
 
@@ -77,7 +85,7 @@ class XGRPO(Regime):
         margin = variance_margin(view.own_groups(), bags, lengths)
         return Plan(advantages=advantages, metrics=metrics if margin is None else {**metrics, MARGIN: margin})
 
-    def problems(self, trainer: Mapping[str, Any]) -> list[Problem]:
+    def problems(self, trainer: Settings) -> list[Problem]:
         """Return (key, problem) for settings of the pool's advantage that `mix: 0` disables."""
         defaults = XGRPO()
         disabled = [key for key in ("scale", "baseline", "pool") if getattr(self, key) != getattr(defaults, key)]

@@ -264,9 +264,9 @@ def _visits(run: Run, policy: PolicyRun, notify: Callable[[str], None], with_tex
             if shard is None:
                 continue
             rows: dict[str, list[int]] = {}
-            for row, key in enumerate(shard.column("prompt_id")):
+            for row, key in enumerate(shard.prompt_ids):
                 rows.setdefault(key, []).append(row)
-            rewards = shard.column("reward")
+            rewards = shard.rewards
             shown = [row for key in rows.keys() & set(with_text) for row in rows[key]]
             texts = dict(zip(shown, shard.texts(shown), strict=True))
         except MutualRLError as error:

@@ -10,7 +10,7 @@ import hashlib
 import math
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +24,7 @@ from mutualrl.errors import (
 )
 from mutualrl.process.status import StatusReader
 from mutualrl.records import Rollout
+from mutualrl.rollouts import Rollouts
 from mutualrl.see.files import committed_rounds, marker_name
 from mutualrl.see.liveness import LONGEST_GAP, NOT_STARTED, WAITING, HeartbeatMonitor
 from mutualrl.see.schema import SCHEMA_VERSION, Marker, Part, combined_hash, encode
@@ -61,13 +62,15 @@ class WaitCallbacks:
     """Callbacks of a wait. `waiting`: called once, with a message naming the peers. `arrived`: called with each peer
     and the seconds waited for it. `absent`: called once, after `ABSENT_SECONDS`, with the peers that have never
     published. `slow`: called once with a message about a live peer that has not published within
-    `peer_timeout`. `stopping`: called between polls; True ends the wait with RoundAbortedError."""
+    `peer_timeout`. `stopping`: called between polls; True ends the wait with RoundAbortedError. `meanwhile`: called
+    between polls with the shards that have arrived."""
 
     waiting: Callable[[str], None] = lambda message: None
     arrived: Callable[[str, float], None] = lambda peer, seconds: None
     absent: Callable[[Sequence[str]], None] = lambda peers: None
     slow: Callable[[str], None] = lambda message: None
     stopping: Callable[[], bool] = lambda: False
+    meanwhile: Callable[[Mapping[str, Shard]], None] = lambda arrived: None
 
 
 class Exchange:
@@ -152,20 +155,21 @@ class Exchange:
         """Return the newest attempt that has claimed the policy; 0 if there is none."""
         return newest_attempt(self.store, self.policy)
 
-    def publish(self, round_index: int, records: Sequence[Rollout], policy_step: int) -> Marker:
+    def publish(self, round_index: int, records: Iterable[Rollout], policy_step: int) -> Marker:
         """Write and commit a round with one part. See `write_part` and `commit`."""
         return self.commit(round_index, [self.write_part(round_index, records)], policy_step)
 
-    def write_part(self, round_index: int, records: Sequence[Rollout], part: int = 0) -> Part:
+    def write_part(self, round_index: int, records: Iterable[Rollout], part: int = 0) -> Part:
         """Write the data file of one rank; it is not read before `commit` names it.
 
         A part that is already in the committed round, byte for byte, is not written again.
         """
         self.require_newest()
         suffix = (f".{part}" if part else "") + (f".a{self.attempt}" if self.attempt else "")
-        data = encode(self.policy, round_index, records)
+        rollouts = records if isinstance(records, Rollouts) else Rollouts.of(records)
+        data = encode(self.policy, round_index, rollouts)
         name = f"{round_index:06d}{suffix}.parquet"
-        written = Part(name, hashlib.sha256(data).hexdigest(), len(data), len(records))
+        written = Part(name, hashlib.sha256(data).hexdigest(), len(data), len(rollouts))
         current = self.marker_of(self.policy, round_index)
         for existing in () if current is None else current.parts:
             if existing.sha256 == written.sha256:
@@ -294,6 +298,7 @@ class Exchange:
                     for peer in sorted(late):
                         callbacks.slow(self._describe_wait(peer, round_index, now - start))
                 next_check = now + self.store.liveness_seconds
+            callbacks.meanwhile(shards)
             time.sleep(pause)
             pause = min(2 * pause, longest)
 

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,6 +16,7 @@ from mutualrl.see.exchange import Exchange
 from mutualrl.see.files import PART_NAME
 from mutualrl.see.shard import Shard
 from mutualrl.see.store import Location, open_store
+from mutualrl.storage.files import JsonObject
 
 
 @dataclass
@@ -145,6 +145,6 @@ def _export_lines(exchange: Location, run_id: str, policies: list[str], target: 
     return rows
 
 
-def _plain(record: dict[str, Any]) -> dict[str, object]:
+def _plain(record: JsonObject) -> dict[str, object]:
     """Replace NaN, which JSON lacks, by None: an unscorable reward is null."""
     return {key: None if isinstance(v, float) and math.isnan(v) else v for key, v in record.items()}

@@ -8,12 +8,11 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from mutualrl.errors import ExchangeDamagedError, FileDamagedError
 from mutualrl.records import POLICY_NAME
 from mutualrl.see.store import ExchangeStore, reread
-from mutualrl.storage.files import checksummed_bytes, parse_checksummed
+from mutualrl.storage.files import JsonObject, checksummed_bytes, parse_checksummed
 
 NAME = "run.json"
 FORMAT = 1
@@ -29,8 +28,8 @@ class Manifest:
     run_id: str
     policies: tuple[str, ...]
     regime: str
-    fingerprint: dict[str, Any]
-    recipe: dict[str, Any]
+    fingerprint: JsonObject
+    recipe: JsonObject
     created: str = ""
     format: int = FORMAT
 

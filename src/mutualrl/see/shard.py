@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mutualrl.errors import DataError, ExchangeDamagedError, ExchangeUnreachableError
+from mutualrl.rollouts import ADDED, SCHEMA, Rollouts
 from mutualrl.see.files import PART_NAME
-from mutualrl.see.schema import SCHEMA, Marker, Part, combined_hash
+from mutualrl.see.schema import Marker, Part, combined_hash
 from mutualrl.see.store import ExchangeStore
 from mutualrl.storage.parquet import require_bounded
 
 
-class Shard:
-    """Records of one policy in one round. Every byte was verified against the marker beforehand."""
+class Shard(Rollouts):
+    """Rollouts of one policy in one round, as published. Every byte was verified against the marker beforehand."""
 
     def __init__(self, marker: Marker, files: Sequence[pq.ParquetFile]) -> None:
+        super().__init__(SCHEMA.empty_table())
         self.marker = marker
         self._files = files
         self._arrays: dict[str, pa.ChunkedArray] = {}
-        self._columns: dict[str, list[Any]] = {}
 
     @property
     def policy(self) -> str:
@@ -40,37 +38,26 @@ class Shard:
     def __len__(self) -> int:
         return self.marker.rows
 
-    def column(self, name: str) -> list[Any]:
-        """Return all values of one column, in the writer's order; each requested column is decoded once."""
-        if name not in self._columns:
-            self._columns[name] = self._array(name).to_pylist()
-        return self._columns[name]
-
-    def arrays(self, name: str) -> list[npt.NDArray[np.int64] | npt.NDArray[np.float64] | None]:
-        """Return the values of a list column (token ids, log-probs) as one array per row, None where it has none; of
-        64-bit numbers, and without a Python object per token."""
-        arrays: list[npt.NDArray[np.int64] | npt.NDArray[np.float64] | None] = []
-        for chunk in self._array(name).chunks:
-            values = chunk.values.to_numpy(zero_copy_only=False)
-            kind = np.float64 if values.dtype.kind == "f" else np.int64
-            offsets, present = chunk.offsets.to_numpy(), chunk.is_valid().to_numpy(zero_copy_only=False)
-            for row, there in enumerate(present.tolist()):
-                arrays.append(values[offsets[row] : offsets[row + 1]].astype(kind) if there else None)
-        return arrays
-
-    def texts(self, rows: Sequence[int]) -> list[str | None]:
-        """Return the completion texts of some rows; the column is decoded once, and only these rows become strings."""
-        array = self._array("y_text")
-        return [array[row].as_py() for row in rows]
-
     def table(self) -> pa.Table:
         """Return all records with every column of this schema version; several parts are in rank order."""
-        return pa.concat_tables([file.read(columns=SCHEMA.names, use_threads=False) for file in self._files])
+        return pa.table([self._array(name) for name in SCHEMA.names], schema=SCHEMA)
+
+    def _values(self, field: str) -> list[object]:
+        if field in ("policy", "round"):  # every row has the marker's
+            return [getattr(self.marker, field)] * len(self)
+        return super()._values(field)
 
     def _array(self, name: str) -> pa.ChunkedArray:
+        """Decode a column; null where the version that wrote it had none."""
         if name not in self._arrays:
-            tables = [file.read(columns=[name], use_threads=False) for file in self._files]
-            self._arrays[name] = pa.concat_tables(tables).column(name)
+            parts = []
+            for file in self._files:
+                if name in file.schema_arrow.names:
+                    parts.append(file.read(columns=[name], use_threads=False).column(name))
+                else:
+                    parts.append(pa.chunked_array([pa.nulls(file.metadata.num_rows, SCHEMA.field(name).type)]))
+            chunks = [chunk for part in parts for chunk in part.cast(SCHEMA.field(name).type).chunks]
+            self._arrays[name] = pa.chunked_array(chunks, type=SCHEMA.field(name).type)
         return self._arrays[name]
 
 
@@ -111,7 +98,7 @@ def _load_part(store: ExchangeStore, policy: str, part: Part) -> pq.ParquetFile:
         raise ExchangeDamagedError(str(error)) from None
     except (pa.ArrowException, OSError) as error:
         raise ExchangeDamagedError(f"{path}: not readable as Parquet ({error})") from None
-    missing = set(SCHEMA.names) - names
+    missing = set(SCHEMA.names) - ADDED - names
     if missing or rows != part.rows:
         raise ExchangeDamagedError(f"{path}: {rows} rows (marker: {part.rows}), missing columns: {sorted(missing)}")
     return file

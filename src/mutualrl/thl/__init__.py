@@ -11,7 +11,6 @@ from mutualrl.thl.text import (
     ended,
     last_tokens,
     retokenize,
-    retokenize_batch,
 )
 from mutualrl.thl.words import has_cjk, word_spans
 
@@ -35,7 +34,6 @@ __all__ = [
     "ratio_envelope",
     "residual_bound",
     "retokenize",
-    "retokenize_batch",
     "second_moment_bound",
     "token_offsets",
     "word_spans",

@@ -7,7 +7,7 @@ residual bound". Departure: except under the anchor `paper`, token positions are
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from mutualrl.errors import AlignmentError, TextMismatchError, TraceError
 from mutualrl.thl.offsets import Bools, TokenSpans, locate_any, locate_tokens, utf8
 from mutualrl.thl.paper import has_straddling_tokens, paper_units
-from mutualrl.thl.table import Ints, TokenTable, table_of
+from mutualrl.thl.table import Ints, TokenIds, TokenTable, table_of
 from mutualrl.thl.text import encode_in_context, end_id
 from mutualrl.thl.transfer import AlignedValues, transfer
 from mutualrl.thl.units import Floats, Touch, Units, segment_units, span_units
@@ -100,12 +100,12 @@ class _Side:
 
 def align_logprobs(
     text: str,
-    source_ids: Sequence[int] | Ints,
+    source_ids: TokenIds,
     source_logprobs: npt.ArrayLike,
     source_tokenizer: PreTrainedTokenizerBase,
     target_tokenizer: PreTrainedTokenizerBase,
     *,
-    target_ids: Sequence[int] | None = None,
+    target_ids: TokenIds | None = None,
     anchor: Anchor = DEFAULT_ANCHOR,
     unit: Unit = "auto",
     bound: float = BOUND,
@@ -187,7 +187,7 @@ def _eos_ids(tokenizer: PreTrainedTokenizerBase, eos_ids: Collection[int] | None
     return [tokenizer.eos_token_id] if eos_ids is None else eos_ids
 
 
-def _side(token_ids: Sequence[int] | Ints, table: TokenTable, data: bytes, eos_ids: Collection[int]) -> _Side:
+def _side(token_ids: TokenIds, table: TokenTable, data: bytes, eos_ids: Collection[int]) -> _Side:
     """Place ids on the text that they decode to. A final EOS is not text, whatever its token type."""
     ids = table.check(token_ids)
     if not len(ids) or int(ids[-1]) not in eos_ids:
@@ -206,7 +206,7 @@ def _with_eos(placed: TokenSpans) -> TokenSpans:
 def _target(
     text: str,
     data: bytes,
-    token_ids: Sequence[int] | None,
+    token_ids: TokenIds | None,
     tokenizer: PreTrainedTokenizerBase,
     eos_ids: Collection[int],
     ended: bool,

@@ -10,9 +10,10 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mutualrl.errors import TokenizerError
+from mutualrl.storage.files import JsonObject
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -84,7 +85,7 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase) -> TokenBytes:
     return sentencepiece
 
 
-def _only_byte_level(before: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> bool:
+def _only_byte_level(before: list[JsonObject], tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return whether the steps before a ByteLevel step change nothing. transformers adds SentencePiece's steps to a
     byte-level BPE read from GGUF, and no piece of a byte-level vocabulary has a character that they replace."""
     for step in before:
@@ -98,15 +99,15 @@ def _only_byte_level(before: list[dict[str, Any]], tokenizer: PreTrainedTokenize
     return all(ALPHABET.keys() >= set(piece) and not _is_byte(piece) for piece in tokenizer.get_vocab())
 
 
-def _steps(state: dict[str, Any]) -> list[dict[str, Any]]:
+def _steps(state: JsonObject) -> list[JsonObject]:
     nested = state["decoders"] if state["type"] == "Sequence" else [state]
-    steps: list[dict[str, Any]] = []
+    steps: list[JsonObject] = []
     for step in nested:
         steps += _steps(step) if step["type"] == "Sequence" else [step]
     return steps
 
 
-def _sentencepiece(steps: list[dict[str, Any]]) -> TokenBytes | None:
+def _sentencepiece(steps: list[JsonObject]) -> TokenBytes | None:
     """Return the token bytes of a decoder of replacements, with or without byte fallback and stripping; None for any
     other."""
     replaced: list[tuple[str, str]] = []

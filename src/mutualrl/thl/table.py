@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Ints = npt.NDArray[np.int64]
+TokenIds = Sequence[int] | npt.NDArray[np.integer]
 
 _REPLACEMENT = "\ufffd".encode()
 _ABSENT = -1
@@ -43,8 +44,11 @@ class TokenTable:
     strips: int
     names: dict[int, str]
     unknown: int
+    #: the pieces one after another, and where each begins
+    spelling: npt.NDArray[np.uint8]
+    starts: npt.NDArray[np.int32]
 
-    def check(self, ids: Sequence[int] | Ints) -> Ints:
+    def check(self, ids: TokenIds) -> Ints:
         """Return `ids` as an array, shape (n,). Raises TokenError for an id that is not in the vocabulary."""
         array = np.asarray(ids)
         if array.size == 0:
@@ -64,6 +68,13 @@ class TokenTable:
     def raw(self, ids: list[int]) -> bytes:
         """Return the bytes of the ids in the middle of a text; they need not be valid UTF-8."""
         return b"".join(map(self.pieces.__getitem__, ids))
+
+    def spell(self, ids: npt.NDArray[np.integer]) -> tuple[bytes, Ints]:
+        """Return what `raw` does of many ids, all of the vocabulary, and the byte where each token ends, shape (n,)."""
+        lengths = self.lengths[ids]
+        ends = np.cumsum(lengths, dtype=np.int64)
+        offsets = np.repeat(self.starts[ids] - (ends - lengths), lengths)
+        return self.spelling[offsets + np.arange(len(offsets))].tobytes(), ends
 
     def read(self, ids: Ints) -> tuple[bytes, Ints]:
         """Return the text that `ids` decode to in context, as UTF-8, and the byte where each token ends, shape (n,).
@@ -183,7 +194,10 @@ def _build(tokenizer: PreTrainedTokenizerBase) -> TokenTable:
         if len(piece) == 6:
             byte_tokens[token] = reader.is_byte(piece)
     unknown = -1 if tokenizer.unk_token_id is None else int(tokenizer.unk_token_id)
-    table = TokenTable(pieces, lengths, control, byte_tokens, reader.strips, names, unknown)
+    spelling = np.frombuffer(b"".join(pieces), dtype=np.uint8)
+    starts = np.zeros(size, dtype=np.int32)
+    np.cumsum([len(piece) for piece in pieces[:-1]], out=starts[1:])
+    table = TokenTable(pieces, lengths, control, byte_tokens, reader.strips, names, unknown, spelling, starts)
     _compare(table, tokenizer)
     return table
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from mutualrl.errors import TokenizerError
 from mutualrl.thl.offsets import utf8
-from mutualrl.thl.table import control_ids, find_table
+from mutualrl.thl.table import TokenIds, control_ids, find_table
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -77,12 +77,16 @@ def decode_completion(token_ids: Sequence[int], tokenizer: PreTrainedTokenizerBa
 
 def ended(token_ids: Sequence[int], eos_token_ids: Sequence[int]) -> bool:
     """Return whether a sampled completion ends in an end-of-sequence token (else it was truncated)."""
-    return bool(token_ids) and token_ids[-1] in eos_token_ids
+    return len(token_ids) > 0 and token_ids[-1] in eos_token_ids
 
 
-def last_tokens(completions: Iterable[tuple[Sequence[int] | None, bool]]) -> Counter[int]:
+def last_tokens(completions: Iterable[tuple[TokenIds | None, bool]]) -> Counter[int]:
     """Count the last tokens of the completions, (ids or None, ended) each, that ended and have any."""
-    return Counter(int(token_ids[-1]) for token_ids, done in completions if token_ids and done)
+    counts: Counter[int] = Counter()
+    for token_ids, done in completions:
+        if done and token_ids is not None and len(token_ids):
+            counts[int(token_ids[-1])] += 1
+    return counts
 
 
 def end_token(
@@ -133,38 +137,7 @@ def retokenize(
 
     Raises TextMismatchError for a lone surrogate, TokenizerError when `ended` and there is no such token.
     """
-    (result,) = retokenize_batch([text], tokenizer, max_length, ended=[ended], end_token_id=end_token_id)
-    return result
-
-
-def retokenize_batch(
-    texts: Sequence[str],
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int | None = None,
-    *,
-    ended: Sequence[bool],
-    end_token_id: int | None = None,
-) -> list[Retokenized]:
-    """Return what `retokenize` does of each text, with one call of the tokenizer for most texts."""
-    for text in texts:
-        utf8(text)
-    results = []
-    for text, ids, done in zip(texts, _encode_batch(texts, tokenizer), ended, strict=True):
-        results.append(_retokenized(text, ids, tokenizer, max_length, ended=done, end_token_id=end_token_id))
-    return results
-
-
-def _retokenized(
-    text: str,
-    encoded: list[int],
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int | None,
-    *,
-    ended: bool,
-    end_token_id: int | None,
-) -> Retokenized:
-    """Return the text in the learner's vocabulary; `encoded`: its ids without context."""
-    ids, exact = _in_context(text, encoded, tokenizer)
+    ids, exact = encode_in_context(text, tokenizer)
     retokenized = text if exact else decode_completion(ids, tokenizer)
     unknown = 0 if exact or tokenizer.unk_token_id is None else ids.count(tokenizer.unk_token_id)
     if ended:
@@ -188,11 +161,8 @@ def encode_in_context(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[li
     A tokenizer that prepends a space to every text (SentencePiece) gets the text after an anchor. For one that has its
     control tokens among its pieces (Unigram), a text that spells one is split in two.
     """
-    return _in_context(text, _encode(text, tokenizer), tokenizer)
-
-
-def _in_context(text: str, ids: list[int], tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], bool]:
-    """Return what `encode_in_context` does; `ids`: the text's without context."""
+    utf8(text)
+    ids = _encode(text, tokenizer)
     if _is_exact(ids, text, tokenizer):
         return ids, True
     candidates = list(_encode_after_anchors(text, tokenizer))
@@ -246,11 +216,12 @@ def _anchor(tokenizer: PreTrainedTokenizerBase, anchor: str) -> tuple[tuple[int,
 
 def _encode(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return ids of `text`, without special tokens; control tokens spelled in it are split like any text."""
-    return _encode_batch([text], tokenizer)[0]
+    return encode_plain([text], tokenizer)[0]
 
 
-def _encode_batch(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Return ids of every text, as `_encode` does; one call of the tokenizer, which may use several cores."""
+def encode_plain(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """Return ids of every text without context or special tokens; control tokens spelled in it are split like any text.
+    One call of the tokenizer, which may use several cores."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or backend.truncation is not None or backend.padding is not None:
         return [tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True) for text in texts]

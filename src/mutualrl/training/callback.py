@@ -16,8 +16,8 @@ from transformers import TrainerState as State
 from transformers import TrainingArguments as Args
 
 from mutualrl.storage.run_info import Validation
-from mutualrl.training.checkpointing import StepEnd, random_state
 from mutualrl.training.peers import PeerLink
+from mutualrl.training.random_state import StepEnd, random_state
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer

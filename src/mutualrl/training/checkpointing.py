@@ -3,22 +3,18 @@ them, the main rank commits."""
 
 from __future__ import annotations
 
-import random
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 from accelerate.utils import broadcast_object_list, gather_object
 
 from mutualrl.errors import DiskError
 from mutualrl.storage.artifacts import file_sum, relative_files
 from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints
 from mutualrl.storage.files import free_space, is_disk_failure
-from mutualrl.training.state import save_state
 from mutualrl.training.trl_compat import micro_step, micro_steps_per_round
 
 if TYPE_CHECKING:
@@ -40,8 +36,9 @@ class Checkpointer:
     saved: int | None = None
     on_commit: Callable[[], None] = lambda: None
 
-    def save(self, trainer: GRPOTrainer, write: Callable[[], None]) -> None:
-        """Save the trainer after its last step. `write` is transformers' own saving. A step already saved is skipped.
+    def save(self, trainer: GRPOTrainer, write: Callable[[Path], None]) -> None:
+        """Save the trainer after its last step. `write` writes the files into a directory. A step already saved is
+        skipped.
 
         Raises DiskError with the path and the bytes needed when it cannot be written; earlier checkpoints stay intact.
         """
@@ -55,8 +52,7 @@ class Checkpointer:
                 shutil.rmtree(staging)
         accelerator.wait_for_everyone()
         try:
-            write()
-            save_state(trainer, staging)
+            write(staging)
             accelerator.wait_for_everyone()
             self._commit(trainer, staging)
         except Exception as error:
@@ -109,28 +105,3 @@ def estimated_bytes(trainer: GRPOTrainer) -> int:
         count = getattr(p, "ds_numel", p.numel())
         total += count * p.element_size() + (8 * count if p.requires_grad else 0)
     return total
-
-
-class StepEnd(NamedTuple):
-    """State that a started round changes before its step is complete: the generators, and TRL's token count."""
-
-    random: RandomState
-    tokens: int
-
-
-RandomState = tuple[Any, Any, torch.Tensor, list[torch.Tensor]]
-
-
-def random_state() -> RandomState:
-    """Return the states of all random generators used in training: Python, NumPy, torch, and torch on each GPU."""
-    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return random.getstate(), np.random.get_state(), torch.get_rng_state(), gpus
-
-
-def set_random_state(state: RandomState) -> None:
-    """Restore the states of all generators."""
-    random.setstate(state[0])
-    np.random.set_state(state[1])
-    torch.set_rng_state(state[2])
-    if state[3]:
-        torch.cuda.set_rng_state_all(state[3])

@@ -8,7 +8,7 @@ chunks are not synchronised; the own rows' backward, which follows, synchronises
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from mutualrl.errors import UsageError
+from mutualrl.records import Ids
 from mutualrl.regimes.advantages import Floats
 from mutualrl.regimes.losses import (
     BY_ROWS,
@@ -27,8 +28,9 @@ from mutualrl.regimes.losses import (
     row_nll,
 )
 from mutualrl.regimes.microbatches import MicrobatchSlot, assign_to_microbatches
-from mutualrl.regimes.round import PPO, Bound, ExtraRow, Mean, RowStatistics
-from mutualrl.training.tensors import as_batch, concatenated, padded
+from mutualrl.regimes.round import BOUNDS, PPO, Bound, ExtraRow, Mean, RowSource, RowStatistics
+from mutualrl.storage.files import JsonObject
+from mutualrl.training.tensors import as_batch, as_tensor, concatenated, padded
 from mutualrl.training.trl_compat import (
     Inputs,
     backward,
@@ -38,6 +40,7 @@ from mutualrl.training.trl_compat import (
     no_grad_sync,
     policy_loss,
     position_in_round,
+    round_in_use,
     surrogate_only,
     token_logps,
     tokenizer_of,
@@ -98,14 +101,14 @@ class ExtraRows:
         self._trainer = trainer
         self._row_metrics = row_metrics
         self.rows: tuple[ExtraRow, ...] = ()
-        self.prompts: Mapping[str, tuple[int, ...]] = {}
+        self.prompts: Mapping[str, Ids] = {}
         self.snapshot: dict[int, torch.Tensor] = {}
         self._terms: list[TermRows] = []
         self._covered: list[int] = []
         self._nll_sum = 0.0
         self._log_ratios: dict[str, list[torch.Tensor]] = {}
 
-    def load(self, rows: Sequence[ExtraRow], prompts: Mapping[str, tuple[int, ...]], batch: Inputs) -> None:
+    def load(self, rows: Sequence[ExtraRow], prompts: Mapping[str, Ids], batch: Inputs) -> None:
         """Assign the rows of a new round; take the learner's snapshot for rows without behaviour log-probs.
 
         `prompts`: the learner's token ids of each row's prompt. Raises UsageError for peers' rollouts under a loss that
@@ -125,7 +128,7 @@ class ExtraRows:
     def restore(
         self,
         rows: Sequence[ExtraRow],
-        prompts: Mapping[str, tuple[int, ...]],
+        prompts: Mapping[str, Ids],
         snapshot: dict[int, torch.Tensor],
     ) -> None:
         """Reassign the rows of a round whose snapshot was already taken."""
@@ -146,6 +149,18 @@ class ExtraRows:
             for slot, positions in table.items():
                 table[slot] = [indices[position] for position in positions]
             self._terms.append(TermRows(term, indices, table))
+
+    def packed(self) -> JsonObject:
+        """Return the rows of the round in use, for a checkpoint: plain values and tensors."""
+        if not round_in_use(self._trainer):
+            return {"rows": [], "prompts": {}, "snapshot": {}}
+        prompts = {prompt_id: torch.from_numpy(np.asarray(ids)) for prompt_id, ids in self.prompts.items()}
+        return {"rows": [pack(row) for row in self.rows], "prompts": prompts, "snapshot": self.snapshot}
+
+    def unpack(self, packed: JsonObject) -> None:
+        """Take over the rows of a checkpoint."""
+        prompts = {prompt_id: np.asarray(ids, dtype=np.int32) for prompt_id, ids in packed["prompts"].items()}
+        self.restore([unpack(row) for row in packed["rows"]], prompts, packed["snapshot"])
 
     def loss(self, model: torch.nn.Module, inputs: Inputs, own_loss: Callable[[Inputs], torch.Tensor]) -> torch.Tensor:
         """Return the loss of own and extra rows on this micro-batch: its value includes both, its gradient is of the
@@ -197,8 +212,8 @@ class ExtraRows:
         filler = inputs["prompt_ids"][inputs["prompt_mask"].bool()][:1].cpu()
         missing = chunk.width - len(chunk.rows)
         rows = [self.rows[index] for index in chunk.rows]
-        prompts = [torch.tensor(self.prompts[row.prompt_id]) for row in rows] + [filler] * missing
-        completions = [torch.tensor(row.token_ids) for row in rows] + [filler] * missing
+        prompts = [as_tensor(self.prompts[row.prompt_id]) for row in rows] + [filler] * missing
+        completions = [as_tensor(row.token_ids) for row in rows] + [filler] * missing
         covered = [torch.from_numpy(row.covered.astype("int64")) for row in rows]
         covered += [torch.zeros_like(filler)] * missing
         return {
@@ -402,3 +417,31 @@ def loss_mask(inputs: Inputs) -> torch.Tensor:
     """Return the mask of tokens in the loss, shape (rows, T)."""
     mask: torch.Tensor = inputs["completion_mask"]
     return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
+
+
+# ---- rows in a checkpoint
+
+_BOUNDS: dict[str, type[Bound]] = {kind.__name__: kind for kind in BOUNDS}
+
+
+def pack(row: ExtraRow) -> JsonObject:
+    """Return a row as plain values and tensors."""
+    packed = {field.name: getattr(row, field.name) for field in fields(ExtraRow)}
+    packed["source"] = tuple(row.source)
+    packed["advantage"], packed["weight"] = float(row.advantage), float(row.weight)
+    packed["token_ids"] = torch.from_numpy(np.asarray(row.token_ids))
+    packed["mask"] = None if row.mask is None else torch.from_numpy(row.mask)
+    packed["logprobs"] = None if row.logprobs is None else torch.from_numpy(row.logprobs)
+    packed["bound"] = {"kind": type(row.bound).__name__, **asdict(row.bound)}
+    return packed
+
+
+def unpack(packed: JsonObject) -> ExtraRow:
+    """Invert `pack`."""
+    bound = dict(packed["bound"])
+    kind = _BOUNDS[bound.pop("kind")]
+    arrays = {name: None if packed[name] is None else packed[name].numpy() for name in ("mask", "logprobs")}
+    ids = np.asarray(packed["token_ids"], dtype=np.int32)  # version 0.2: a tuple
+    return ExtraRow(
+        **{**packed, **arrays, "token_ids": ids, "source": RowSource(*packed["source"]), "bound": kind(**bound)}
+    )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mutualrl.console.lines import notify
 from mutualrl.errors import ExchangeDamagedError
 from mutualrl.see import Exchange, Heartbeat, MissingPeers, ReadLog, Shard, WaitCallbacks
+
+Meanwhile = Callable[[Mapping[str, Shard]], None]  # called with the rounds that have arrived
 
 
 class PeerRounds(NamedTuple):
@@ -42,18 +44,23 @@ class PeerLink:
     how_to_start: str = ""
     wait_seconds: float = 0.0
     waited_for: Counter[str] = field(default_factory=Counter)
+    _meanwhile: Meanwhile = lambda arrived: None
 
     @property
     def policy(self) -> str:
         """Return the policy that owns this link."""
         return self.exchange.policy
 
-    def read(self, round_index: int) -> PeerRounds:
+    def read(
+        self, round_index: int, meanwhile: Callable[[Mapping[str, Shard]], None] = lambda arrived: None
+    ) -> PeerRounds:
         """Wait until no peer is more than `staleness` rounds behind; return all unread rounds, up to this round.
 
-        Reads are logged before they are used, so that a round that is planned again reads the same.
+        `meanwhile`: called between polls with the rounds that have arrived. Reads are logged before they are used, so
+        that a round that is planned again reads the same.
         """
         began = time.monotonic()
+        self._meanwhile = meanwhile
         if self.staleness == 0:
             current = self._wait(round_index, round_index, self.peers)
             return PeerRounds(current, {}, self._waited(began), dict.fromkeys(current, 0))
@@ -101,7 +108,9 @@ class PeerLink:
     def _wait(self, round_index: int, number: int, peers: Sequence[str]) -> dict[str, Shard]:
         """Wait, in a round, for a round of some peers; a lost peer is recorded as missing and left out."""
         expected = [peer for peer in self._expected(round_index) if peer in peers]
-        callbacks = WaitCallbacks(self.set_phase, self._arrived, self._absent, self._slow, self.stopping)
+        callbacks = WaitCallbacks(
+            self.set_phase, self._arrived, self._absent, self._slow, self.stopping, meanwhile=self._meanwhile
+        )
         shards = self.exchange.wait(expected, number, callbacks)
         for peer in set(expected) - set(shards):
             self.missing_peers.mark_missing(peer, round_index)

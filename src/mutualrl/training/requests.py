@@ -11,13 +11,14 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 
 from mutualrl.errors import UsageError
-from mutualrl.records import row_id
+from mutualrl.records import Ids, row_id
 from mutualrl.regimes import Requests, Results
 from mutualrl.regimes.round import Passage, Response
 from mutualrl.thl import retokenize
 from mutualrl.training.extra_rows import logps_at_temperature_1
-from mutualrl.training.tensors import as_batch, concatenated
+from mutualrl.training.tensors import as_batch, as_tensor, concatenated
 from mutualrl.training.trl_compat import (
+    HookedGRPOTrainer,
     Inputs,
     evaluating,
     prompt_tokens,
@@ -29,8 +30,6 @@ from mutualrl.training.trl_compat import (
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
-
-    from mutualrl.training.trainer import MutualGRPOTrainer
 
 Passages = Sequence[Passage]
 Logps = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
@@ -56,9 +55,11 @@ class PromptRows:
         row: Inputs = self._trainer.train_dataset[self._by_id()[prompt_id]]
         return row
 
-    def tokens(self, prompt_id: str, known: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    def tokens(self, prompt_id: str, known: Mapping[str, Ids]) -> Ids:
         """Return a prompt's token ids: from the round's, `known`, or else from the data."""
-        return known[prompt_id] if prompt_id in known else prompt_tokens(self._trainer, self.row(prompt_id)["prompt"])
+        if prompt_id in known:
+            return known[prompt_id]
+        return np.array(prompt_tokens(self._trainer, self.row(prompt_id)["prompt"]), dtype=np.int32)
 
     def _by_id(self) -> dict[str, int]:
         if self._numbers is None:
@@ -79,11 +80,16 @@ class PromptRows:
 
 
 def results_of(
-    trainer: MutualGRPOTrainer, requests: Requests, rows: PromptRows, prompts: Mapping[str, tuple[int, ...]]
+    trainer: HookedGRPOTrainer,
+    requests: Requests,
+    rows: PromptRows,
+    prompts: Mapping[str, Ids],
+    *,
+    end_token_id: int | None,
 ) -> Results:
     """Return the results, identical on all ranks. All ranks must call this with the same requests.
 
-    `prompts`: the learner's token ids of the round's prompts.
+    `prompts`: the learner's token ids of the round's prompts. `end_token_id`: the token that ends a response.
     """
 
     def sampling(ids: torch.Tensor, mask: torch.Tensor, keep: int) -> torch.Tensor:
@@ -96,7 +102,7 @@ def results_of(
     tokens = {prompt_id: rows.tokens(prompt_id, prompts) for prompt_id in sorted(prompt_ids)}
     logprobs = _score(trainer, requests.logprobs, tokens, sampling)
     nll = [-float(values.mean()) for values in _score(trainer, requests.nll, tokens, plain)]
-    rewards = _rewards(trainer, requests.rewards, rows)
+    rewards = _rewards(trainer, requests.rewards, rows, end_token_id)
     return Results(
         dict(zip(requests.logprobs, logprobs, strict=True)),
         dict(zip(requests.nll, nll, strict=True)),
@@ -105,7 +111,7 @@ def results_of(
 
 
 def _score(
-    trainer: GRPOTrainer, passages: Passages, prompts: Mapping[str, tuple[int, ...]], logps: Logps
+    trainer: GRPOTrainer, passages: Passages, prompts: Mapping[str, Ids], logps: Logps
 ) -> list[np.ndarray[Any, np.dtype[np.float64]]]:
     """Return the log-probs of each passage's tokens. Passages are distributed round-robin, and all ranks run equally
     many passes of equally many rows: the first passage fills up a rank that has fewer."""
@@ -119,8 +125,8 @@ def _score(
             own = block[accelerator.process_index :: ranks]
             filled = [*own, *[passages[0]] * (-(-len(block) // ranks) - len(own))]
             batch = as_batch(
-                [torch.tensor(prompts[prompt_id]) for prompt_id, _ in filled],
-                [torch.tensor(ids) for _, ids in filled],
+                [as_tensor(prompts[prompt_id]) for prompt_id, _ in filled],
+                [as_tensor(ids) for _, ids in filled],
                 pad,
                 device,
             )
@@ -131,7 +137,7 @@ def _score(
     return results
 
 
-def _rewards(trainer: MutualGRPOTrainer, texts: Sequence[Response], rows: PromptRows) -> list[float]:
+def _rewards(trainer: HookedGRPOTrainer, texts: Sequence[Response], rows: PromptRows, end: int | None) -> list[float]:
     """Return the learner's reward of each text. Each rank scores a part, all equally many texts."""
     if not texts:
         return []
@@ -141,7 +147,6 @@ def _rewards(trainer: MutualGRPOTrainer, texts: Sequence[Response], rows: Prompt
     own = padded[rank * per_rank : (rank + 1) * per_rank]
     inputs = [rows.row(prompt_id) for prompt_id, _, _ in own]
     tokenizer = tokenizer_of(trainer)
-    end = trainer.transfer.end_token_id
     ids = [list(retokenize(text, tokenizer, ended=ended, end_token_id=end).ids) for _, text, ended in own]
     rewards = total_rewards(trainer, reward_rows(trainer, inputs, [text for _, text, _ in own], ids))
     values: list[float] = rewards.tolist()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mutualrl.records import Rollout
+from mutualrl.records import Ids, Rollout
 from mutualrl.regimes import ExtraRow
 
 LONGEST = 4000  # characters per text; truncation is marked
@@ -29,7 +29,7 @@ class RescueLog:
         step: int,
         rows: Sequence[ExtraRow],
         rollouts: Sequence[Rollout],
-        text_of: Callable[[Sequence[int]], str],
+        text_of: Callable[[Sequence[int] | Ids], str],
     ) -> None:
         """Append a round's nll rows, on the main rank. `rollouts`: the learner's own, of all ranks; `step`: the first
         optimizer step that uses the rows."""
@@ -46,7 +46,8 @@ class RescueLog:
             answers = []
             for rollout in own:
                 reward = rollout.reward if rollout.reward == rollout.reward else None
-                answers.append({"text": shortened(text_of(rollout.token_ids or ())), "reward": reward})
+                text = text_of(() if rollout.token_ids is None else rollout.token_ids)
+                answers.append({"text": shortened(text), "reward": reward})
             line = {
                 "step": step,
                 "round": round_index,

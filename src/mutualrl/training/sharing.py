@@ -1,37 +1,25 @@
-"""One policy's part of a mutual round: publish, wait, read (SEE), then plan with the regime."""
+"""What one policy shares, with whom, and how: the configuration of its rounds (`mutualrl.training.round`)."""
 
 from __future__ import annotations
 
-import copy
-import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list
 from pydantic import ValidationError
 
-from mutualrl.console.lines import notify
-from mutualrl.errors import PlanMismatchError, RoundAbortedError, UsageError
-from mutualrl.records import POLICY_NAME, PublishSchema, Rollout, name_problem
-from mutualrl.regimes import (
-    GuideView,
-    Plan,
-    Regime,
-    Requests,
-    RoundView,
-    Transfer,
-    check_plan,
-    get_regime,
-    plain_state,
-)
-from mutualrl.regimes.advantages import success_rate
-from mutualrl.see import Exchange, Heartbeat, ReadLog, Shard, WaitTimeouts
+from mutualrl.errors import UsageError
+from mutualrl.records import POLICY_NAME, PublishSchema, name_problem
+from mutualrl.regimes import Regime, get_regime
+from mutualrl.see import Exchange, Heartbeat, ReadLog, WaitTimeouts
+from mutualrl.storage.files import JsonObject
 from mutualrl.storage.rundir import RunDirectory
-from mutualrl.training.peers import PeerLink, PeerRounds
+from mutualrl.training.memory import Memory
+from mutualrl.training.peers import PeerLink
 from mutualrl.training.rescues import RescueLog
 from mutualrl.training.script_run import ScriptRun
 
@@ -39,51 +27,18 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedTokenizerBase
 
-PromptTokens = dict[str, tuple[int, ...]]
 
-
-class OwnBatch(NamedTuple):
-    """One rank's part of the learner's rollouts in a round, and the token ids of their prompts."""
-
-    rollouts: Sequence[Rollout]
-    prompts: PromptTokens
-
-
-@dataclass(frozen=True, slots=True)
-class PastRound:
-    """Own round that peers may not have published yet: its rollouts, on the main rank only and without log-probs, and
-    the prompts that already have nll rows (`taught`)."""
-
-    number: int
-    rollouts: tuple[Rollout, ...]
-    taught: tuple[str, ...] = ()
-
-
-class SharedRound(NamedTuple):
-    """Round after the exchange: all ranks' own rollouts and prompts; the peers' rounds, on the main rank only. `late`:
-    own earlier rounds that peers have since published. `lags`: how many rounds each peer is behind."""
-
-    number: int
-    rollouts: Sequence[Rollout]
-    prompts: PromptTokens
-    peers: Mapping[str, Shard]
-    waited: float
-    late: tuple[SharedRound, ...] = ()
-    lags: Mapping[str, int] = {}
-
-
-@dataclass
+@dataclass(frozen=True)
 class Sharing:
-    """Settings and state of one policy's sharing.
+    """What one policy shares, with whom, and how.
 
     `link`: the exchange and the peers. `regime`: with its settings. `schema`: the published fields; None publishes
     nothing. `run_seed`: seed of the regime's draws. `max_length`: limit on a peer's text in the learner's tokens; None
     uses the trainer's `max_completion_length`. `tokenizers`: the peers', by name, for regimes that align traces.
-    `solutions`: the data's correct completions, by prompt id. `rescues`: log of texts learnt from peers. `resume`: the
-    next training claims the policy as a new attempt. `state`: of the regime. `uses`: number of nll rows per prompt.
-    `dead`: prompts whose last group had no reward above 0. `past`: own rounds that peers may not have reached.
-    `end_tokens`: how often each token ended an own rollout. These five are saved in checkpoints. `script`: the run that
-    users' own scripts share; None under `mutualrl train`. `whiten`: advantages are whitened over the round.
+    `solutions`: the data's correct completions, by prompt id. `rescues`: log of texts learnt from peers. `resume`:
+    training claims the policy as a new attempt. `script`: the run that users' own scripts share; None under
+    `mutualrl train`. `whiten`: advantages are whitened over the round. `memory`: what the policy remembers between
+    rounds, the only part that changes.
     """
 
     link: PeerLink
@@ -95,13 +50,9 @@ class Sharing:
     solutions: Mapping[str, str] = field(default_factory=dict)
     rescues: RescueLog | None = None
     resume: bool = False
-    state: dict[str, Any] = field(default_factory=dict)
-    uses: Counter[str] = field(default_factory=Counter)
-    dead: set[str] = field(default_factory=set)
-    past: dict[int, PastRound] = field(default_factory=dict)
-    end_tokens: Counter[int] = field(default_factory=Counter)
     script: ScriptRun | None = None
     whiten: bool = False
+    memory: Memory = field(default_factory=Memory)
 
     @classmethod
     def over(
@@ -184,16 +135,14 @@ class Sharing:
         )
 
     def claim_attempt(self, accelerator: Accelerator) -> None:
-        """Claim the policy as a new attempt, identical on all ranks, if a script resumes. Runs once, when training
-        starts."""
-        if not self.resume:
-            return
+        """Claim the policy as a new attempt, identical on all ranks, if a script resumes; only once."""
         exchange = self.link.exchange
+        if not self.resume or exchange.attempt > 0:
+            return
         attempt = [exchange.newest_attempt() + 1 if accelerator.is_main_process else 0]
         exchange.attempt = broadcast_object_list(attempt, from_process=0)[0]
         if accelerator.is_main_process:
             exchange.claim()
-        self.resume = False
 
     @property
     def active(self) -> bool:
@@ -204,11 +153,6 @@ class Sharing:
     def traced(self) -> bool:
         """Return whether the pool reads the behaviour policy's log-probs, which may then need a forward pass."""
         return self.schema is not None and self.schema.traced
-
-    @property
-    def requests_anything(self) -> bool:
-        """Return whether the regime may request more than the exchange has before it plans."""
-        return self.regime.requests_anything()
 
     @property
     def same_prompts(self) -> bool:
@@ -228,147 +172,16 @@ class Sharing:
         """Return whether the text of a rollout with this reward (NaN: unscorable) is published."""
         return self.schema is not None and self.schema.publishes_text(reward)
 
-    def sync(self, round_index: int, step: int, own: OwnBatch, accelerator: Accelerator) -> SharedRound:
-        """Publish this rank's rollouts, wait for the peers' rounds, and read them.
+    def packed(self) -> JsonObject:
+        """Return what the policy remembers, for a checkpoint: plain values and tensors."""
+        waits = {"wait_seconds": self.link.wait_seconds, "waited_for": dict(self.link.waited_for)}
+        return {**self.memory.packed(), **waits}
 
-        Every rank returns all own rollouts; only the main rank reads the peers'. On a stop request during the wait,
-        every rank raises RoundAbortedError.
-        """
-        part = None
-        if self.schema is not None:
-            part = self.link.exchange.write_part(
-                round_index, self.schema.select(own.rollouts), accelerator.process_index
-            )
-        by_rank = gather_object([(part, [replace(r, logprobs=None) for r in own.rollouts], own.prompts)])
-        rollouts: list[Rollout] = []
-        prompts: PromptTokens = {}
-        for _, rank_rollouts, rank_prompts in by_rank:
-            rollouts += rank_rollouts
-            for prompt_id, ids in rank_prompts.items():
-                remember(prompts, prompt_id, ids)
-        require_one_group_per_id(rollouts)
-        read = PeerRounds({}, {}, 0.0, {})
-        aborted = [False]
-        if accelerator.is_main_process:
-            if self.schema is not None:
-                self.link.exchange.commit(round_index, [entry[0] for entry in by_rank], step)
-            if self.regime.reads_peers:
-                try:
-                    read = self.link.read(round_index)
-                except RoundAbortedError as error:
-                    notify(error)
-                    aborted = [True]
-        if broadcast_object_list(aborted, from_process=0)[0]:  # every rank leaves the round together
-            raise RoundAbortedError(f"asked to stop in round {round_index}")
-        if self.same_prompts:
-            require_same_prompts(self.link.policy, round_index, prompts, read.current)
-        late = self._late(round_index, read, rollouts if accelerator.is_main_process else ())
-        return SharedRound(round_index, rollouts, prompts, read.current, read.waited, late, read.lags)
-
-    def _late(self, round_index: int, read: PeerRounds, rollouts: Sequence[Rollout]) -> tuple[SharedRound, ...]:
-        """Return own earlier rounds that peers have since published, the same on all ranks, without prompts that
-        already have nll rows; store this round."""
-        staleness = self.link.staleness
-        if staleness == 0:
-            return ()
-        numbers: list[list[int]] = [sorted(read.late)]
-        late = []
-        for number in broadcast_object_list(numbers, from_process=0)[0]:
-            if (past := self.past.get(number)) is None:  # from before this policy stored rounds
-                continue
-            peers = read.late.get(number, {})
-            if self.same_prompts:
-                seen = {rollout.prompt_id for rollout in past.rollouts}
-                require_same_prompts(self.link.policy, number, seen, peers)
-            untaught = [rollout for rollout in past.rollouts if rollout.prompt_id not in past.taught]
-            late.append(SharedRound(number, untaught, {}, peers, 0.0))
-        self.past[round_index] = PastRound(round_index, tuple(replace(r, text=None, logprobs=None) for r in rollouts))
-        self.past = {number: past for number, past in self.past.items() if number > round_index - staleness}
-        return tuple(late)
-
-    def view(self, shared: SharedRound, transfer: Transfer, **facts: Any) -> RoundView:
-        """Return the regime's view of the round; complete on the main rank, which has the peers. `facts`: fields of the
-        view that the trainer provides."""
-        return RoundView(
-            round=shared.number,
-            learner=self.link.policy,
-            run_seed=self.run_seed,
-            rollouts=shared.rollouts,
-            peers=shared.peers,
-            transfer=transfer,
-            state=copy.deepcopy(self.state),
-            solutions=self.solutions,
-            whiten=self.whiten,
-            **facts,
-        )
-
-    def prefixes(
-        self, round_index: int, prompt_ids: Sequence[str], indices: Sequence[int], *, group: int, max_length: int
-    ) -> list[tuple[int, ...]]:
-        """Return the prefix token ids of each of this rank's next rollouts."""
-        view = GuideView(
-            round=round_index,
-            learner=self.link.policy,
-            run_seed=self.run_seed,
-            prompt_ids=prompt_ids,
-            indices=indices,
-            group=group,
-            max_length=max_length,
-            state=copy.deepcopy(self.state),
-        )
-        return self.regime.prefixes(view)
-
-    def requests(self, view: RoundView, accelerator: Accelerator) -> Requests:
-        """Return the regime's requests that have no result in the view yet, identical on all ranks."""
-        made: list[Requests | None] = [None]
-        if accelerator.is_main_process:
-            made = [self.regime.requests(view).without(view.results)]
-        requests: Requests | None = broadcast_object_list(made, from_process=0)[0]
-        assert requests is not None
-        return requests
-
-    def plan(self, view: RoundView, shared: SharedRound, accelerator: Accelerator) -> Plan:
-        """Return the regime's plan for the round, identical on all ranks, and store its state."""
-        plans: list[Plan | None] = [self._planned(view, shared) if accelerator.is_main_process else None]
-        plan: Plan | None = broadcast_object_list(plans, from_process=0)[0]
-        assert plan is not None
-        if plan.state is not None:
-            self.state = plain_state(plan.state, self.regime.name)
-        if (past := self.past.get(shared.number)) is not None:
-            taught = {row.prompt_id for row in plan.rows if row.loss == "nll"}
-            self.past[shared.number] = replace(past, taught=tuple(sorted({*past.taught, *taught})))
-        self.uses.update(row.prompt_id for row in plan.rows if row.loss == "nll")
-        return plan
-
-    def _planned(self, view: RoundView, shared: SharedRound) -> Plan:
-        if not self.regime.shares:
-            return Plan()
-        plan = check_plan(self.regime.plan(view), view, self.regime.name)
-        if not self.regime.reads_peers:
-            return plan
-        metrics = {
-            **plan.metrics,
-            "see/round": float(shared.number),
-            "see/peers": float(len(shared.peers)),
-            "see/bytes": float(sum(shard.bytes for shard in shared.peers.values())),
-            "see/wait_seconds": shared.waited,
-            **capabilities(view),
-        }
-        if self.link.staleness:
-            metrics["see/lag"] = max(shared.lags.values(), default=0.0)
-        return replace(plan, metrics=metrics)
-
-    def follow(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """Update `dead` from all ranks' own rollouts of a round. Return `prompts/dead`, the number of prompts whose
-        last group had no reward above 0, and `prompts/revived`, the number that left that set in this round."""
-        groups: dict[str, list[float]] = {}
-        for rollout in rollouts:
-            if not math.isnan(rollout.reward) and not rollout.prefix:
-                groups.setdefault(rollout.prompt_id, []).append(rollout.reward)
-        alive = {prompt_id for prompt_id, rewards in groups.items() if max(rewards) > 0}
-        revived = alive & self.dead
-        self.dead = (self.dead - revived) | (set(groups) - alive)
-        return {"prompts/dead": float(len(self.dead)), "prompts/revived": float(len(revived))}
+    def restore(self, packed: JsonObject) -> None:
+        """Take over what a checkpoint remembers."""
+        self.memory.restore(packed)
+        self.link.wait_seconds = packed["wait_seconds"]
+        self.link.waited_for = Counter(packed["waited_for"])
 
 
 def _require_peers(policy: str, peers: Sequence[str], regime: type[Regime]) -> None:
@@ -402,17 +215,6 @@ def _configured(regime: type[Regime], given: Mapping[str, object]) -> Regime:
         raise UsageError(f"Sharing.over: regime {regime.name!r}: {'; '.join(lines)}") from None
 
 
-def capabilities(view: RoundView) -> dict[str, float]:
-    """Return `capability/POLICY` of each policy in the round: the fraction of its scored rollouts with reward above 0.
-    Rollouts of the learner that start from a prefix are left out; if there are any, the peers were guided too, and are
-    left out."""
-    own = [rollout.reward for rollout in view.rollouts if not rollout.prefix]
-    peers = {} if len(own) < len(view.rollouts) else view.peers
-    rewards = {view.learner: own, **{name: peer.column("reward") for name, peer in sorted(peers.items())}}
-    fractions = {name: success_rate(values) for name, values in rewards.items()}
-    return {f"capability/{name}": fraction for name, fraction in fractions.items() if fraction is not None}
-
-
 def publish_schema(regimes: Sequence[Regime], publish: str = "regime") -> PublishSchema | None:
     """Return the fields that a policy publishes: those that the regime of any policy of the pool reads, or all
     (`publish: full`); None if no policy reads any."""
@@ -420,33 +222,3 @@ def publish_schema(regimes: Sequence[Regime], publish: str = "regime") -> Publis
     if publish == "full":
         return schema.complete()
     return schema if any(regime.reads_peers for regime in regimes) else None
-
-
-def remember(prompts: PromptTokens, prompt_id: str, ids: tuple[int, ...]) -> None:
-    """Store a prompt's token ids under its id. Raises UsageError when another prompt has the same id."""
-    if prompts.setdefault(prompt_id, ids) != ids:
-        raise UsageError(f"two different prompts have the id {prompt_id!r}; give every prompt a unique id")
-
-
-def require_one_group_per_id(rollouts: Sequence[Rollout]) -> None:
-    """Raise UsageError if two groups of a round have the same prompt id: they would be pooled as one."""
-    counts = Counter((rollout.prompt_id, rollout.index) for rollout in rollouts)
-    duplicates = sorted({prompt_id for (prompt_id, _), count in counts.items() if count > 1})
-    if duplicates:
-        raise UsageError(
-            f"two rows of a round have the prompt id {duplicates[0]!r}: they would be pooled as one prompt; give every "
-            "row a unique id (column prompt_id), and remove duplicate rows"
-        )
-
-
-def require_same_prompts(learner: str, round_index: int, prompts: Iterable[str], peers: Mapping[str, Shard]) -> None:
-    """Raise PlanMismatchError naming the first peer that saw other prompts."""
-    own = set(prompts)
-    for peer, shard in peers.items():
-        other = set(shard.column("prompt_id"))
-        if own != other:
-            example = sorted(own ^ other)[0]
-            raise PlanMismatchError(
-                f"round {round_index}: {learner!r} and {peer!r} did not see the same prompts ({len(own - other)} only "
-                f"here, {len(other - own)} only there, such as {example!r}); give both the same data, seed and batch"
-            )

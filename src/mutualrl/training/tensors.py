@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from trl.trainer.utils import pad
+
+from mutualrl.records import Ids
+
+
+def as_tensor(ids: Sequence[int] | Ids) -> torch.Tensor:
+    """Return token ids as a tensor, shape (T,)."""
+    return torch.as_tensor(np.asarray(ids, dtype=np.int64))
 
 
 def padded(rows: Sequence[torch.Tensor], value: float, side: str, device: torch.device) -> torch.Tensor:

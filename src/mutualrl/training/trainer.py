@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.utils import gather_object
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
@@ -19,49 +16,34 @@ from mutualrl.engines.generation_defaults import neutralize
 from mutualrl.engines.model_files import require_loadable, require_no_adapter
 from mutualrl.errors import RewardError, UsageError
 from mutualrl.recipes.ratios import aggregation_problem, ratio_problems
-from mutualrl.records import Rollout, row_id
-from mutualrl.regimes import Plan, Requests, RoundView, whitened_plan
-from mutualrl.regimes.advantages import whiten
-from mutualrl.regimes.losses import BY_ROWS
-from mutualrl.regimes.round import PHASES
 from mutualrl.see.liveness import SCORING
+from mutualrl.storage.files import JsonObject
 from mutualrl.tasks.rewards import adapt, distinct_names
-from mutualrl.thl import decode_completion, end_token, ended, last_tokens
 from mutualrl.thl.table import table_of
 from mutualrl.tiny import is_embedded
 from mutualrl.training.callback import MetricsCallback, SharingCallback
-from mutualrl.training.checkpointing import Checkpointer, StepEnd, random_state, set_random_state
+from mutualrl.training.checkpointing import Checkpointer
 from mutualrl.training.extra_rows import ExtraRows
-from mutualrl.training.requests import PromptRows, results_of
+from mutualrl.training.random_state import StepEnd, random_state, set_random_state
+from mutualrl.training.round import Rounds
 from mutualrl.training.sampled_text import require_sampled_text
-from mutualrl.training.script_run import ScriptRunCallback
-from mutualrl.training.sharing import OwnBatch, PromptTokens, SharedRound, Sharing, remember
-from mutualrl.training.state import load_state, save_state
-from mutualrl.training.transfer import TokenTransfer
+from mutualrl.training.script_callback import ScriptRunCallback
+from mutualrl.training.sharing import Sharing
+from mutualrl.training.state import read_state, write_state
 from mutualrl.training.trl_compat import (
+    GenerationBatch,
     HookedGRPOTrainer,
     Inputs,
-    evaluating,
+    buffered_batches,
     log_value,
     micro_step,
-    micro_steps_per_round,
-    replace_advantages,
-    token_logps,
+    restore_position,
     tokenizer_of,
     total_rewards,
 )
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-@dataclass(frozen=True, slots=True)
-class _Scored:
-    """One rank's generation batch as scored by TRL; `rewards` are this rank's, summed over reward functions."""
-
-    inputs: list[Inputs]
-    completion_ids: list[list[int]]
-    rewards: list[float]
 
 
 class MutualGRPOTrainer(HookedGRPOTrainer):
@@ -89,22 +71,18 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         self.sharing = sharing
         self.checkpointer = checkpointer
         self.at_step_end = StepEnd(random_state(), 0)
-        self._scored: _Scored | None = None
+        self.rounds: Rounds | None = None
         self.declared_generation = self.model.generation_config
         self.extra_rows = ExtraRows(self, None if sharing is None else sharing.regime.row_metrics)
         if sharing is None:
             return
         self.declared_generation = neutralize(self.model)
-        if sharing.max_length is None:
-            sharing.max_length = self.args.max_completion_length
-        self.transfer = TokenTransfer(tokenizer_of(self), sharing.max_length, sharing.tokenizers)
-        self._set_end_token(sharing)
         self._require_tokenizers(sharing)
-        self.prompt_rows = PromptRows(self)
+        self.rounds = Rounds.of(self, sharing, self.extra_rows)
         if sharing.script is not None:  # the command makes unique ids
-            self.prompt_rows.require_unique()
+            self.rounds.prompt_rows.require_unique()
         if sharing.script is not None:
-            self.add_callback(ScriptRunCallback(self, sharing.script))
+            self.add_callback(ScriptRunCallback(sharing, sharing.script, lambda: self.reward_func_names))
             self.add_callback(MetricsCallback(sharing.script.run.policy(sharing.link.policy).metrics))
         self.add_callback(SharingCallback(sharing.link))
         self._check_settings(sharing)
@@ -164,21 +142,9 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
     def on_generate(self, inputs: list[Inputs]) -> None:
         """Set the phase to generating, and the rollouts' prefixes if the regime has any."""
         self.prefixes = None
-        if self.sharing is None or not self.model.training:
-            return
-        self.sharing.link.set_phase("generating")
-        if not self.sharing.regime.guides:
-            return
-        first = self.accelerator.process_index * len(inputs)
-        prefixes = self.sharing.prefixes(
-            micro_step(self) // micro_steps_per_round(self),
-            [row_id(example) for example in inputs],
-            [(first + row) % self.num_generations for row in range(len(inputs))],
-            group=self.num_generations,
-            max_length=self.max_completion_length,
-        )
-        if any(gather_object([any(prefixes)])):  # all ranks must sample in the same mode
-            self.prefixes = prefixes
+        if self.rounds is not None and self.model.training:
+            self.rounds.sharing.link.set_phase("generating")
+            self.prefixes = self.rounds.prefixes(inputs)
 
     def _on_reward(self, name: str) -> None:
         """Set the phase to the running reward function: it may hang, or end the process."""
@@ -190,125 +156,28 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         if self.sharing is not None:
             self.sharing.link.set_phase(SCORING, at_once=True)
 
-    def scored(self, score: Callable[[], torch.Tensor], inputs: list[Inputs]) -> torch.Tensor:
+    def compute_rewards(self, score: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Score with TRL's reward functions. Raises RewardError naming them if the result is not a reward."""
         if self.sharing is None:
             return score()
         self.sharing.link.set_phase(SCORING)
         names = ", ".join(self.reward_func_names)
         try:
-            rewards = score()
+            return score()
         except (TypeError, ValueError) as error:  # raised by TRL for an invalid return value
             raise RewardError(f"reward function {names}: {type(error).__name__}: {error}") from error
-        return rewards
 
-    def on_rewards(self, inputs: list[Inputs], completion_ids: list[list[int]], rewards: torch.Tensor) -> None:
-        """Store the generation batch until TRL has computed its advantages."""
-        if self.sharing is None or not self.model.training:
-            return
-        total = total_rewards(self, rewards)
-        start = self.accelerator.process_index * len(inputs)
-        self._scored = _Scored(inputs, completion_ids, total[start : start + len(inputs)].tolist())
-        log_value(self, "rewards/unscorable", float(torch.isnan(total).sum()))
-
-    def on_generated(self, batch: Inputs) -> None:
+    def on_generated(self, batch: Inputs, generation: GenerationBatch) -> None:
         """Share the round after TRL has sampled and scored it."""
-        if self.sharing is None or not self.model.training:
+        if self.rounds is None or not self.model.training:
             return
-        if self.sharing.whiten:
-            self._whiten(batch)
-        if self.sharing.active:
-            self._share_round(self.sharing, batch)
+        log_value(self, "rewards/unscorable", float(torch.isnan(total_rewards(self, generation.rewards)).sum()))
+        if self.rounds.sharing.whiten:
+            self.rounds.whiten(batch, generation)
+        if self.rounds.sharing.active:
+            self.rounds.run(batch, generation)
         else:
-            self._follow(self.sharing, gather_object(self._rewarded()))
-
-    def _whiten(self, batch: Inputs) -> None:
-        """Whiten TRL's advantages over the round's rollouts of all ranks (`round.whiten_advantages`)."""
-        assert self._scored is not None
-        own = zip(batch["advantages"].tolist(), self._scored.rewards, strict=True)
-        advantages, rewards = zip(*gather_object(list(own)), strict=True)
-        whitened = whiten(advantages, [not math.isnan(reward) for reward in rewards])
-        replace_advantages(self, batch, whitened.tolist())
-
-    def _share_round(self, sharing: Sharing, batch: Inputs) -> None:
-        """Run the data flow of a round, independent of the regime: execute the regime's plan."""
-        round_index = micro_step(self) // micro_steps_per_round(self)
-        own = self._collect(sharing, batch)  # TRL's batch as rollouts
-        shared = sharing.sync(round_index, self.state.global_step, own, self.accelerator)  # SEE: publish, wait, read
-        self._set_end_token(sharing, shared.rollouts)
-        late = [(past, self._plan(sharing, past)) for past in shared.late]  # rounds of peers that were behind
-        plan = self._plan(sharing, shared)  # pure; THL through `transfer`
-        if plan.advantages is not None:
-            replace_advantages(self, batch, plan.advantages)
-        rows = [row for _, planned in (*late, (shared, plan)) for row in planned.rows]
-        prompts = {row.prompt_id: self.prompt_rows.tokens(row.prompt_id, shared.prompts) for row in rows}
-        self.extra_rows.load(rows, prompts, batch)
-        for past, planned in late:
-            self._log_rescues(sharing, past, planned)
-        self._log_rescues(sharing, shared, plan)
-        for name, value in plan.metrics.items():
-            log_value(self, name, value)
-        if sharing.link.staleness:
-            log_value(self, "see/late_rows", float(len(rows) - len(plan.rows)))
-        self._follow(sharing, shared.rollouts)
-
-    def _set_end_token(self, sharing: Sharing, rollouts: Sequence[Rollout] = ()) -> None:
-        """End the texts that the policy learns as it ends its own: count the end tokens of its rollouts."""
-        sharing.end_tokens.update(last_tokens((rollout.token_ids, rollout.ended) for rollout in rollouts))
-        end = end_token(tokenizer_of(self), self.eos_token_ids, sharing.end_tokens)
-        self.transfer = replace(self.transfer, end_token_id=end, encoded={})
-
-    def _plan(self, sharing: Sharing, shared: SharedRound) -> Plan:
-        """Return the regime's plan for this round, or for an earlier one that peers have since published."""
-        view = self._with_results(sharing, self._view(sharing, shared), shared)
-        self.transfer.refused.clear()
-        plan = sharing.plan(view, shared, self.accelerator)
-        if sharing.whiten:
-            plan = whitened_plan(plan, view)
-        if sharing.regime.reads_peers:
-            for reason in ("too_long", "changed"):
-                log_value(self, f"thl/{reason}", float(self.transfer.refused[reason]))
-        return plan
-
-    def _view(self, sharing: Sharing, shared: SharedRound) -> RoundView:
-        """Return the regime's view of the round."""
-        other: frozenset[str] = frozenset()
-        if not sharing.same_prompts:
-            seen = {prompt_id for peer in shared.peers.values() for prompt_id in peer.column("prompt_id")}
-            other = frozenset(prompt_id for prompt_id in seen - set(shared.prompts) if prompt_id in self.prompt_rows)
-        return sharing.view(
-            shared,
-            self.transfer,
-            scale=self.scale_rewards,
-            mask_truncated=self.mask_truncated_completions,
-            mean_over="rows" if self.loss_type in BY_ROWS else "tokens",
-            clip=(self.epsilon_low, self.epsilon_high),
-            other_prompts=other,
-        )
-
-    def _with_results(self, sharing: Sharing, view: RoundView, shared: SharedRound) -> RoundView:
-        """Return the view with the results of the regime's requests: passages scored by this policy, responses by its
-        rewards. Asked until it requests nothing new, at most `PHASES` times; every rank makes the same passes."""
-        if not sharing.requests_anything:
-            return view
-        sharing.link.set_phase("scoring passages")
-        made: list[Requests] = []
-        for _ in range(PHASES):
-            requests = sharing.requests(view, self.accelerator)
-            if not any(requests):
-                break
-            made.append(requests)
-            results = results_of(self, requests, self.prompt_rows, shared.prompts)
-            view = replace(view, results=view.results.merged(results))
-        tokens = sum(len(ids) for requests in made for _, ids in (*requests.logprobs, *requests.nll))
-        log_value(self, "plan/passages", float(sum(requests.passages for requests in made)))
-        log_value(self, "plan/passage_tokens", float(tokens))
-        log_value(self, "plan/texts_scored", float(sum(len(requests.rewards) for requests in made)))
-        return view
-
-    def _follow(self, sharing: Sharing, rollouts: Sequence[Rollout]) -> None:
-        for name, value in sharing.follow(rollouts).items():
-            log_value(self, name, value)
+            self.rounds.follow(generation)
 
     def compute_loss(
         self, model: PreTrainedModel, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -328,72 +197,6 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
 
         return self.extra_rows.loss(model, inputs, own)
 
-    def _rewarded(self) -> list[Rollout]:
-        """Return this rank's rollouts with only their rewards, each prompt identified by the hash of its text: a policy
-        that shares nothing accepts any data."""
-        scored = self._scored
-        assert scored is not None
-        return [
-            Rollout(row_id({"prompt": example.get("prompt")}), row, reward, ended=True)
-            for row, (example, reward) in enumerate(zip(scored.inputs, scored.rewards, strict=True))
-        ]
-
-    def _collect(self, sharing: Sharing, batch: Inputs) -> OwnBatch:
-        """Return this rank's rollouts. Only texts to be published are decoded."""
-        scored, tokenizer = self._scored, tokenizer_of(self)
-        assert scored is not None
-        first = self.accelerator.process_index * len(scored.inputs)
-        advantages, traces = batch["advantages"].tolist(), self._behaviour_trace(sharing, batch)
-        rollouts: list[Rollout] = []
-        prompts: PromptTokens = {}
-        for row, example in enumerate(scored.inputs):
-            ids, reward = scored.completion_ids[row], scored.rewards[row]
-            prefix = 0 if self.prefixes is None else len(self.prefixes[row])
-            key = row_id(example)
-            remember(prompts, key, tuple(batch["prompt_ids"][row][batch["prompt_mask"][row].bool()].tolist()))
-            rollouts.append(
-                Rollout(
-                    prompt_id=key,
-                    index=(first + row) % self.num_generations,
-                    reward=reward,
-                    ended=ended(ids, self.eos_token_ids),
-                    length=len(ids) - prefix,
-                    advantage=advantages[row],
-                    prompt=_prompt_text(example),
-                    text=decode_completion(ids, tokenizer) if sharing.publishes_text(reward) else None,
-                    token_ids=tuple(ids),
-                    logprobs=None if traces is None or prefix else tuple(traces[row][: len(ids)].tolist()),
-                    prefix=prefix,
-                )
-            )
-        return OwnBatch(rollouts, prompts)
-
-    def _behaviour_trace(self, sharing: Sharing, batch: Inputs) -> torch.Tensor | None:
-        """Return the sampling policy's log-probs, shape (rows, T), if they are published: the sampling engine's, else
-        TRL's from before the update, else those of a forward pass, which draws no random number."""
-        if not sharing.publishes("logprobs"):
-            return None
-        # TRL masks truncated rows before its passes: its log-probs of them are unusable as a trace.
-        usable = () if self.mask_truncated_completions else ("old_per_token_logps",)
-        for key in ("sampling_per_token_logps", *usable):
-            if key in batch:
-                trace: torch.Tensor = batch[key].cpu()
-                return trace
-        assert self._scored is not None
-        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-        lengths = torch.tensor([len(row) for row in self._scored.completion_ids], device=ids.device)
-        sampled = torch.arange(batch["completion_ids"].size(1), device=ids.device) < lengths[:, None]
-        mask = torch.cat([batch["prompt_mask"], sampled.to(batch["prompt_mask"].dtype)], dim=1)
-        keep, size = batch["completion_ids"].size(1), self.args.per_device_train_batch_size
-        with evaluating(self.model), torch.no_grad():
-            logps = token_logps(self, self.model, ids, mask, keep, batch_size=size)
-        return logps.cpu()
-
-    def _log_rescues(self, sharing: Sharing, shared: SharedRound, plan: Plan) -> None:
-        if sharing.rescues is not None and self.accelerator.is_main_process:
-            text_of = self.transfer.text_of
-            sharing.rescues.write(shared.number, self.state.global_step + 1, plan.rows, shared.rollouts, text_of)
-
     def _log_ppo_kl(self, inputs: Inputs) -> None:
         """Log `ppo_kl`: mean over own tokens of log pi_old - log pi (paper, Section "Optimization Diagnostics")."""
         old, mask = inputs.get("old_per_token_logps"), inputs["completion_mask"] * inputs.get("tool_mask", 1)
@@ -408,13 +211,33 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
 
     def save_step(self, write: Callable[[], None], directory: str) -> None:
         """Write transformers' checkpoint and our state; a checkpointer makes it atomic."""
+
+        def write_into(target: Path) -> None:
+            write()
+            write_state(target, self.accelerator.process_index, self.packed())
+
         if self.sharing is not None:
             self.sharing.link.set_phase("saving")
         if self.checkpointer is not None:
-            self.checkpointer.save(self, write)
+            self.checkpointer.save(self, write_into)
+        else:
+            write_into(Path(directory) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+
+    def packed(self) -> JsonObject:
+        """Return the state beyond transformers': TRL's micro-batch count and buffered batch, what the policy remembers,
+        the extra rows of the round in use."""
+        state: JsonObject = {"step": micro_step(self), "buffered": buffered_batches(self)}
+        return state if self.sharing is None else {**state, **self.sharing.packed(), **self.extra_rows.packed()}
+
+    def on_load(self, checkpoint: str) -> None:
+        """Restore our state from a checkpoint."""
+        state = read_state(checkpoint, self.accelerator.process_index)
+        if state is None:
             return
-        write()
-        save_state(self, Path(directory) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        restore_position(self, state["step"], state["buffered"])
+        if self.sharing is not None and "regime_state" in state:
+            self.sharing.restore(state)
+            self.extra_rows.unpack(state)
 
     def save_as_of_step_end(self) -> None:
         """Save a checkpoint of the last finished step after a new round has started: the weights are unchanged, and the
@@ -433,10 +256,6 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         if self.checkpointer is not None:
             (Path(directory) / TRAINING_ARGS_NAME).unlink()
 
-    def on_load(self, checkpoint: str) -> None:
-        """Restore our state from a checkpoint."""
-        load_state(self, checkpoint)
-
     def on_start(self) -> None:
         """Claim the policy as a new attempt if a script resumes."""
         if self.sharing is not None:
@@ -453,8 +272,3 @@ def _require_loadable(arguments: Mapping[str, Any]) -> None:
     if Path(model).is_dir():
         require_no_adapter(Path(model))
     require_loadable(model, loading.get("revision"), trust_remote_code=trusted)
-
-
-def _prompt_text(example: Inputs) -> str:
-    prompt = example["prompt"]
-    return prompt if isinstance(prompt, str) else "\n".join(str(message["content"]) for message in prompt)

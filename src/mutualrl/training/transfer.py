@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from mutualrl.errors import UsageError
-from mutualrl.regimes import Trace
+from mutualrl.records import Ids, Rollout, plain_ids
 from mutualrl.regimes.round import Aligned
-from mutualrl.thl import Anchor, Retokenized, align_logprobs, decode_completion, retokenize_batch
+from mutualrl.thl import Anchor, align_logprobs, decode_completion, retokenize
+from mutualrl.thl.rows import Traced, align_spans, encode_exactly
+from mutualrl.thl.table import table_of
+from mutualrl.thl.text import end_id
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+Response = tuple[str, bool]  # text, whether it had ended
+#: texts per call of the tokenizer: enough for every core, and the tokenizer's own records of them stay small
+CHUNK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedResponse:
+    """A response on the learner's tokens, or why the learner cannot use it: `too_long`, `changed`, `empty`."""
+
+    ids: Ids | None
+    refusal: str | None = None
 
 
 @dataclass(frozen=True)
@@ -33,48 +48,92 @@ class TokenTransfer:
     peers: Mapping[str, PreTrainedTokenizerBase] = field(default_factory=dict)
     end_token_id: int | None = None
     refused: Counter[str] = field(default_factory=Counter)
-    encoded: dict[tuple[str, bool], Retokenized] = field(default_factory=dict)
+    encoded: dict[Response, EncodedResponse] = field(default_factory=dict)
 
-    def encode(self, responses: Sequence[tuple[str, bool]]) -> list[tuple[int, ...] | None]:
-        """Return the learner's ids of every response; None if it is too long, empty or not encoded exactly."""
+    def prepare(self, responses: Iterable[Response]) -> None:
+        """Encode responses that a regime may ask for."""
         new = list(dict.fromkeys(response for response in responses if response not in self.encoded))
-        ids = retokenize_batch(
-            [text for text, _ in new],
-            self.learner,
-            self.max_length,
-            ended=[ended for _, ended in new],
-            end_token_id=self.end_token_id,
-        )
-        self.encoded.update(zip(new, ids, strict=True))
-        return [self._usable(self.encoded[response]) for response in responses]
+        for start in range(0, len(new), CHUNK):
+            chunk = new[start : start + CHUNK]
+            exact = encode_exactly([text for text, _ in chunk], self.learner)
+            for response, ids in zip(chunk, exact, strict=True):
+                self.encoded[response] = self._encoded(*response) if ids is None else self._fitting(ids, response[1])
 
-    def _usable(self, encoded: Retokenized) -> tuple[int, ...] | None:
-        if not encoded.exact:
-            self.refused["changed"] += 1
-        elif not encoded.fits:
-            self.refused["too_long"] += 1
-        return encoded.ids if encoded.exact and encoded.fits and encoded.ids else None
+    def _fitting(self, ids: Ids, ended: bool) -> EncodedResponse:
+        """Return a response whose text `ids` encode exactly."""
+        if ended:
+            end = end_id(self.learner) if self.end_token_id is None else self.end_token_id
+            ids = np.append(ids, np.int32(end))
+        if self.max_length is not None and len(ids) > self.max_length:
+            return EncodedResponse(None, "too_long")
+        return EncodedResponse(ids)
 
-    def to_learner_ids(self, text: str, ended: bool) -> tuple[int, ...] | None:
+    def _encoded(self, text: str, ended: bool) -> EncodedResponse:
+        """Return a response whose text needs the rules of `retokenize`."""
+        result = retokenize(text, self.learner, self.max_length, ended=ended, end_token_id=self.end_token_id)
+        if not result.exact:
+            return EncodedResponse(None, "changed")
+        if not result.fits:
+            return EncodedResponse(None, "too_long")
+        return EncodedResponse(np.array(result.ids, dtype=np.int32) if result.ids else None)
+
+    def encode(self, responses: Sequence[Response]) -> list[Ids | None]:
+        """Return the learner's ids of every response; None if it is too long, empty or not encoded exactly."""
+        self.prepare(responses)
+        results = [self.encoded[response] for response in responses]
+        self.refused.update(result.refusal for result in results if result.refusal is not None)
+        return [result.ids for result in results]
+
+    def to_learner_ids(self, text: str, ended: bool) -> Ids | None:
         """Return the learner's ids of one response, as `encode` does."""
         return self.encode([(text, ended)])[0]
 
-    def align(self, trace: Trace, ids: Sequence[int], anchor: str) -> Aligned:
-        """Align a peer's trace to the tokens of `to_learner_ids`.
+    def align(self, rollouts: Sequence[Rollout], ids: Sequence[Ids], anchor: str) -> list[Aligned]:
+        """Align peers' traces to the tokens of `encode`.
 
         Raises UsageError for a peer whose tokenizer was not passed.
         """
-        if trace.policy not in self.peers:
+        by_policy: dict[str, list[int]] = {}
+        for row, rollout in enumerate(rollouts):
+            by_policy.setdefault(rollout.policy, []).append(row)
+        aligned: dict[int, Aligned] = {}
+        if anchor == "span":
+            for policy, rows in by_policy.items():
+                aligned |= self._aligned_spans(policy, [(row, rollouts[row], ids[row]) for row in rows])
+        return [
+            aligned[row] if row in aligned else self._align(rollout, ids[row], anchor)
+            for row, rollout in enumerate(rollouts)
+        ]
+
+    def _aligned_spans(self, policy: str, rows: Sequence[tuple[int, Rollout, Ids]]) -> dict[int, Aligned]:
+        """Return the alignments of one peer's rows that need no rule beyond spans, by row."""
+        traced = []
+        for _, rollout, ids in rows:
+            assert rollout.text is not None and rollout.token_ids is not None and rollout.logprobs is not None
+            traced.append(Traced(rollout.text, rollout.token_ids, rollout.logprobs, ids, rollout.ended))
+        values = align_spans(traced, table_of(self._tokenizer_of(policy)), table_of(self.learner))
+        aligned = {}
+        for (row, _, _), logprobs in zip(rows, values, strict=True):
+            if logprobs is not None:
+                aligned[row] = Aligned(logprobs, np.ones(len(logprobs), dtype=np.bool_))
+        return aligned
+
+    def _tokenizer_of(self, policy: str) -> PreTrainedTokenizerBase:
+        if policy not in self.peers:
             raise UsageError(
-                f"no tokenizer of peer {trace.policy!r} was passed, and this regime needs it to align traces; "
+                f"no tokenizer of peer {policy!r} was passed, and this regime needs it to align traces; "
                 "pass Sharing.over(..., tokenizers={...})"
             )
-        source_eos, target_eos = (trace.token_ids[-1:].tolist(), ids[-1:]) if trace.ended else ((), ())
+        return self.peers[policy]
+
+    def _align(self, rollout: Rollout, ids: Ids, anchor: str) -> Aligned:
+        assert rollout.text is not None and rollout.token_ids is not None and rollout.logprobs is not None
+        source_eos, target_eos = (rollout.token_ids[-1:].tolist(), ids[-1:].tolist()) if rollout.ended else ((), ())
         aligned = align_logprobs(
-            trace.text,
-            trace.token_ids,
-            trace.logprobs,
-            self.peers[trace.policy],
+            rollout.text,
+            rollout.token_ids,
+            rollout.logprobs,
+            self._tokenizer_of(rollout.policy),
             self.learner,
             target_ids=ids,
             anchor=cast(Anchor, anchor),
@@ -85,6 +144,6 @@ class TokenTransfer:
         logprobs = np.where(covered, aligned.logprobs, 0.0)
         return Aligned(logprobs, covered, aligned.residual, aligned.mismatched, aligned.clipped)
 
-    def text_of(self, ids: Sequence[int]) -> str:
+    def text_of(self, ids: Sequence[int] | Ids) -> str:
         """Return the text of the learner's ids."""
-        return decode_completion(list(ids), self.learner)
+        return decode_completion(plain_ids(ids), self.learner)

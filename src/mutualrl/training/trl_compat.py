@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -71,19 +71,25 @@ ASSUMPTIONS = (
 )
 
 
+class GenerationBatch(NamedTuple):
+    """This rank's data rows and completions of a generation batch, and all ranks' rewards, shape (rows, functions)."""
+
+    inputs: list[Inputs]
+    completion_ids: list[list[int]]
+    rewards: torch.Tensor
+
+
 class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transformers are followed as Any
     """GRPOTrainer with public hooks, called from its private methods. The default hooks leave GRPOTrainer unchanged."""
 
     last_logps: torch.Tensor  # of the last forward; TRL's loss does not return them
     _sampler: Any = None  # None for iterable data, or if a subclass overrides the sampler
 
-    def on_rewards(self, inputs: list[Inputs], completion_ids: list[list[int]], rewards: torch.Tensor) -> None:
-        """Hook: receive this rank's inputs and completions, and all ranks' rewards, shape (rows, functions)."""
+    _pending: GenerationBatch | None = None  # scored, until TRL has computed its advantages
 
-    def scored(self, score: Any, inputs: list[Inputs]) -> torch.Tensor:
+    def compute_rewards(self, score: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Hook: return the rewards that `score()` computes with TRL's reward functions."""
-        rewards: torch.Tensor = score()
-        return rewards
+        return score()
 
     #: prefixes of the rows being sampled; None if no row of any rank has one
     prefixes: list[tuple[int, ...]] | None = None
@@ -91,8 +97,8 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
     def on_generate(self, inputs: list[Inputs]) -> None:
         """Hook: called before TRL samples a generation batch; may set `prefixes`, the first tokens of completions."""
 
-    def on_generated(self, batch: Inputs) -> None:
-        """Hook: receive the generation batch that TRL has sampled and scored; may change it in place."""
+    def on_generated(self, batch: Inputs, generation: GenerationBatch) -> None:
+        """Hook: receive the generation batch that TRL has sampled and scored; may change `batch` in place."""
 
     def save_step(self, write: Any, directory: str) -> None:
         """Hook: save the checkpoint of the current step; `write()` is transformers' own saving, into `directory`."""
@@ -111,14 +117,16 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
         score = super()._calculate_rewards
-        rewards = self.scored(lambda: score(inputs, prompts, completions, completion_ids_list), inputs)
-        self.on_rewards(inputs, completion_ids_list, rewards)
+        rewards = self.compute_rewards(lambda: score(inputs, prompts, completions, completion_ids_list))
+        self._pending = GenerationBatch(inputs, completion_ids_list, rewards)
         return rewards
 
     def _generate_and_score_completions(self, inputs: Any) -> Inputs:
         self.on_generate(inputs)
         batch: Inputs = super()._generate_and_score_completions(inputs)
-        self.on_generated(batch)
+        assert self._pending is not None
+        generation, self._pending = self._pending, None
+        self.on_generated(batch, generation)
         return batch
 
     def _generate_single_turn(
@@ -315,7 +323,7 @@ def reward_turns(trainer: HookedGRPOTrainer, inputs: list[Inputs], environments:
             **{key: defaultdict(list) for key in ("rewards", "extra")},
         },
         "_metrics": {**trainer._metrics, "eval": defaultdict(list)},
-        "on_rewards": lambda inputs, ids, rewards: results.append(rewards),
+        "on_generated": lambda batch, generation: results.append(generation.rewards),
     }
     if trainer.environment_factories is not None:
         isolated["_environment_pool"] = environments

@@ -1,0 +1,97 @@
+"""What one policy remembers between rounds, and its form in a checkpoint: plain values and tensors."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from mutualrl.records import Rollout
+from mutualrl.regimes.round import State
+from mutualrl.rollouts import Rollouts
+from mutualrl.storage.files import JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class PastRound:
+    """Own round that peers may not have published yet: its rollouts, on the main rank only and without texts and
+    log-probs, and the prompts that already have nll rows."""
+
+    number: int
+    rollouts: Rollouts
+    prompts_with_nll_rows: tuple[str, ...] = ()
+
+
+@dataclass
+class Memory:
+    """What one policy remembers between rounds.
+
+    `state`: the regime's. `uses`: number of nll rows per prompt. `dead`: prompts whose last group had no reward above
+    0. `past`: own rounds that peers may not have reached. `end_tokens`: how often each token ended an own rollout.
+    """
+
+    state: State = field(default_factory=dict)
+    uses: Counter[str] = field(default_factory=Counter)
+    dead: set[str] = field(default_factory=set)
+    past: dict[int, PastRound] = field(default_factory=dict)
+    end_tokens: Counter[int] = field(default_factory=Counter)
+
+    def follow(self, rollouts: Rollouts) -> dict[str, float]:
+        """Update `dead` from all ranks' own rollouts of a round. Return `prompts/dead`, the number of prompts whose
+        last group had no reward above 0, and `prompts/revived`, the number that left that set in this round."""
+        groups: dict[str, list[float]] = {}
+        for prompt_id, reward, prefix in zip(rollouts.prompt_ids, rollouts.rewards, rollouts.prefixes, strict=True):
+            if not math.isnan(reward) and not prefix:
+                groups.setdefault(prompt_id, []).append(reward)
+        alive = {prompt_id for prompt_id, rewards in groups.items() if max(rewards) > 0}
+        revived = alive & self.dead
+        self.dead = (self.dead - revived) | (set(groups) - alive)
+        return {"prompts/dead": float(len(self.dead)), "prompts/revived": float(len(revived))}
+
+    def packed(self) -> JsonObject:
+        """Return the memory as plain values and tensors."""
+        return {
+            "regime_state": json.dumps(dict(self.state), allow_nan=False),
+            "uses": dict(self.uses),
+            "dead": sorted(self.dead),
+            "end_tokens": dict(self.end_tokens),
+            "past": [
+                {"number": past.number, "table": _packed(past.rollouts), "taught": list(past.prompts_with_nll_rows)}
+                for past in self.past.values()
+            ],
+        }
+
+    def restore(self, packed: JsonObject) -> None:
+        """Take over a packed memory, of this version or of schema 2.0."""
+        self.state = json.loads(packed["regime_state"])
+        self.uses = Counter(packed["uses"])
+        self.dead = set(packed.get("dead", ()))
+        self.end_tokens = Counter(packed.get("end_tokens", {}))
+        self.past = {}
+        for past in packed.get("past", ()):
+            self.past[past["number"]] = PastRound(past["number"], _unpacked(past), tuple(past["taught"]))
+
+
+def _packed(rollouts: Rollouts) -> torch.Tensor:
+    """Return a table as the bytes of an Arrow stream."""
+    sink = pa.BufferOutputStream()
+    table = rollouts.table()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return torch.from_numpy(np.frombuffer(sink.getvalue(), dtype=np.uint8).copy())
+
+
+def _unpacked(past: Mapping[str, object]) -> Rollouts:
+    """Return the rollouts of a packed round; version 0.2 stored each as a dictionary."""
+    table = past.get("table")
+    if isinstance(table, torch.Tensor):
+        return Rollouts(pa.ipc.open_stream(pa.py_buffer(table.numpy().tobytes())).read_all())
+    stored = past["rollouts"]
+    assert isinstance(stored, list)
+    return Rollouts.of([Rollout(**{**values, "token_ids": values["token_ids"].numpy()}) for values in stored])

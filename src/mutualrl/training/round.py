@@ -1,0 +1,456 @@
+"""The rounds of one policy: the data flow of the paper, executed on a TRL trainer.
+
+`Rounds.run` is the whole of it: collect, publish, wait, read, request, plan, apply, log. It is the same for every
+regime; the regime's plan is executed.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from accelerate.utils import broadcast_object_list, gather_object
+
+from mutualrl.console.lines import notify
+from mutualrl.errors import PlanMismatchError, RoundAbortedError, UsageError
+from mutualrl.records import Ids, Rollout, row_id
+from mutualrl.regimes import GuideView, Plan, Requests, RoundView, check_plan, whitened_plan
+from mutualrl.regimes.advantages import success_rate, whiten
+from mutualrl.regimes.losses import BY_ROWS
+from mutualrl.regimes.round import PHASES
+from mutualrl.rollouts import Rollouts
+from mutualrl.thl import decode_completion, end_token, ended, last_tokens
+from mutualrl.training.extra_rows import ExtraRows
+from mutualrl.training.memory import PastRound
+from mutualrl.training.peers import PeerRounds
+from mutualrl.training.requests import PromptRows, results_of
+from mutualrl.training.sharing import Sharing
+from mutualrl.training.transfer import TokenTransfer
+from mutualrl.training.trl_compat import (
+    GenerationBatch,
+    HookedGRPOTrainer,
+    Inputs,
+    evaluating,
+    log_value,
+    micro_step,
+    micro_steps_per_round,
+    replace_advantages,
+    token_logps,
+    tokenizer_of,
+    total_rewards,
+)
+
+if TYPE_CHECKING:
+    from mutualrl.see import Shard
+
+Prompts = dict[str, Ids]  # token ids of the learner's prompts, by prompt id
+#: fields that only the main rank needs: it makes the plan
+HEAVY = ("prompt", "text", "token_ids", "logprobs")
+
+
+class OwnRound(NamedTuple):
+    """The learner's rollouts of a round, and the token ids of their prompts."""
+
+    number: int
+    rollouts: Rollouts
+    prompts: Prompts
+
+
+class SharedRound(NamedTuple):
+    """Round to plan: own rollouts of all ranks, with the heavy fields on the main rank only, and the peers', there
+    only."""
+
+    own: OwnRound
+    peers: Mapping[str, Rollouts]
+
+
+@dataclass
+class Rounds:
+    """The rounds of one policy. `transfer`: the THL of the current round; texts end as the policy ends its own."""
+
+    trainer: HookedGRPOTrainer
+    sharing: Sharing
+    extra_rows: ExtraRows
+    prompt_rows: PromptRows
+    transfer: TokenTransfer
+
+    @classmethod
+    def of(cls, trainer: HookedGRPOTrainer, sharing: Sharing, extra_rows: ExtraRows) -> Rounds:
+        """Build the rounds of a trainer."""
+        limit = trainer.args.max_completion_length if sharing.max_length is None else sharing.max_length
+        transfer = TokenTransfer(tokenizer_of(trainer), limit, sharing.tokenizers)
+        rounds = cls(trainer, sharing, extra_rows, PromptRows(trainer), transfer)
+        rounds._begin_transfer()
+        return rounds
+
+    def run(self, batch: Inputs, generation: GenerationBatch) -> None:
+        """Run a round on the batch that TRL has sampled and scored."""
+        own = self.publish(self.collect(batch, generation))  # TRL's batch as rollouts; SEE
+        peers = self.wait(own)  # SEE
+        plans = []
+        for shared in self.read(own, peers):  # earlier rounds that peers have published since, then this one
+            view = self.request(self.view(shared), shared)  # log-probs, NLL, rewards of given texts
+            plans.append(self.plan(view, shared, peers))  # pure; THL through `view.transfer`
+        self.apply(plans, own, batch)  # advantages, extra rows
+        self.log(plans, own)
+
+    # ---- collect, publish, wait, read
+
+    def collect(self, batch: Inputs, generation: GenerationBatch) -> OwnRound:
+        """Return this rank's rollouts. Only texts to be published are decoded."""
+        trainer, sharing = self.trainer, self.sharing
+        rows = len(generation.inputs)
+        first = trainer.accelerator.process_index * rows
+        rewards, advantages = self.own_rewards(generation), batch["advantages"].tolist()
+        traces = self._behaviour_trace(batch, generation)
+        rollouts: list[Rollout] = []
+        prompts: Prompts = {}
+        for row, example in enumerate(generation.inputs):
+            ids = np.array(generation.completion_ids[row], dtype=np.int32)
+            prefix = 0 if trainer.prefixes is None else len(trainer.prefixes[row])
+            key = row_id(example)
+            remember(prompts, key, batch["prompt_ids"][row][batch["prompt_mask"][row].bool()].cpu().int().numpy())
+            text = None
+            if sharing.publishes_text(rewards[row]):
+                text = decode_completion(ids.tolist(), tokenizer_of(trainer))
+            rollouts.append(
+                Rollout(
+                    prompt_id=key,
+                    index=(first + row) % trainer.num_generations,
+                    reward=rewards[row],
+                    ended=ended(generation.completion_ids[row], trainer.eos_token_ids),
+                    length=len(ids) - prefix,
+                    advantage=advantages[row],
+                    prompt=_prompt_text(example),
+                    text=text,
+                    token_ids=ids,
+                    logprobs=None if traces is None or prefix else traces[row][: len(ids)].float().numpy(),
+                    prefix=prefix,
+                )
+            )
+        number = micro_step(trainer) // micro_steps_per_round(trainer)
+        return OwnRound(number, Rollouts.of(rollouts, sharing.link.policy, number), prompts)
+
+    def publish(self, mine: OwnRound) -> OwnRound:
+        """Publish this rank's rollouts. Return those of all ranks; the heavy fields reach the main rank only, which
+        makes the plan."""
+        accelerator, exchange = self.trainer.accelerator, self.sharing.link.exchange
+        part, schema = None, self.sharing.schema
+        if schema is not None:
+            part = exchange.write_part(mine.number, mine.rollouts.published(schema), accelerator.process_index)
+        ends = last_tokens(zip(mine.rollouts.token_ids, mine.rollouts.ended, strict=True))
+        by_rank = gather_object([(part, mine.rollouts.without(*HEAVY), mine.prompts, ends)])
+        prompts: Prompts = {}
+        for _, _, rank_prompts, rank_ends in by_rank:
+            self.sharing.memory.end_tokens.update(rank_ends)
+            for prompt_id, ids in rank_prompts.items():
+                remember(prompts, prompt_id, ids)
+        rollouts = Rollouts.join([light for _, light, _, _ in by_rank])
+        require_one_group_per_id(rollouts)
+        if schema is not None and accelerator.is_main_process:
+            exchange.commit(mine.number, [entry[0] for entry in by_rank], self.trainer.state.global_step)
+        complete = self._gathered_on_main_rank(mine.rollouts.without("logprobs"))
+        self._begin_transfer()
+        return OwnRound(mine.number, complete or rollouts, prompts)
+
+    def wait(self, own: OwnRound) -> PeerRounds:
+        """Wait for the peers' rounds and read them, on the main rank. On a stop request, every rank raises
+        RoundAbortedError."""
+        read, aborted = PeerRounds({}, {}, 0.0, {}), [False]
+        if self.trainer.accelerator.is_main_process and self.sharing.regime.reads_peers:
+            try:
+                read = self.sharing.link.read(own.number, self._begin_work)
+            except RoundAbortedError as error:
+                notify(error)
+                aborted = [True]
+        if broadcast_object_list(aborted, from_process=0)[0]:  # every rank leaves the round together
+            raise RoundAbortedError(f"asked to stop in round {own.number}")
+        return read
+
+    def read(self, own: OwnRound, peers: PeerRounds) -> list[SharedRound]:
+        """Return the rounds to plan, the same on all ranks: own earlier rounds that peers have since published, without
+        prompts that already have nll rows; then this one, which is remembered for peers that are behind."""
+        policy, staleness, memory = self.sharing.link.policy, self.sharing.link.staleness, self.sharing.memory
+        if self.sharing.same_prompts:
+            require_same_prompts(policy, own.number, own.prompts, peers.current)
+        rounds: list[SharedRound] = []
+        if staleness:
+            numbers: list[list[int]] = [sorted(peers.late)]
+            for number in broadcast_object_list(numbers, from_process=0)[0]:
+                if (past := memory.past.get(number)) is None:  # from before this policy stored rounds
+                    continue
+                of_peers = peers.late.get(number, {})
+                if self.sharing.same_prompts:
+                    require_same_prompts(policy, number, past.rollouts.prompt_ids, of_peers)
+                unused = [prompt_id not in past.prompts_with_nll_rows for prompt_id in past.rollouts.prompt_ids]
+                rounds.append(SharedRound(OwnRound(number, past.rollouts.where(unused), {}), of_peers))
+            main = self.trainer.accelerator.is_main_process
+            stored = own.rollouts.without("text") if main else Rollouts.of(())
+            memory.past[own.number] = PastRound(own.number, stored)
+            memory.past = {n: past for n, past in memory.past.items() if n > own.number - staleness}
+        return [*rounds, SharedRound(own, peers.current)]
+
+    # ---- request, plan
+
+    def view(self, shared: SharedRound) -> RoundView:
+        """Return the regime's view of a round; complete on the main rank, which has the peers."""
+        trainer, sharing = self.trainer, self.sharing
+        other: frozenset[str] = frozenset()
+        if not sharing.same_prompts:
+            seen = {prompt_id for peer in shared.peers.values() for prompt_id in peer.prompt_ids}
+            unseen = seen - set(shared.own.prompts)
+            other = frozenset(prompt_id for prompt_id in unseen if prompt_id in self.prompt_rows)
+        return RoundView(
+            round=shared.own.number,
+            learner=sharing.link.policy,
+            run_seed=sharing.run_seed,
+            rollouts=shared.own.rollouts,
+            peers=shared.peers,
+            transfer=self.transfer,
+            state=copy.deepcopy(sharing.memory.state),
+            solutions=sharing.solutions,
+            whiten=sharing.whiten,
+            scale=trainer.scale_rewards,
+            mask_truncated=trainer.mask_truncated_completions,
+            mean_over="rows" if trainer.loss_type in BY_ROWS else "tokens",
+            clip=(trainer.epsilon_low, trainer.epsilon_high),
+            other_prompts=other,
+        )
+
+    def request(self, view: RoundView, shared: SharedRound) -> RoundView:
+        """Return the view with the results of the regime's requests: passages scored by this policy, responses by its
+        rewards. Asked until it requests nothing new, at most `PHASES` times; every rank makes the same passes."""
+        if not self.sharing.regime.requests_anything():
+            return view
+        trainer = self.trainer
+        self.sharing.link.set_phase("scoring passages")
+        made: list[Requests] = []
+        for _ in range(PHASES):
+            requests = self._new_requests(view)
+            if not any(requests):
+                break
+            made.append(requests)
+            end = self.transfer.end_token_id
+            results = results_of(trainer, requests, self.prompt_rows, shared.own.prompts, end_token_id=end)
+            view = replace(view, results=view.results.merged(results))
+        tokens = sum(len(ids) for requests in made for _, ids in (*requests.logprobs, *requests.nll))
+        log_value(trainer, "plan/passages", float(sum(requests.passages for requests in made)))
+        log_value(trainer, "plan/passage_tokens", float(tokens))
+        log_value(trainer, "plan/texts_scored", float(sum(len(requests.rewards) for requests in made)))
+        return view
+
+    def plan(self, view: RoundView, shared: SharedRound, peers: PeerRounds) -> Plan:
+        """Return the regime's plan for a round, identical on all ranks, and remember what it leaves."""
+        self.transfer.refused.clear()
+        main = self.trainer.accelerator.is_main_process
+        plan: Plan = broadcast_object_list([self._planned(view, peers) if main else None], from_process=0)[0]
+        memory, learnt = self.sharing.memory, [row.prompt_id for row in plan.rows if row.loss == "nll"]
+        if plan.state is not None:
+            memory.state = plan.state
+        if (past := memory.past.get(shared.own.number)) is not None:
+            prompts = tuple(sorted({*past.prompts_with_nll_rows, *learnt}))
+            memory.past[shared.own.number] = replace(past, prompts_with_nll_rows=prompts)
+        memory.uses.update(learnt)
+        if self.sharing.regime.reads_peers:
+            for reason in ("too_long", "changed"):
+                log_value(self.trainer, f"thl/{reason}", float(self.transfer.refused[reason]))
+        self._log_rescues(plan, shared.own)
+        return plan
+
+    # ---- apply, log
+
+    def apply(self, plans: Sequence[Plan], own: OwnRound, batch: Inputs) -> None:
+        """Replace TRL's advantages by those of this round's plan; load the extra rows of all plans."""
+        if plans[-1].advantages is not None:
+            replace_advantages(self.trainer, batch, plans[-1].advantages)
+        rows = [row for plan in plans for row in plan.rows]
+        prompts = {row.prompt_id: self.prompt_rows.tokens(row.prompt_id, own.prompts) for row in rows}
+        self.extra_rows.load(rows, prompts, batch)
+
+    def log(self, plans: Sequence[Plan], own: OwnRound) -> None:
+        """Log the metrics of this round's plan, and of the prompts."""
+        for name, value in plans[-1].metrics.items():
+            log_value(self.trainer, name, value)
+        if self.sharing.link.staleness:
+            log_value(self.trainer, "see/late_rows", float(sum(len(plan.rows) for plan in plans[:-1])))
+        self._follow(own.rollouts)
+
+    # ---- outside a shared round
+
+    def prefixes(self, inputs: Sequence[Inputs]) -> list[tuple[int, ...]] | None:
+        """Return the prefix of each of this rank's next rollouts; None if no rank has any."""
+        trainer, sharing = self.trainer, self.sharing
+        if not sharing.regime.guides:
+            return None
+        first = trainer.accelerator.process_index * len(inputs)
+        view = GuideView(
+            round=micro_step(trainer) // micro_steps_per_round(trainer),
+            learner=sharing.link.policy,
+            run_seed=sharing.run_seed,
+            prompt_ids=[row_id(example) for example in inputs],
+            indices=[(first + row) % trainer.num_generations for row in range(len(inputs))],
+            group=trainer.num_generations,
+            max_length=trainer.max_completion_length,
+            state=copy.deepcopy(sharing.memory.state),
+        )
+        prefixes = sharing.regime.prefixes(view)
+        return prefixes if any(gather_object([any(prefixes)])) else None  # all ranks must sample in the same mode
+
+    def whiten(self, batch: Inputs, generation: GenerationBatch) -> None:
+        """Whiten TRL's advantages over the round's rollouts of all ranks (`round.whiten_advantages`)."""
+        own = zip(batch["advantages"].tolist(), self.own_rewards(generation), strict=True)
+        advantages, rewards = zip(*gather_object(list(own)), strict=True)
+        whitened = whiten(advantages, [not math.isnan(reward) for reward in rewards])
+        replace_advantages(self.trainer, batch, whitened.tolist())
+
+    def follow(self, generation: GenerationBatch) -> None:
+        """Follow the prompts of a round that shares nothing. Each prompt is identified by the hash of its text: a
+        policy that shares nothing accepts any data."""
+        rollouts = []
+        for row, (example, reward) in enumerate(zip(generation.inputs, self.own_rewards(generation), strict=True)):
+            rollouts.append(Rollout(row_id({"prompt": example.get("prompt")}), row, reward, ended=True))
+        self._follow(Rollouts.join(gather_object([Rollouts.of(rollouts)])))
+
+    def own_rewards(self, generation: GenerationBatch) -> list[float]:
+        """Return the rewards of this rank's rollouts, summed over reward functions; NaN: unscorable."""
+        rows = len(generation.inputs)
+        start = self.trainer.accelerator.process_index * rows
+        rewards: list[float] = total_rewards(self.trainer, generation.rewards)[start : start + rows].tolist()
+        return rewards
+
+    # ---- parts of the steps
+
+    def _begin_transfer(self) -> None:
+        """Begin a round's THL: texts that the policy learns end as it ends its own, by the end tokens of its
+        rollouts."""
+        end = end_token(tokenizer_of(self.trainer), self.trainer.eos_token_ids, self.sharing.memory.end_tokens)
+        self.transfer = replace(self.transfer, end_token_id=end, encoded={})
+
+    def _begin_work(self, arrived: Mapping[str, Shard]) -> None:
+        """Encode the texts of peers that have published while others are awaited, if the regime will need all."""
+        if self.sharing.regime.encodes_all_texts:
+            for shard in arrived.values():
+                responses = zip(shard.texts(), shard.ended, strict=True)
+                self.transfer.prepare((text, done) for text, done in responses if text is not None)
+
+    def _gathered_on_main_rank(self, mine: Rollouts) -> Rollouts | None:
+        """Return the rollouts of all ranks on the main rank, None on the others."""
+        accelerator = self.trainer.accelerator
+        if accelerator.num_processes == 1:
+            return mine
+        parts = [mine] * accelerator.num_processes if accelerator.is_main_process else None
+        torch.distributed.gather_object(mine, parts, dst=0)
+        return None if parts is None else Rollouts.join(parts)
+
+    def _behaviour_trace(self, batch: Inputs, generation: GenerationBatch) -> torch.Tensor | None:
+        """Return the sampling policy's log-probs, shape (rows, T), if they are published: the sampling engine's, else
+        TRL's from before the update, else those of a forward pass, which draws no random number."""
+        if not self.sharing.publishes("logprobs"):
+            return None
+        trainer = self.trainer
+        # TRL masks truncated rows before its passes: its log-probs of them are unusable as a trace.
+        usable = () if trainer.mask_truncated_completions else ("old_per_token_logps",)
+        for key in ("sampling_per_token_logps", *usable):
+            if key in batch:
+                trace: torch.Tensor = batch[key].cpu()
+                return trace
+        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+        lengths = torch.tensor([len(row) for row in generation.completion_ids], device=ids.device)
+        sampled = torch.arange(batch["completion_ids"].size(1), device=ids.device) < lengths[:, None]
+        mask = torch.cat([batch["prompt_mask"], sampled.to(batch["prompt_mask"].dtype)], dim=1)
+        keep, size = batch["completion_ids"].size(1), trainer.args.per_device_train_batch_size
+        with evaluating(trainer.model), torch.no_grad():
+            logps = token_logps(trainer, trainer.model, ids, mask, keep, batch_size=size)
+        return logps.cpu()
+
+    def _new_requests(self, view: RoundView) -> Requests:
+        """Return the regime's requests that have no result in the view yet, identical on all ranks."""
+        made: list[Requests | None] = [None]
+        if self.trainer.accelerator.is_main_process:
+            made = [self.sharing.regime.requests(view).without(view.results)]
+        requests: Requests | None = broadcast_object_list(made, from_process=0)[0]
+        assert requests is not None
+        return requests
+
+    def _planned(self, view: RoundView, peers: PeerRounds) -> Plan:
+        """Return the plan with the metrics of the exchange."""
+        regime = self.sharing.regime
+        if not regime.shares:
+            return Plan()
+        plan = check_plan(regime.plan(view), view, regime.name)
+        if self.sharing.whiten:
+            plan = whitened_plan(plan, view)
+        if not regime.reads_peers:
+            return plan
+        metrics = {
+            **plan.metrics,
+            "see/round": float(view.round),
+            "see/peers": float(len(view.peers)),
+            "see/bytes": float(sum(shard.bytes for shard in peers.current.values())),
+            "see/wait_seconds": peers.waited,
+            **capabilities(view),
+        }
+        if self.sharing.link.staleness:
+            metrics["see/lag"] = max(peers.lags.values(), default=0.0)
+        return replace(plan, metrics=metrics)
+
+    def _log_rescues(self, plan: Plan, own: OwnRound) -> None:
+        if self.sharing.rescues is not None and self.trainer.accelerator.is_main_process:
+            step = self.trainer.state.global_step + 1
+            self.sharing.rescues.write(own.number, step, plan.rows, own.rollouts, self.transfer.text_of)
+
+    def _follow(self, rollouts: Rollouts) -> None:
+        for name, value in self.sharing.memory.follow(rollouts).items():
+            log_value(self.trainer, name, value)
+
+
+def capabilities(view: RoundView) -> dict[str, float]:
+    """Return `capability/POLICY` of each policy in the round: the fraction of its scored rollouts with reward above 0.
+    Rollouts of the learner that start from a prefix are left out; if there are any, the peers were guided too, and are
+    left out."""
+    own = [reward for reward, prefix in zip(view.rewards, view.rollouts.prefixes, strict=True) if not prefix]
+    peers = {} if len(own) < len(view.rollouts) else view.peers
+    rewards = {view.learner: own, **{name: peer.rewards for name, peer in sorted(peers.items())}}
+    fractions = {name: success_rate(values) for name, values in rewards.items()}
+    return {f"capability/{name}": fraction for name, fraction in fractions.items() if fraction is not None}
+
+
+def remember(prompts: Prompts, prompt_id: str, ids: Ids) -> None:
+    """Store a prompt's token ids under its id. Raises UsageError when another prompt has the same id."""
+    if not np.array_equal(prompts.setdefault(prompt_id, ids), ids):
+        raise UsageError(f"two different prompts have the id {prompt_id!r}; give every prompt a unique id")
+
+
+def require_one_group_per_id(rollouts: Rollouts) -> None:
+    """Raise UsageError if two groups of a round have the same prompt id: they would be pooled as one."""
+    counts = Counter(zip(rollouts.prompt_ids, rollouts.indices, strict=True))
+    duplicates = sorted({prompt_id for (prompt_id, _), count in counts.items() if count > 1})
+    if duplicates:
+        raise UsageError(
+            f"two rows of a round have the prompt id {duplicates[0]!r}: they would be pooled as one prompt; give every "
+            "row a unique id (column prompt_id), and remove duplicate rows"
+        )
+
+
+def require_same_prompts(learner: str, round_index: int, prompts: Iterable[str], peers: Mapping[str, Rollouts]) -> None:
+    """Raise PlanMismatchError naming the first peer that saw other prompts."""
+    own = set(prompts)
+    for peer, rollouts in peers.items():
+        other = set(rollouts.prompt_ids)
+        if own != other:
+            example = sorted(own ^ other)[0]
+            raise PlanMismatchError(
+                f"round {round_index}: {learner!r} and {peer!r} did not see the same prompts ({len(own - other)} only "
+                f"here, {len(other - own)} only there, such as {example!r}); give both the same data, seed and batch"
+            )
+
+
+def _prompt_text(example: Inputs) -> str:
+    prompt = example["prompt"]
+    return prompt if isinstance(prompt, str) else "\n".join(str(message["content"]) for message in prompt)

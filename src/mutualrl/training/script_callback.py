@@ -1,0 +1,82 @@
+"""Callback of a run of users' own scripts: each joins the run when training begins, and writes its result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from transformers import TrainerCallback
+from transformers import TrainerControl as Control
+from transformers import TrainerState as State
+from transformers import TrainingArguments as Args
+
+from mutualrl.storage.files import parse_or_none, write_atomic, write_checksummed
+from mutualrl.storage.run_info import PolicyResult
+from mutualrl.storage.run_logs import LOGS, current_sums, log_paths
+from mutualrl.storage.rundir import hold
+from mutualrl.training.script_run import ScriptRun
+from mutualrl.training.sharing import Sharing
+
+
+class ScriptRunCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transformers are followed as Any
+    """Callback that joins the run when training begins, and writes the policy's result after its last step."""
+
+    def __init__(self, sharing: Sharing, script: ScriptRun, reward_names: Callable[[], Sequence[str]]) -> None:
+        self._sharing = sharing
+        self._script = script
+        self._reward_names = reward_names
+        self._held = ExitStack()
+        self._began = 0.0
+        self._resumed_from: list[int] = []
+
+    def on_train_begin(self, args: Args, state: State, control: Control, **kwargs: object) -> None:
+        """Hold the policy's lock, join the run, and cut the logs back to the step from which training continues."""
+        if not state.is_world_process_zero:
+            return
+        sharing, script = self._sharing, self._script
+        script.join(script.info(state.max_steps, self._reward_names()))
+        files = script.run.policy(sharing.link.policy)
+        files.root.mkdir(parents=True, exist_ok=True)
+        self._held.enter_context(hold(files.lock, f"{script.run.root}, policy {sharing.link.policy!r},"))
+        files.result.unlink(missing_ok=True)
+        for path in log_paths(files):
+            cut_after(path, state.global_step)
+        self._resumed_from = [state.global_step] if state.global_step else []
+        self._began = time.monotonic()
+
+    def on_train_end(self, args: Args, state: State, control: Control, **kwargs: object) -> None:
+        """Write the result if no step is left, and release the lock."""
+        if not state.is_world_process_zero:
+            return
+        sharing = self._sharing
+        link, files = sharing.link, self._script.run.policy(sharing.link.policy)
+        if state.global_step >= state.max_steps:
+            result = PolicyResult(
+                initial_validation=None,
+                validation=None,
+                steps=state.global_step,
+                rescued_pairs=sum(sharing.memory.uses.values()),
+                rescued_prompts=len(sharing.memory.uses),
+                train_seconds=time.monotonic() - self._began,
+                wait_seconds=link.wait_seconds,
+                waited_for_seconds=dict(sorted(link.waited_for.items())),
+                lost_peers=link.missing_peers.current(),
+                attempts=link.exchange.attempt + 1,
+                resumed_from=self._resumed_from,
+            )
+            write_checksummed(files.result, {**result.to_json(), LOGS: current_sums(files)}, root=self._script.run.root)
+        self._held.close()
+
+
+def cut_after(path: Path, step: int) -> None:
+    """Drop the lines of a log that are of steps after `step`, and a line that a kill has torn."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        row = parse_or_none(line) if line.endswith(b"\n") else None
+        if row is not None and type(row.get("step")) is int and row["step"] <= step:
+            kept.append(line)
+    write_atomic(path, b"".join(kept))
