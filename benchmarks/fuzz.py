@@ -388,8 +388,8 @@ class Answer(NamedTuple):
 
 #: result keys that differ between calls, or are compared separately
 CHANGING = {
-    *("seconds", "train_seconds", "wait_seconds", "waited_for_seconds", "attempts", "resumed_from", "seal", "state"),
-    *("files", "command", "notes", "unreadable"),
+    *("seconds", "train_seconds", "wait_seconds", "waited_for_seconds", "attempts", "resumed_from", "checksum"),
+    *("state", "files", "command", "notes", "unreadable"),
 }
 
 

@@ -35,7 +35,7 @@ ARMS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "prp trust band, 1 peer": ("prp", 1, {"trust": "band"}),
     "hacpo, 1 peer": ("hacpo", 1, {}),
     "swarm, 1 peer": ("swarm", 1, {"external": 8, "verify": False}),
-    "sgt fit, 1 peer": ("sgt", 1, {"pick": "fit"}),
+    "sgt fit, 1 peer": ("sgt", 1, {"pick": "lowest_nll"}),
     "xgrpo+sgt, 1 peer": ("xgrpo+sgt", 1, {}),
 }
 SMOKE = ("grpo", "prp, 1 peer")

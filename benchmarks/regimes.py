@@ -38,7 +38,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "swarm, peer's denominator": ("regime.denominator=peer",),
     "guided": (),
     "sgt, memory": ("regime.memory=100",),
-    "sgt, fit": ("regime.pick=fit",),
+    "sgt, fit": ("regime.pick=lowest_nll",),
     "sgt, own teacher": ("regime.teacher=own", "regime.memory=100"),
     "xgrpo+sgt": (),
     "prp, trust band": ("regime.trust=band",),

@@ -183,7 +183,7 @@ def test_dry_run_shows_recipe_and_placement_and_writes_nothing(cli: Cli, tmp_pat
         assert text in result.stdout
     assert list(tmp_path.iterdir()) == []
     as_json = json.loads(cli(TRAIN, "--pool", "3qwen", "--dry-run", "--json", CUDA_VISIBLE_DEVICES="").stdout)
-    allocations = as_json["placement"]["the recipe's hardware: 8 GPUs"]["seats"]
+    allocations = as_json["placement"]["the recipe's hardware: 8 GPUs"]["allocations"]
     assert [len(allocation["gpus"]) for allocation in allocations] == [2, 2, 4]
 
 

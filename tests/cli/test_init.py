@@ -69,7 +69,7 @@ def test_suggested_next_commands_run(cli: Cli, cli_here: Cli, rows: Path, tmp_pa
     result = cli_here("init", tmp_path, *TWO, "--data", rows, "--reward", "own", *SHORT, "--json")
     answer = json.loads(result.stdout)
     assert answer["next"] == list(NEXT)
-    assert set(answer["plan"]) >= {"placement", "lacking", "rewards"}
+    assert set(answer["plan"]) >= {"placement", "missing_requirements", "rewards"}
     check_arguments, train_arguments, _ = (shlex.split(command)[1:] for command in NEXT)
     result = cli(*check_arguments)  # in tmp_path
     assert result.returncode == 0, result.stderr

@@ -184,7 +184,10 @@ def test_dry_run_refuses_a_placement_that_the_recipes_hardware_cannot_have(cli_h
 
 def test_dry_run_names_models_that_are_neither_here_nor_to_be_had(cli_here: Cli) -> None:
     result = cli_here("train", "--pool", "tiny", "--set", "policies.ada.model=no/such", "--dry-run", "--json")
-    assert "the model 'no/such' of policy 'ada' (HF_HUB_OFFLINE is set)" in json.loads(result.stdout)["lacking"]
+    assert (
+        "the model 'no/such' of policy 'ada' (HF_HUB_OFFLINE is set)"
+        in json.loads(result.stdout)["missing_requirements"]
+    )
 
 
 def test_run_directory_that_not_even_root_can_make_is_refused(cli_here: Cli) -> None:

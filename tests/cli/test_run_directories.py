@@ -185,14 +185,14 @@ def test_paper_recipe_is_planned_for_its_hardware_and_reports_what_is_missing(
     assert recipe["task"]["name"] == ("mixture" if mixed else "math")
     hardware, placement = next(iter(plan["placement"].items()))
     assert hardware == "the recipe's hardware: 8 GPUs"
-    counts = [allocation["processes"] for allocation in placement["seats"]]
+    counts = [allocation["processes"] for allocation in placement["allocations"]]
     assert counts == {"3qwen": [2, 2, 4], "4qwen": [2, 2, 2, 2]}.get(recipe["pool"], [4, 4])
     assert all(
         allocation["batch"]["prompts"] == 1024 and allocation["batch"]["optimizer_steps"] == 4
-        for allocation in placement["seats"]
+        for allocation in placement["allocations"]
     )
     assert set(plan["memory"][hardware].values()) == {None}
-    assert any("8 of the 8 GPUs" in line for line in plan["lacking"])
+    assert any("8 of the 8 GPUs" in line for line in plan["missing_requirements"])
     trainer = recipe["trainer"]
     assert (trainer["learning_rate"], trainer["weight_decay"], trainer["beta"], trainer["epsilon"]) == (
         1e-6,
@@ -257,7 +257,7 @@ def test_other_shipped_recipe_is_planned(tmp_path: Path, monkeypatch: pytest.Mon
     result = CliRunner().invoke(app, ["train", f"--{kind.removesuffix('s')}", name, "--dry-run", "--json"])
     assert result.exit_code == 0, result.stderr
     plan = json.loads(result.stdout)
-    assert all("seats" in placement for placement in plan["placement"].values())
+    assert all("allocations" in placement for placement in plan["placement"].values())
 
 
 def test_dry_run_estimates_the_memory_of_available_models(

@@ -192,7 +192,7 @@ def test_resume_checks_data_format_placement_checkpoints_and_versions(
     assert "checkpoint skipped" in result.stderr
     assert str(weights) in result.stderr
     assert "resuming from checkpoint step-1" in log
-    assert verify_intact(copy)["whole"]  # the damaged checkpoint was written again
+    assert verify_intact(copy)["intact"]  # the damaged checkpoint was written again
     resumed = Run.__new__(Run)
     resumed.path = copy
     assert resumed.weights() == finished.weights()
@@ -205,7 +205,7 @@ def test_resume_reports_damaged_files_and_ignores_empty_status_files(
 ) -> None:
     copy = rolled_back(finished.path, tmp_path / "copy", {"ada": 1, "bob": 2})
     result_file = copy / "policies" / "ada" / "result.json"
-    for path in (result_file, copy / "exchange" / "ada" / "absences.json", copy / "supervisor" / "sessions.json"):
+    for path in (result_file, copy / "exchange" / "ada" / "missing_peers.json", copy / "supervisor" / "sessions.json"):
         before = path.read_bytes() if path.exists() else None
         path.write_bytes(b"")
         result = cli_here("train", "--resume", "--run-dir", copy)

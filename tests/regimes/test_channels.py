@@ -39,7 +39,7 @@ def test_each_regime_receives_the_advantages_of_the_previous_one() -> None:
 
 
 def test_each_regime_gets_the_answers_to_its_own_requests() -> None:
-    both = get_regime("swarm+sgt")(swarm={"external": 1}, sgt={"pick": "fit"})
+    both = get_regime("swarm+sgt")(swarm={"external": 1}, sgt={"pick": "lowest_nll"})
     peers = {"bob": Peer([("p", 1.0, "long"), ("p", 1.0, "yes"), ("q", 1.0, "a"), ("q", 0.0, "b")])}
     round_view: RoundView = view(OWN, peers)
     made = requests(round_view, both)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mutualrl.records import PublishSchema
-from mutualrl.regimes.gating import Candidate, Encoded, GateRule, draw_candidate, gate, gated_prompts
+from mutualrl.regimes.gating import Candidate, EncodedCandidate, GateRule, draw_candidate, gate, gated_prompts
 from mutualrl.regimes.losses import nll_loss, row_nll
 from mutualrl.regimes.microbatches import MicrobatchSlot, assign_to_microbatches
 from mutualrl.regimes.sgt import SGT
@@ -46,12 +46,12 @@ def test_gate_any_needs_one_failure() -> None:
     assert not gate([1, 1], [1], settings)
 
 
-def encoded(policy: str, rollout: int, length: int = 3) -> Encoded:
-    return Encoded(Candidate(policy, rollout, f"{policy}{rollout}", True), tuple(range(length)))
+def encoded(policy: str, rollout: int, length: int = 3) -> EncodedCandidate:
+    return EncodedCandidate(Candidate(policy, rollout, f"{policy}{rollout}", True), tuple(range(length)))
 
 
 @given(st.permutations([encoded("a", 0), encoded("a", 1), encoded("b", 0), encoded("c", 2)]), st.integers(0, 10**6))
-def test_draw_does_not_depend_on_the_order_of_peers(order: list[Encoded], seed: int) -> None:
+def test_draw_does_not_depend_on_the_order_of_peers(order: list[EncodedCandidate], seed: int) -> None:
     key = {"run_seed": seed, "round_index": 3, "prompt_id": "p", "learner": "z"}
     assert draw_candidate(order, DEFAULT, **key) == draw_candidate(sorted(order, key=str), DEFAULT, **key)  # type: ignore[arg-type]
 
@@ -183,6 +183,10 @@ def test_plan_decodes_texts_of_gated_prompts_only_and_reports_metrics() -> None:
     assert got.metrics["sgt/extra_tokens"] == 3
 
 
+def test_old_name_of_a_choice_is_read() -> None:
+    assert SGT.model_validate({"pick": "fit"}) == SGT(pick="lowest_nll")
+
+
 def test_contradictory_settings_are_rejected() -> None:
     with pytest.raises(ValueError, match="must not exceed"):
         SGT(failure_below=0.9, success_above=0.5)
@@ -265,7 +269,7 @@ def test_relative_gate_trains_only_on_texts_that_beat_the_learner() -> None:
 
 
 def test_pick_fit_takes_the_lowest_nll_and_requests_it_only_for_several_candidates() -> None:
-    settings = SGT(pick="fit")
+    settings = SGT(pick="lowest_nll")
     own = [*OWN, ("q", 0.0), ("q", 0.0)]
     peer = PeerInMemory([("p", 1.0, "long one"), ("p", 1.0, "one"), ("q", 1.0, "only")])
     round_view = view(own, {"bob": peer})
@@ -309,4 +313,4 @@ def test_own_teacher_respects_the_use_cap_and_skips_guided_rollouts() -> None:
     guided = replace(solved, rollouts=Rollouts.of([replace(rollout, prefix=1) for rollout in solved.rollouts]))
     assert plan(guided, settings).rows == ()
     with pytest.raises(ValueError, match="teacher: own has no candidates to compare"):
-        SGT(teacher="own", memory=1, pick="fit")
+        SGT(teacher="own", memory=1, pick="lowest_nll")

@@ -46,7 +46,7 @@ REGIMES: dict[str, tuple[str, dict[str, Any]]] = {
     "noise": ("grpo-noise", {"equal_groups": "exempt"}),
     "hacpo": ("hacpo", {}),
     "swarm": ("swarm", {"external": 5}),
-    "fit": ("sgt", {"pick": "fit"}),
+    "fit": ("sgt", {"pick": "lowest_nll"}),
     "trust": ("prp", {"trust": "band"}),
 }
 

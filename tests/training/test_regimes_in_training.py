@@ -63,7 +63,7 @@ REGIMES: list[tuple[str, dict[str, Any]]] = [
     ("prp", {"denominator": "snapshot"}),
     ("prp", {"clip": "band"}),
     ("prp", {"trust": "band"}),
-    ("sgt", {"normalize": "prompts", "pick": "fit", "memory": 2, "gate": "relative", "reduce": "sum"}),
+    ("sgt", {"normalize": "prompts", "pick": "lowest_nll", "memory": 2, "gate": "relative", "reduce": "sum"}),
     ("swarm", {"denominator": "peer", "local": 2, "external": 3}),
     ("prp+sgt", {}),
 ]

@@ -38,7 +38,7 @@ def weights(trainer: MutualGRPOTrainer) -> dict[str, torch.Tensor]:
         (None, {}),
         ("sgt", {}),
         ("prp", {}),
-        pytest.param("sgt", {"memory": 3, "pick": "fit"}, marks=pytest.mark.extended),
+        pytest.param("sgt", {"memory": 3, "pick": "lowest_nll"}, marks=pytest.mark.extended),
         pytest.param("prp", {"trust": "band"}, marks=pytest.mark.extended),
         pytest.param("hacpo", {}, marks=pytest.mark.extended),
         pytest.param("swarm", {}, marks=pytest.mark.extended),

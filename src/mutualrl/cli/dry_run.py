@@ -15,7 +15,7 @@ from mutualrl.console.display import clean, print_text
 from mutualrl.engines.model_files import is_local
 from mutualrl.errors import DataUnavailableError, MachineError, MutualRLError
 from mutualrl.machine.devices import Machine, this_machine
-from mutualrl.machine.requirements import lacking, require_ports
+from mutualrl.machine.requirements import missing_requirements, require_ports
 from mutualrl.mwra.checks import check_batch, check_inputs, check_models
 from mutualrl.mwra.device_map import read_device_map
 from mutualrl.mwra.memory import Estimate, estimate_allocation, format_estimate
@@ -103,7 +103,7 @@ def plan_of(recipe: Recipe, launch: Launch) -> Plan:
             impossible.append(error)
     on_recipe = next(iter(placements.values()))  # the hardware that the recipe names, else this machine
     failure = impossible[0] if isinstance(on_recipe, str) else None
-    missing = lacking(recipe, machine)
+    missing = missing_requirements(recipe, machine)
     notes: Sequence[str] = ()
     data: Mapping[str, object] = {}
     trials: dict[str, list[Trial]] = {}
@@ -172,7 +172,7 @@ def plan_json(plan: Plan) -> dict[str, object]:
         "recipe": plan.recipe.model_dump(mode="json"),
         "placement": _placements_json(plan.placements),
         "memory": memory,
-        "lacking": plan.missing,
+        "missing_requirements": plan.missing,
         "notes": list(plan.notes),
         "data": dict(plan.data),
         "exchange": requests(plan.recipe),
@@ -318,7 +318,7 @@ def _placements_json(planned: dict[str, Placement | str]) -> dict[str, object]:
             placements[label] = {"problem": placement}
         else:
             allocations = [stored(allocation).to_json() for allocation in placement.allocations]
-            placements[label] = {"seats": allocations, "notes": list(placement.notes)}
+            placements[label] = {"allocations": allocations, "notes": list(placement.notes)}
     return placements
 
 

@@ -18,7 +18,7 @@ from mutualrl.diagnostics.results import Cost, Extra, RegimeExtra
 from mutualrl.diagnostics.rollouts import Ints, Rollouts
 from mutualrl.diagnostics.sgt_check import list_successes
 from mutualrl.errors import UsageError
-from mutualrl.regimes.gating import Candidate, Encoded, draw_candidate
+from mutualrl.regimes.gating import Candidate, EncodedCandidate, draw_candidate
 
 
 def tokens_M_P_G(rollouts: Rollouts) -> Ints:
@@ -121,7 +121,7 @@ def _teachers(
                 size = int(lengths[m, unit, place]) if texts is None else len(ids or ())
                 number = int(rollouts.cell("rollout", m, unit, place))
                 if size:
-                    fitted.append(Encoded(Candidate(rollouts.policies[m], number, text, ended), (0,) * size))
+                    fitted.append(EncodedCandidate(Candidate(rollouts.policies[m], number, text, ended), (0,) * size))
         if fitted:
             drawn = draw_candidate(
                 fitted,

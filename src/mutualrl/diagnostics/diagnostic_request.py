@@ -210,7 +210,7 @@ def _sgt_thresholds(recipe: Recipe, policy: str) -> Thresholds:
     settings = _part_settings(recipe, policy, at_level("outcome").name)
     assert isinstance(settings, SGT)
     gate: Literal["all", "any"] = "any" if settings.gate == "any" else "all"
-    pick: Literal["uniform", "shortest"] = "uniform" if settings.pick == "fit" else settings.pick
+    pick: Literal["uniform", "shortest"] = "uniform" if settings.pick == "lowest_nll" else settings.pick
     for key, configured, used in (("gate", settings.gate, gate), ("pick", settings.pick, pick)):
         if configured != used:
             notify(f"policy {policy!r} trained with regime.{key}: {configured}; the diagnostics use {used}")

@@ -25,7 +25,7 @@ from mutualrl.diagnostics.results import (
 from mutualrl.diagnostics.rollouts import Bools, Floats, Ints, Rollouts
 from mutualrl.diagnostics.statistics import intervals, ratio
 from mutualrl.errors import UsageError
-from mutualrl.regimes.gating import Candidate, Encoded, draw_candidate
+from mutualrl.regimes.gating import Candidate, EncodedCandidate, draw_candidate
 from mutualrl.seeds import seeded
 
 MOST_OWN = 512  # scored successes per learner
@@ -142,7 +142,7 @@ def teacher_pairs(
                 without += 1
                 continue
             candidates = [
-                Encoded(Candidate(policy, number, s.text, s.ended), ids)
+                EncodedCandidate(Candidate(policy, number, s.text, s.ended), ids)
                 for (policy, number), (s, ids) in fitted.items()
             ]
             drawn = draw_candidate(

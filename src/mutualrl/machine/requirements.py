@@ -11,7 +11,7 @@ from mutualrl.recipes.schema import Recipe
 from mutualrl.recipes.trainer_keys import BITS, quantization
 
 
-def lacking(recipe: Recipe, machine: Machine) -> list[str]:
+def missing_requirements(recipe: Recipe, machine: Machine) -> list[str]:
     """Return one line per missing requirement, with what to type."""
     lines = []
     required = recipe.hardware.gpus or 0
@@ -40,7 +40,7 @@ def lacking(recipe: Recipe, machine: Machine) -> list[str]:
 def require(recipe: Recipe, machine: Machine) -> None:
     """Raise MachineError with all missing requirements, or for a port that is in use."""
     require_ports(recipe)
-    missing = lacking(recipe, machine)
+    missing = missing_requirements(recipe, machine)
     if missing:
         raise MachineError("this machine lacks " + "; ".join(missing))
 

@@ -1,8 +1,8 @@
 """The gate: prompts on which the learner failed and a peer succeeded, and the success that is drawn for each.
 
 Pure functions of rewards and texts. Source: paper, Section "Regime 3: Outcome-level experience sharing" and Appendix
-"Implementation details for Success-Gated Transfer". `gate: relative` is for graded rewards; `pick: fit` selects the
-success with the lowest NLL under the learner (GRAPE, arXiv 2502.04194, finds that fit beats strength).
+"Implementation details for Success-Gated Transfer". `gate: relative` is for graded rewards; `pick: lowest_nll` selects
+the success with the lowest NLL under the learner (GRAPE, arXiv 2502.04194, finds that fit beats strength).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class GateRule:
     failure_below: float = 0.2
     gate: Literal["all", "any", "relative"] = "all"
     margin: float = 0.0
-    pick: Literal["uniform", "shortest", "fit"] = "uniform"
+    pick: Literal["uniform", "shortest", "lowest_nll"] = "uniform"
     max_uses_per_prompt: int | None = None
 
 
@@ -44,7 +44,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class EncodedCandidate:
     """Candidate in the learner's vocabulary."""
 
     candidate: Candidate
@@ -60,7 +60,7 @@ class Gated:
     opened: tuple[str, ...]
     unencodable: int
     spent: int
-    encoded: tuple[tuple[str, tuple[Encoded, ...]], ...]
+    encoded: tuple[tuple[str, tuple[EncodedCandidate, ...]], ...]
 
     @property
     def gated(self) -> int:
@@ -91,7 +91,7 @@ def reward_to_exceed(own_rewards_G: Sequence[float], rule: GateRule) -> float:
 
 
 def draw_candidate(
-    encoded: Sequence[Encoded],
+    encoded: Sequence[EncodedCandidate],
     rule: GateRule,
     *,
     run_seed: int,
@@ -99,7 +99,7 @@ def draw_candidate(
     prompt_id: str,
     learner: str,
     nll: Mapping[tuple[int, ...], float] | None = None,
-) -> Encoded:
+) -> EncodedCandidate:
     """Return one success of the multiset sorted by (policy, round, rollout): a uniform draw, the shortest in tokens, or
     the one with the lowest `nll` (by token ids).
 
@@ -110,7 +110,7 @@ def draw_candidate(
     ordered = sorted(encoded, key=lambda e: (e.candidate.policy, e.candidate.round or 0, e.candidate.rollout))
     if rule.pick == "shortest":
         return min(ordered, key=lambda e: len(e.ids))
-    if rule.pick == "fit":
+    if rule.pick == "lowest_nll":
         scores = nll or {}
         return min(ordered, key=lambda e: scores[e.ids])
     index = seeded(run_seed, round_index, prompt_id, learner).integers(len(ordered))
@@ -144,11 +144,11 @@ def gated_prompts(
             spent += 1
             continue
         candidates += [(prompt_id, candidate) for candidate in successes(prompt_id)]
-    by_prompt: dict[str, list[Encoded]] = {}
+    by_prompt: dict[str, list[EncodedCandidate]] = {}
     unencodable = 0
     for (prompt_id, candidate), ids in zip(candidates, encode([c for _, c in candidates]), strict=True):
         if ids is not None and len(ids):
-            by_prompt.setdefault(prompt_id, []).append(Encoded(candidate, plain_ids(ids)))
+            by_prompt.setdefault(prompt_id, []).append(EncodedCandidate(candidate, plain_ids(ids)))
         else:
             unencodable += 1
     encoded = tuple((prompt_id, tuple(each)) for prompt_id, each in by_prompt.items())

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from mutualrl.records import plain_ids
-from mutualrl.regimes.gating import Candidate, Encoded, GateRule, draw_candidate
+from mutualrl.regimes.gating import Candidate, EncodedCandidate, GateRule, draw_candidate
 from mutualrl.regimes.round import RoundView
 
 
@@ -20,7 +20,7 @@ def open_prompts(view: RoundView, memory: int) -> dict[str, int]:
 
 def own_successes(
     view: RoundView, pending: Mapping[str, int], rule: GateRule, uses: Mapping[str, int]
-) -> list[tuple[str, Encoded]]:
+) -> list[tuple[str, EncodedCandidate]]:
     """Return one own success for each pending prompt that has one and is below its maximum of uses."""
     most = math.inf if rule.max_uses_per_prompt is None else rule.max_uses_per_prompt
     pairs = []
@@ -41,14 +41,14 @@ def own_successes(
     return pairs
 
 
-def _encoded(view: RoundView, prompt_id: str, above: float) -> list[Encoded]:
+def _encoded(view: RoundView, prompt_id: str, above: float) -> list[EncodedCandidate]:
     encoded = []
     for rollout in view.rollouts:
         own_success = rollout.reward > above and not rollout.prefix
         if rollout.prompt_id == prompt_id and own_success and rollout.token_ids is not None and len(rollout.token_ids):
             text = view.transfer.text_of(rollout.token_ids)
             candidate = Candidate(view.learner, rollout.index, text, rollout.ended)
-            encoded.append(Encoded(candidate, plain_ids(rollout.token_ids)))
+            encoded.append(EncodedCandidate(candidate, plain_ids(rollout.token_ids)))
     return encoded
 
 

@@ -14,12 +14,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from mutualrl.records import Ids, PublishSchema
 from mutualrl.regimes.gating import (
     Candidate,
-    Encoded,
+    EncodedCandidate,
     Gated,
     GateRule,
     draw_candidate,
@@ -69,9 +69,9 @@ class SGT(Regime):
     margin: float = setting(
         0.0, "amount by which a peer must exceed the learner's best reward", acts_with={"gate": "relative"}, ge=0
     )
-    pick: Literal["uniform", "shortest", "fit"] = setting(
+    pick: Literal["uniform", "shortest", "lowest_nll"] = setting(
         "uniform",
-        "choice of the success; fit: the one with the lowest NLL under the learner",
+        "choice of the success; lowest_nll: the one with the lowest NLL under the learner",
         acts_with={"teacher": ("peer", "own")},
     )
     teacher: Literal["peer", "gold", "own"] = setting(
@@ -97,6 +97,11 @@ class SGT(Regime):
         "pairs", "unit that the NLL is averaged over; only with prompts does the gate rate bound SGT's perturbation"
     )
 
+    @field_validator("pick", mode="before")
+    @classmethod
+    def _renamed(cls, value: object) -> object:
+        return "lowest_nll" if value == "fit" else value  # its name in version 0.2
+
     @model_validator(mode="after")
     def _consistent(self) -> SGT:
         if self.failure_below > self.success_above:
@@ -105,7 +110,7 @@ class SGT(Regime):
             )
         if self.teacher == "own" and self.memory == 0:
             raise ValueError("teacher: own expects memory of 1 or more: the rounds in which the learner may succeed")
-        if self.teacher == "own" and self.pick == "fit":
+        if self.teacher == "own" and self.pick == "lowest_nll":
             raise ValueError("teacher: own has no candidates to compare; expected pick: uniform or shortest")
         if self.teacher == "own" and self.gate == "relative":
             raise ValueError("teacher: own trains on rewards above success_above; expected gate: all or any")
@@ -135,8 +140,8 @@ class SGT(Regime):
         return self.solution if self.teacher == "gold" else None
 
     def requests(self, view: RoundView) -> Requests:
-        """Return the candidates that `pick: fit` compares, for prompts with more than one."""
-        if self.pick != "fit" or self.teacher != "peer":
+        """Return the candidates that `pick: lowest_nll` compares, for prompts with more than one."""
+        if self.pick != "lowest_nll" or self.teacher != "peer":
             return Requests()
         return Requests(nll=tuple(_compared(self._gated(view))))
 
@@ -183,7 +188,7 @@ class SGT(Regime):
         uses: Mapping[str, int] = view.state.get("uses", {})
         return gated_prompts(own_groups, available.rewards, successes, encode, self.rule, uses=uses)
 
-    def _drawn(self, view: RoundView, prompt_id: str, encoded: Sequence[Encoded]) -> Encoded:
+    def _drawn(self, view: RoundView, prompt_id: str, encoded: Sequence[EncodedCandidate]) -> EncodedCandidate:
         """Draw the success of a gated prompt."""
         nll = {each.ids: view.results.nll.get((prompt_id, each.ids), 0.0) for each in encoded}  # 0: the only text
         return draw_candidate(
@@ -196,7 +201,7 @@ class SGT(Regime):
             nll=nll,
         )
 
-    def _row(self, prompt_id: str, pair: Encoded, round_index: int) -> ExtraRow:
+    def _row(self, prompt_id: str, pair: EncodedCandidate, round_index: int) -> ExtraRow:
         candidate = pair.candidate
         origin = round_index if candidate.round is None else candidate.round
         return ExtraRow(

@@ -45,7 +45,7 @@ class Verification:
     def to_json(self) -> dict[str, object]:
         """Return the result as plain values."""
         return {
-            "whole": not self.damaged,
+            "intact": not self.damaged,
             "damaged": self.damaged,
             "notes": self.notes,
             "checked": self.checked,

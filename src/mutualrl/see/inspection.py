@@ -48,9 +48,9 @@ class PolicyInspection:
             "rows": self.rows,
             "bytes": self.bytes,
             "gaps": self.gaps,
-            "freed": self.pruned,
+            "pruned": self.pruned,
             "damaged": self.damaged,
-            "stray": self.orphaned,
+            "orphaned": self.orphaned,
         }
 
 

@@ -6,7 +6,8 @@ from mutualrl.errors import ExchangeDamagedError, FileDamagedError
 from mutualrl.see.store import ExchangeStore, reread
 from mutualrl.storage.files import checksummed_bytes, parse_checksummed
 
-FILE = "absences.json"
+FILE = "missing_peers.json"
+OLD_FILE = "absences.json"  # of version 0.2
 
 
 class MissingPeers:
@@ -55,9 +56,13 @@ class MissingPeers:
 
 def _stored(store: ExchangeStore, policy: str) -> dict[str, list[list[int | None]]]:
     """Return the intervals that a policy stored, or an empty dict."""
-    data, where = store.get(policy, FILE), store.describe(policy, FILE)
+    name = FILE
+    data = store.get(policy, FILE)
+    if data is None:
+        name, data = OLD_FILE, store.get(policy, OLD_FILE)
     if data is None:
         return {}
+    where = store.describe(policy, name)
     try:
         stored = parse_checksummed(data, where)
     except FileDamagedError as error:

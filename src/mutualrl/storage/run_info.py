@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from mutualrl.errors import FileDamagedError
 from mutualrl.storage.files import read_checksummed
@@ -42,7 +42,7 @@ class StoredAllocation(Stored):
     threads: int
     strategy: str
     batch: StoredBatch
-    policies_per_gpu: int = Field(1, alias="tenants")
+    policies_per_gpu: int = Field(1, validation_alias=AliasChoices("policies_per_gpu", "tenants"))  # 0.2: tenants
     nodes: tuple[int, ...] = (0,)  # always one; earlier versions ran on several
     memory: float | None = None
 

@@ -21,8 +21,8 @@ from pydantic import ValidationError
 
 from mutualrl.errors import DiskError, FileDamagedError, MachineError, RunDirectoryError, UsageError
 from mutualrl.storage.files import (
-    CHECKSUM_KEY,
     JsonObject,
+    has_checksum,
     read_checksummed,
     read_json,
     read_regular,
@@ -226,7 +226,7 @@ def read_run_json(path: Path) -> JsonObject | None:
     """Return the content of a run.json, its checksum verified (another format may have none), or None if the file does
     not exist. Raises FileDamagedError, OSError."""
     value = read_json(path)
-    if value is None or (CHECKSUM_KEY not in value and value.get("format", 0) != FORMAT):
+    if value is None or (not has_checksum(value) and value.get("format", 0) != FORMAT):
         return value
     return read_checksummed(path, root=path.parent)
 
