@@ -212,6 +212,19 @@ def test_arrival_of_each_peer_is_reported_with_its_seconds(tmp_path: Path, clock
     assert arrivals["cyd"] == pytest.approx(7, abs=0.06)  # one polling interval
 
 
+def test_rounds_that_have_arrived_can_be_worked_on_while_others_are_awaited(tmp_path: Path, clock: Clock) -> None:
+    Exchange(tmp_path / "exchange", "bob", "run").publish(0, ROWS, 0)
+    clock.at(7, lambda: Exchange(tmp_path / "exchange", "cyd", "run").publish(0, ROWS, 0))
+    seen: list[list[str]] = []
+    callbacks = WaitCallbacks(meanwhile=lambda arrived: seen.append(sorted(arrived)))
+    assert list(reader(tmp_path).wait(["bob", "cyd"], 0, callbacks)) == ["bob", "cyd"]
+    assert seen
+    assert all(peers == ["bob"] for peers in seen)
+    seen.clear()
+    reader(tmp_path).wait(["bob", "cyd"], 0, callbacks)
+    assert not seen  # nobody is awaited
+
+
 def test_store_and_its_commands_do_not_import_torch(tmp_path: Path) -> None:
     code = (
         "import sys; from mutualrl.see import Exchange; from mutualrl.see.inspection import inspect_policy, export;"

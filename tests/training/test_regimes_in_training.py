@@ -20,6 +20,7 @@ from mutualrl.regimes import parts_of, regimes
 from mutualrl.see import Exchange
 from mutualrl.storage.files import write_atomic
 from mutualrl.training import MutualGRPOTrainer
+from mutualrl.training.round import Rounds
 from training_harness import (
     STEPS,
     ReplayedGRPO,
@@ -350,6 +351,35 @@ def test_regime_publishes_only_what_peers_read(
         assert set(texts) == {None}
     else:
         assert [t is not None for t in texts] == [r > 0.8 for r in shard.rewards]
+
+
+@pytest.mark.parametrize(("regime", "begun"), [("prp", True), ("sgt", False)])
+def test_texts_of_peers_that_have_published_are_encoded_while_others_are_awaited(
+    tiny: dict[str, Path], tmp_path: Path, peers: Peers, regime: str, begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = peers("x", "bob", "eve", rounds=1)
+    expected = train(ReplayedMutual, tiny["ada"], tmp_path / "a", waits(root, regime, tiny), max_steps=1)
+    (root / "ada").rename(tmp_path / "ada")
+    (root / "eve").rename(tmp_path / "eve")
+    encoded: list[int] = []
+    begin = Rounds._begin_work
+
+    def begin_and_publish(self: Rounds, arrived: Any) -> None:
+        begin(self, arrived)
+        encoded.append(len(self.transfer.encoded))
+        if not (root / "eve").exists():
+            (tmp_path / "eve").rename(root / "eve")
+
+    monkeypatch.setattr(Rounds, "_begin_work", begin_and_publish)
+    trained = train(ReplayedMutual, tiny["ada"], tmp_path / "b", waits(root, regime, tiny), max_steps=1)
+    assert (encoded[0] > 0) == begun
+    same_training(expected, trained)
+    for key in ("thl/too_long", "see/bytes", f"{regime}/extra_tokens", f"{regime}/unencodable"):
+        assert expected.kept[0][key] == trained.kept[0][key], key
+
+
+def waits(root: Path, regime: str, tiny: dict[str, Path]) -> Any:
+    return sharing(root, regime, peers=("bob", "eve"), tokenizers=tokenizers(tiny))
 
 
 @pytest.mark.release

@@ -51,8 +51,10 @@ def span_units(source: TokenSpans, target: TokenSpans, size: int) -> Units:
         keys, other, scale = source.ends, target.ends, 1
     else:
         keys, other, scale = _keys(source.ends[of_source], target.ends[of_target])
-    closes = np.intersect1d(keys, other, assume_unique=True)
     furthest = max(int(keys[-1]) if len(keys) else 0, int(other[-1]) if len(other) else 0)
+    marks = np.zeros(furthest + 1, dtype=np.bool_)
+    marks[keys] = True
+    closes = other[marks[other]]
     if furthest > (closes[-1] if len(closes) else 0):
         closes = np.append(closes, furthest)
     group, target_group = np.searchsorted(closes, keys), np.searchsorted(closes, other)

@@ -31,6 +31,7 @@ from mutualrl.training.memory import PastRound
 from mutualrl.training.peers import PeerRounds
 from mutualrl.training.requests import PromptRows, results_of
 from mutualrl.training.sharing import Sharing
+from mutualrl.training.split_transfer import SplitTransfer
 from mutualrl.training.transfer import TokenTransfer
 from mutualrl.training.trl_compat import (
     GenerationBatch,
@@ -88,6 +89,11 @@ class Rounds:
         rounds = cls(trainer, sharing, extra_rows, PromptRows(trainer), transfer)
         rounds._begin_transfer()
         return rounds
+
+    @property
+    def split(self) -> SplitTransfer:
+        """Return the round's THL over all ranks."""
+        return SplitTransfer(self.transfer, self.trainer.accelerator)
 
     def run(self, batch: Inputs, generation: GenerationBatch) -> None:
         """Run a round on the batch that TRL has sampled and scored."""
@@ -212,7 +218,7 @@ class Rounds:
             run_seed=sharing.run_seed,
             rollouts=shared.own.rollouts,
             peers=shared.peers,
-            transfer=self.transfer,
+            transfer=self.split,
             state=copy.deepcopy(sharing.memory.state),
             solutions=sharing.solutions,
             whiten=sharing.whiten,
@@ -248,8 +254,7 @@ class Rounds:
     def plan(self, view: RoundView, shared: SharedRound, peers: PeerRounds) -> Plan:
         """Return the regime's plan for a round, identical on all ranks, and remember what it leaves."""
         self.transfer.refused.clear()
-        main = self.trainer.accelerator.is_main_process
-        plan: Plan = broadcast_object_list([self._planned(view, peers) if main else None], from_process=0)[0]
+        plan = self.split.on_main_rank(lambda: self._planned(view, peers))
         memory, learnt = self.sharing.memory, [row.prompt_id for row in plan.rows if row.loss == "nll"]
         if plan.state is not None:
             memory.state = plan.state
@@ -371,12 +376,7 @@ class Rounds:
 
     def _new_requests(self, view: RoundView) -> Requests:
         """Return the regime's requests that have no result in the view yet, identical on all ranks."""
-        made: list[Requests | None] = [None]
-        if self.trainer.accelerator.is_main_process:
-            made = [self.sharing.regime.requests(view).without(view.results)]
-        requests: Requests | None = broadcast_object_list(made, from_process=0)[0]
-        assert requests is not None
-        return requests
+        return self.split.on_main_rank(lambda: self.sharing.regime.requests(view).without(view.results))
 
     def _planned(self, view: RoundView, peers: PeerRounds) -> Plan:
         """Return the plan with the metrics of the exchange."""

@@ -50,9 +50,13 @@ class TokenTransfer:
     refused: Counter[str] = field(default_factory=Counter)
     encoded: dict[Response, EncodedResponse] = field(default_factory=dict)
 
+    def missing(self, responses: Iterable[Response]) -> list[Response]:
+        """Return the distinct responses that are not encoded yet."""
+        return list(dict.fromkeys(response for response in responses if response not in self.encoded))
+
     def prepare(self, responses: Iterable[Response]) -> None:
         """Encode responses that a regime may ask for."""
-        new = list(dict.fromkeys(response for response in responses if response not in self.encoded))
+        new = self.missing(responses)
         for start in range(0, len(new), CHUNK):
             chunk = new[start : start + CHUNK]
             exact = encode_exactly([text for text, _ in chunk], self.learner)
