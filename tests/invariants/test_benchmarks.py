@@ -27,7 +27,7 @@ def test_benchmark_store_reads_back_a_round(tmp_path: Path, name: str) -> None:
     assert (store.size() or 0) > 0
     if name == "mutualrl":
         assert stored.column("y_text").to_pylist() == [row.text for row in rows]
-        assert stored.column("token_ids").to_pylist() == [list(row.token_ids or ()) for row in rows]
+        assert stored.column("token_ids").to_pylist() == [row.token_ids.tolist() for row in rows]
     elif name == "pickle file":
         assert stored["text"] == [row.text for row in rows]
     else:

@@ -96,7 +96,6 @@ def checkpoints(module: ModuleType) -> None:
 
 
 def checkpointing(module: ModuleType) -> None:
-    around(module, "save_state", before="checkpoint-files", after="checkpoint-written")
     around(module.Checkpointer, "save", before="checkpoint-begin", after="checkpoint-done")
 
 
@@ -106,6 +105,7 @@ def trl(module: ModuleType) -> None:
 
 def trainer(module: ModuleType) -> None:
     around(module.MutualGRPOTrainer, "compute_loss", before="in-the-loss")
+    around(module, "write_state", before="checkpoint-files", after="checkpoint-written")
 
 
 def validation(module: ModuleType) -> None:
