@@ -6,7 +6,7 @@ Rounds of 128, 256 and 1,024 prompts x 5 rollouts of about 1,000 tokens, made fr
 Qwen3 (the peer) and Llama 3 (the learner) in ../shared/data; where these are absent, the tiny ones and arithmetic. The
 gate of SGT is open on 15 % of the prompts. Each plan runs in a process of its own; its time is divided into encoding,
 aligning and the rest, and compared with one call of the learner's tokenizer on all of the peer's texts (medians of
-three). Memory is the peak of the process above what it was when the peer's round had been read, beside the decoded
+three). Memory is the highest of the process above what it was when the peer's round had been read, beside the decoded
 Arrow bytes of that round. Writes benchmarks/results/round.{json,md}.
 """
 
@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -88,6 +88,32 @@ def publish(root: Path, prompts: int, tokens: int) -> float:
     return time.perf_counter() - began
 
 
+class Memory:
+    """Highest memory of this process in a block above what it was before, by samples every millisecond, in bytes."""
+
+    def __init__(self) -> None:
+        self.above = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    @staticmethod
+    def _resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def _sample(self) -> None:
+        while not self._over.wait(0.001):
+            self.above = max(self.above, self._resident() - self._before)
+
+    def __enter__(self) -> None:
+        self._before = self._resident()
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.above = max(self.above, self._resident() - self._before)
+        self._over.set()
+        self._thread.join()
+
+
 class Timed:
     """Transfer that counts the seconds of its two parts."""
 
@@ -135,13 +161,13 @@ def planned(root: Path, regime_name: str, prompts: int) -> dict[str, float]:
     assert shard is not None
     decoded = shard.table().nbytes
     read = time.perf_counter() - began
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    memory = Memory()
     transfer = Timed(TokenTransfer(learner, peers={"peer": source}))
     view = RoundView(0, "learner", 0, Rollouts.of(own, "learner"), {"peer": shard}, transfer)
-    began = time.perf_counter()
-    plan = regime.plan(view)
-    total = time.perf_counter() - began
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    with memory:
+        began = time.perf_counter()
+        plan = regime.plan(view)
+        total = time.perf_counter() - began
     texts = shard.texts()
     baseline = []
     for _ in range(3):
@@ -154,7 +180,7 @@ def planned(root: Path, regime_name: str, prompts: int) -> dict[str, float]:
         **transfer.seconds,
         "rest": total - sum(transfer.seconds.values()),
         "batched_encoding": statistics.median(baseline),
-        "megabytes_above": peak / 1e3,
+        "megabytes_above": memory.above / 1e6,
         "megabytes_decoded": decoded / 1e6,
         "rows": len(plan.rows),
     }

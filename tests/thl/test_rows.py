@@ -58,6 +58,8 @@ def test_traces_are_aligned_as_one_by_one(pair: tuple[str, str]) -> None:
             target_eos_ids=end[1],
         )
         assert aligned.tobytes() == expected.logprobs.tobytes()
+        (known,) = align_spans([row._replace(exact=True)], table_of(source), table_of(target))
+        assert known is not None and known.tobytes() == aligned.tobytes()
         assert expected.covered.all()
         assert (expected.residual, expected.mismatched, expected.clipped) == (0.0, 0, 0.0)
 

@@ -28,13 +28,14 @@ ROWS = 32
 
 class Traced(NamedTuple):
     """Row to align: its text, the source's ids and log-probs, the target's ids. `ended`: the last id of both sides is
-    EOS."""
+    EOS. `exact`: the target's ids are known to spell the text, as those of `encode_exactly` do."""
 
     text: str
     source_ids: RowIds
     logprobs: npt.NDArray[np.floating]
     target_ids: RowIds
     ended: bool
+    exact: bool = False
 
 
 def encode_exactly(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[RowIds | None]:
@@ -61,40 +62,31 @@ def align_spans(rows: Sequence[Traced], source: TokenTable, target: TokenTable) 
 
 
 def _aligned(rows: Sequence[Traced], source: TokenTable, target: TokenTable) -> list[Floats | None]:
-    bodies = [row.source_ids[: len(row.source_ids) - row.ended] for row in rows]
-    targets = [row.target_ids[: len(row.target_ids) - row.ended] for row in rows]
     texts = [row.text.encode() for row in rows]
-    usable = _spells(bodies, texts, source) & _spells(targets, texts, target)
-    usable &= np.array([_is_plain(row) for row in rows], dtype=np.bool_)
-    chosen = np.flatnonzero(usable).tolist()
-    if not chosen:
-        return [None] * len(rows)
-    values = iter(
-        _spread(
-            [bodies[i] for i in chosen],
-            np.concatenate([rows[i].logprobs[: len(bodies[i])] for i in chosen]).astype(np.float64),
-            [targets[i] for i in chosen],
-            source,
-            target,
-        )
-    )
-    results: list[Floats | None] = []
-    for row, fits in zip(rows, usable.tolist(), strict=True):
-        if not fits:
-            results.append(None)
-        elif row.ended:
-            results.append(np.append(next(values), np.float64(row.logprobs[-1])))
-        else:
-            results.append(next(values))
-    return results
+    usable = _spells([_body(row.source_ids, row) for row in rows], texts, source) & _have_plain_traces(rows)
+    unknown = [number for number, row in enumerate(rows) if not row.exact]
+    targets = [_body(rows[number].target_ids, rows[number]) for number in unknown]
+    usable[unknown] &= _spells(targets, [texts[number] for number in unknown], target)
+    chosen = [row for row, fits in zip(rows, usable.tolist(), strict=True) if fits]
+    values = iter(_spread(chosen, source, target) if chosen else ())
+    return [next(values) if fits else None for fits in usable.tolist()]
 
 
-def _is_plain(row: Traced) -> bool:
-    """Return whether a trace has one number per id, all of them between -BOUND and infinity."""
-    trace = row.logprobs
-    if trace.shape != row.source_ids.shape or not trace.size:
-        return False
-    return bool(trace.min() >= -BOUND and trace.max() < np.inf)  # false for NaN
+def _body(ids: RowIds, row: Traced) -> RowIds:
+    """Return ids without a final EOS."""
+    return ids[:-1] if row.ended else ids
+
+
+def _have_plain_traces(rows: Sequence[Traced]) -> Bools:
+    """Return which traces have one number per id, all of them between -BOUND and infinity."""
+    fits = np.array([row.logprobs.shape == row.source_ids.shape and row.logprobs.size > 0 for row in rows])
+    flat = np.concatenate([row.logprobs for row in rows])
+    if flat.size and flat.min() >= -BOUND and flat.max() < np.inf:  # false for NaN
+        return fits
+    for number in np.flatnonzero(fits).tolist():
+        trace = rows[number].logprobs
+        fits[number] = trace.min() >= -BOUND and trace.max() < np.inf
+    return fits
 
 
 def _spells(rows: Sequence[RowIds], texts: Sequence[bytes], table: TokenTable) -> Bools:
@@ -127,25 +119,35 @@ def _are_text(rows: Sequence[RowIds], table: TokenTable) -> Bools:
     return some
 
 
-def _spread(
-    bodies: Sequence[RowIds], trace: Floats, targets: Sequence[RowIds], source: TokenTable, target: TokenTable
-) -> Iterator[Floats]:
-    """Yield each row's values: the mass of every byte-synchronous group, spread evenly over its target tokens. Rows are
-    one text, one after another: both sides end at the end of a row, so no group spans two."""
-    source_ends = np.cumsum(source.lengths[np.concatenate(bodies)], dtype=np.int64)
-    target_ends = np.cumsum(target.lengths[np.concatenate(targets)], dtype=np.int64)
-    ends = np.zeros(int(source_ends[-1]) + 1, dtype=np.bool_)
-    ends[source_ends] = True
-    closes = ends[target_ends]
-    ends[source_ends] = False
-    ends[target_ends[closes]] = True
-    source_closes = ends[source_ends]
+def _spread(rows: Sequence[Traced], source: TokenTable, target: TokenTable) -> Iterator[Floats]:
+    """Yield each row's values: the mass of every byte-synchronous group, spread evenly over its target tokens.
+
+    The rows are one text, one after another: both sides end at the end of a row, so no group spans two. EOS is a byte
+    of its own after its row, on both sides.
+    """
+    source_ends = _ends([row.source_ids for row in rows], rows, source)
+    target_ends = _ends([row.target_ids for row in rows], rows, target)
+    marks = np.zeros(int(source_ends[-1]) + 1, dtype=np.bool_)
+    marks[source_ends] = True
+    closes = marks[target_ends]
+    marks[source_ends] = False
+    marks[target_ends[closes]] = True
+    source_closes = marks[source_ends]
     source_group: Ints = np.cumsum(source_closes) - source_closes
     target_group: Ints = np.cumsum(closes) - closes
-    mass = np.bincount(source_group, trace)
-    part = mass / np.bincount(target_group)
-    values = part[target_group]
+    mass = np.bincount(source_group, np.concatenate([row.logprobs for row in rows]).astype(np.float64))
+    values = (mass / np.bincount(target_group))[target_group]
     start = 0
-    for ids in targets:
-        yield values[start : start + len(ids)]
-        start += len(ids)
+    for row in rows:
+        stop = start + len(row.target_ids)
+        yield values[start:stop]
+        start = stop
+
+
+def _ends(ids: Sequence[RowIds], rows: Sequence[Traced], table: TokenTable) -> Ints:
+    """Return the byte where each token of the rows ends."""
+    lengths = table.lengths[np.concatenate(ids)]
+    last = np.cumsum([len(row) for row in ids]) - 1
+    lengths[last[[row.ended for row in rows]]] = 1
+    ends: Ints = np.cumsum(lengths, dtype=np.int64)
+    return ends

@@ -22,15 +22,17 @@ if TYPE_CHECKING:
 
 Response = tuple[str, bool]  # text, whether it had ended
 #: texts per call of the tokenizer: enough for every core, and the tokenizer's own records of them stay small
-CHUNK = 256
+CHUNK = 128
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedResponse:
-    """A response on the learner's tokens, or why the learner cannot use it: `too_long`, `changed`, `empty`."""
+    """A response on the learner's tokens, or why the learner cannot use it (`too_long`, `changed`; None: it is empty).
+    `exact`: its tokens but the last, if it ended, spell the text."""
 
     ids: Ids | None
     refusal: str | None = None
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class TokenTransfer:
             ids = np.append(ids, np.int32(end))
         if self.max_length is not None and len(ids) > self.max_length:
             return EncodedResponse(None, "too_long")
-        return EncodedResponse(ids)
+        return EncodedResponse(ids, exact=True)
 
     def _encoded(self, text: str, ended: bool) -> EncodedResponse:
         """Return a response whose text needs the rules of `retokenize`."""
@@ -114,7 +116,9 @@ class TokenTransfer:
         traced = []
         for _, rollout, ids in rows:
             assert rollout.text is not None and rollout.token_ids is not None and rollout.logprobs is not None
-            traced.append(Traced(rollout.text, rollout.token_ids, rollout.logprobs, ids, rollout.ended))
+            known = self.encoded.get((rollout.text, rollout.ended))
+            exact = known is not None and known.exact and known.ids is ids
+            traced.append(Traced(rollout.text, rollout.token_ids, rollout.logprobs, ids, rollout.ended, exact))
         values = align_spans(traced, table_of(self._tokenizer_of(policy)), table_of(self.learner))
         aligned = {}
         for (row, _, _), logprobs in zip(rows, values, strict=True):
