@@ -6,7 +6,7 @@ Rounds of 128, 256 and 1,024 prompts x 5 rollouts of about 1,000 tokens, made fr
 Qwen3 (the peer) and Llama 3 (the learner) in ../shared/data; where these are absent, the tiny ones and arithmetic. The
 gate of SGT is open on 15 % of the prompts. Each plan runs in a process of its own; its time is divided into encoding,
 aligning and the rest, and compared with one call of the learner's tokenizer on all of the peer's texts (medians of
-three). Memory is the highest of the process above what it was when the peer's round had been read, beside the decoded
+three). Memory, of a separate run, is the highest of the process above what it was when the peer's round had been read, beside the decoded
 Arrow bytes of that round. Writes benchmarks/results/round.{json,md}.
 """
 
@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +140,9 @@ class Timed:
         return self._timed("align", lambda: self._transfer.align(rollouts, ids, anchor))
 
 
-def planned(root: Path, regime_name: str, prompts: int) -> dict[str, float]:
-    """Read and plan a round; return seconds, megabytes and rows. Runs in a process of its own."""
+def planned(root: Path, regime_name: str, prompts: int, part: str) -> dict[str, float]:
+    """Read and plan a round; return its seconds, or its megabytes, since sampling memory takes time. Runs in a process
+    of its own."""
     from mutualrl.records import Rollout
     from mutualrl.regimes import RoundView, get_regime
     from mutualrl.rollouts import Rollouts
@@ -164,10 +166,12 @@ def planned(root: Path, regime_name: str, prompts: int) -> dict[str, float]:
     memory = Memory()
     transfer = Timed(TokenTransfer(learner, peers={"peer": source}))
     view = RoundView(0, "learner", 0, Rollouts.of(own, "learner"), {"peer": shard}, transfer)
-    with memory:
+    with memory if part == "memory" else nullcontext():
         began = time.perf_counter()
         plan = regime.plan(view)
         total = time.perf_counter() - began
+    if part == "memory":
+        return {"megabytes_above": memory.above / 1e6, "megabytes_decoded": decoded / 1e6}
     texts = shard.texts()
     baseline = []
     for _ in range(3):
@@ -180,10 +184,17 @@ def planned(root: Path, regime_name: str, prompts: int) -> dict[str, float]:
         **transfer.seconds,
         "rest": total - sum(transfer.seconds.values()),
         "batched_encoding": statistics.median(baseline),
-        "megabytes_above": memory.above / 1e6,
-        "megabytes_decoded": decoded / 1e6,
         "rows": len(plan.rows),
     }
+
+
+def in_a_process(root: Path, regime: str, prompts: int, part: str) -> dict[str, float]:
+    """Return the figures of a plan, made in a process of its own."""
+    command = [sys.executable, __file__, "--plan", str(root), regime, str(prompts), part]
+    figures: dict[str, float] = json.loads(
+        subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    )
+    return figures
 
 
 def measure(sizes: tuple[int, ...], regimes: tuple[str, ...], tokens: int, repeats: int) -> list[dict[str, Any]]:
@@ -194,13 +205,10 @@ def measure(sizes: tuple[int, ...], regimes: tuple[str, ...], tokens: int, repea
             root = Path(directory) / str(prompts)
             published = publish(root, prompts, tokens)
             for regime in regimes:
-                command = [sys.executable, __file__, "--plan", str(root), regime, str(prompts)]
-                runs = [
-                    json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
-                    for _ in range(repeats)
-                ]
-                medians = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
-                row = {"prompts": prompts, "regime": regime, "publish": published, **medians}
+                timed = [in_a_process(root, regime, prompts, "time") for _ in range(repeats)]
+                medians = {key: statistics.median(run[key] for run in timed) for key in timed[0]}
+                memory = in_a_process(root, regime, prompts, "memory")
+                row = {"prompts": prompts, "regime": regime, "publish": published, **medians, **memory}
                 row["encodings"] = row["plan"] / row["batched_encoding"]
                 row["of_decoded"] = row["megabytes_above"] / row["megabytes_decoded"]
                 print(json.dumps(row), file=sys.stderr, flush=True)
@@ -232,8 +240,8 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Measure, write, print."""
     if sys.argv[1:2] == ["--plan"]:
-        root, regime, prompts = sys.argv[2:]
-        print(json.dumps(planned(Path(root), regime, int(prompts))))
+        root, regime, prompts, part = sys.argv[2:]
+        print(json.dumps(planned(Path(root), regime, int(prompts), part)))
         return
     args = harness.parse(harness.options(__doc__))
     rows = measure((4,), ("prp",), 50, 1) if args.smoke else measure(PROMPTS, REGIMES, TOKENS, 3)
