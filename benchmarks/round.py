@@ -6,8 +6,8 @@ Rounds of 128, 256 and 1,024 prompts x 5 rollouts of about 1,000 tokens, made fr
 Qwen3 (the peer) and Llama 3 (the learner) in ../shared/data; where these are absent, the tiny ones and arithmetic. The
 gate of SGT is open on 15 % of the prompts. Each plan runs in a process of its own; its time is divided into encoding,
 aligning and the rest, and compared with one call of the learner's tokenizer on all of the peer's texts (medians of
-three). Memory, of a separate run, is the highest of the process above what it was when the peer's round had been read, beside the decoded
-Arrow bytes of that round. Writes benchmarks/results/round.{json,md}.
+three). Memory, of a separate run, is the highest of the process above what it was when the peer's round had been read,
+beside the decoded Arrow bytes of that round. Writes benchmarks/results/round.{json,md}.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def measure(sizes: tuple[int, ...], regimes: tuple[str, ...], tokens: int, repea
                 timed = [in_a_process(root, regime, prompts, "time") for _ in range(repeats)]
                 medians = {key: statistics.median(run[key] for run in timed) for key in timed[0]}
                 memory = in_a_process(root, regime, prompts, "memory")
-                row = {"prompts": prompts, "regime": regime, "publish": published, **medians, **memory}
+                row: dict[str, Any] = {"prompts": prompts, "regime": regime, "publish": published, **medians, **memory}
                 row["encodings"] = row["plan"] / row["batched_encoding"]
                 row["of_decoded"] = row["megabytes_above"] / row["megabytes_decoded"]
                 print(json.dumps(row), file=sys.stderr, flush=True)
