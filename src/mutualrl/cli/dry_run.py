@@ -16,7 +16,7 @@ from mutualrl.engines.model_files import is_local
 from mutualrl.errors import DataUnavailableError, MachineError, MutualRLError
 from mutualrl.machine.devices import Machine, this_machine
 from mutualrl.machine.requirements import missing_requirements, require_ports
-from mutualrl.mwra.checks import check_batch, check_inputs, check_models
+from mutualrl.mwra.checks import check_batch, check_inputs, check_models, check_sources
 from mutualrl.mwra.device_map import read_device_map
 from mutualrl.mwra.memory import Estimate, estimate_allocation, format_estimate
 from mutualrl.mwra.placement import Placement, place
@@ -120,6 +120,9 @@ def plan_of(recipe: Recipe, launch: Launch) -> Plan:
             recipe, _ = check_batch(recipe, placement.allocations[0].batch, inputs)
         check_models(recipe, [p.name for p in recipe.policies])
         missing += _absent_models(recipe)
+        if all(is_local(resolve_path(policy.model), policy.revision) for policy in recipe.policies):
+            sources = check_sources(recipe, inputs)
+            notes = [*notes, *(source.note for source in sources.values())]
         tokenizers = None if recipe.task.has_turns else _local_tokenizers(recipe)
         if tokenizers is not None:
             notes = [*notes, *_prompt_notes(recipe, inputs.prompts, tokenizers)]
@@ -277,7 +280,7 @@ UNEVEN = 1.2
 def waiting(recipe: Recipe, placement: Placement | None) -> str | None:
     """Return the message about waiting: the others wait for the policy with the most weights per device, if the pool
     has the sizes. None if no policy waits."""
-    if not recipe.regime_class.reads_peers:
+    if not recipe.regime_class.reads_peers or len(recipe.policies) < 2:  # no policy waits for a source
         return None
     staleness = recipe.exchange.staleness
     behind = "each policy of the pool" if not staleness else f"policies more than {staleness} round(s) behind"

@@ -36,6 +36,24 @@ PoolOption = Annotated[
         help="A shipped pool, or a YAML file with `policies:`.", show_default=False, autocompletion=pool_names
     ),
 ]
+ModelOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        metavar="MODEL",
+        help="A policy, in place of a pool: a directory, a hub id, or tiny:NAME. Repeatable.",
+        show_default=False,
+    ),
+]
+SourceOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--source",
+        metavar="NAME=recorded:FILE",
+        help="Texts to learn from where the policies fail: a file, a directory, hub:OWNER/NAME, or task. Repeatable.",
+        show_default=False,
+    ),
+]
 TaskOption = Annotated[
     str | None,
     typer.Option(
@@ -105,6 +123,8 @@ def train(
     recipe: RecipeOption = None,
     regime: RegimeOption = None,
     pool: PoolOption = None,
+    model: ModelOption = None,
+    source: SourceOption = None,
     task: TaskOption = None,
     data: DataOption = None,
     steps: StepsOption = None,
@@ -123,7 +143,7 @@ def train(
     dry_run: DryRunOption = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Train a pool of policies together.
+    """Train a pool of policies together, or one policy with recorded texts.
 
     Without arguments: the bundled `tiny` pool with plain GRPO. Example: mutualrl train --regime sgt --pool tiny
     """
@@ -141,6 +161,8 @@ def train(
         recipe=recipe,
         regime=regime,
         pool=pool,
+        models=tuple(model or ()),
+        sources=tuple(source or ()),
         task=task,
         data=data,
         steps=steps,

@@ -28,7 +28,7 @@ from mutualrl.training.transfer import TokenTransfer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-LEARNER, PEERS = "ada", ("bob", "cyd")
+LEARNER, PEERS, BOOK = "ada", ("bob", "cyd"), "book"
 ROUNDS, PROMPTS, ROLLOUTS = 3, 8, 4
 
 
@@ -88,12 +88,13 @@ def prompt_hash(prompt: Prompt) -> int:
     return hashlib.sha256(prompt.id.encode()).digest()[0]
 
 
-def recorded_views(schema: PublishSchema) -> list[RoundView]:
-    """Return the recorded rounds as the learner sees them; of its peers, only the published fields."""
+def recorded_views(schema: PublishSchema, *, with_source: bool = False) -> list[RoundView]:
+    """Return the recorded rounds as the learner sees them; of its peers, only the published fields. `with_source`: one
+    of them has the data's solution for every other prompt, and learns nothing."""
     tokenizers = {name: load_tokenizer(name) for name in (LEARNER, *PEERS)}
     transfer = TokenTransfer(tokenizers[LEARNER], max_length=40, peers=tokenizers)
     prompts = get_task("arithmetic").read("train", TaskSource()).prompts
-    solutions = {prompt.id: prompt.solution for prompt in prompts if prompt.solution}
+    names = frozenset({BOOK} if with_source else ())
     views = []
     for round_index in range(ROUNDS):
         own_rollouts = []
@@ -104,8 +105,13 @@ def recorded_views(schema: PublishSchema) -> list[RoundView]:
         for peer in PEERS:
             rollouts = Rollouts.of(recorded_rollouts(peer, round_index, tokenizers[peer]), peer, round_index)
             peers[peer] = rollouts.published(schema)
+        if with_source:
+            seen = sorted({rollout.prompt_id for rollout in own_rollouts})[::2]
+            texts = {prompt.id: prompt.solution for prompt in prompts}
+            book = [Rollout(key, 0, 1.0, True, text=texts[key], prefix=None) for key in seen]
+            peers[BOOK] = Rollouts.of(book, BOOK, round_index)
         own = Rollouts.of(own_rollouts, LEARNER, round_index)
-        views.append(RoundView(round_index, LEARNER, 0, own, peers, transfer, solutions=solutions))
+        views.append(RoundView(round_index, LEARNER, 0, own, peers, transfer, sources=names))
     return views
 
 
@@ -143,7 +149,7 @@ def check_regime(regime: type[Regime] | Regime) -> list[Finding]:
         return [*findings, Finding("it has no plan: TRL's own GRPO", True)]
     plans: list[Plan] = []
     try:
-        for recorded in recorded_views(schema):
+        for recorded in recorded_views(schema, with_source=regime.source_problem() is None):
             state = plans[-1].state if plans and plans[-1].state is not None else {}
             view = with_results(regime, replace(recorded, state=plain_state(state, regime.name)))
             plans.append(check_plan(regime.plan(view), view, regime.name))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from mutualrl.engines.model_files import check_model
 from mutualrl.errors import ModelError
 from mutualrl.mwra.session import counted
 from mutualrl.recipes import Recipe
-from mutualrl.recipes.agreement import data_note, fingerprint, read_splits, require_enough, solutions, validation_sample
+from mutualrl.recipes.agreement import data_note, fingerprint, read_splits, require_enough, validation_sample
 from mutualrl.recipes.batch_plan import BatchPlan
+from mutualrl.recipes.run_sources import prepared
 from mutualrl.records import Prompt
 from mutualrl.storage.run_info import Fingerprint
 from mutualrl.tasks.dataset import boxed_notes, column_notes
@@ -19,13 +22,18 @@ from mutualrl.tasks.rewards import require_rewards
 from mutualrl.tasks.turns import require_turns
 from mutualrl.tiny import resolve_path
 
+if TYPE_CHECKING:
+    from mutualrl.sources.prepare import Prepared
+
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Checked inputs of a run: its prompts, notes about them for the user, and what run.json says of the data."""
+    """Checked inputs of a run: its prompts, the validation prompts that are used and all of them, notes for the user,
+    and what run.json says of the data."""
 
     prompts: list[Prompt]
     validation: list[Prompt]
+    all_validation: list[Prompt]
     notes: tuple[str, ...]
     data: dict[str, object]
 
@@ -37,10 +45,8 @@ def check_inputs(recipe: Recipe) -> Inputs:
     splits = read_splits(recipe)
     prompts, validation = splits.train.prompts, validation_sample(recipe, splits.validation.prompts)
     data = splits.to_json(len(validation))
-    for policy in recipe.policies:
-        solutions(recipe, policy.name, prompts)
     notes = [data_note(data)] + column_notes(prompts) + (boxed_notes(prompts) if recipe.task.reward == BOXED else [])
-    return Inputs(prompts, validation, tuple(notes), data)
+    return Inputs(prompts, validation, splits.validation.prompts, tuple(notes), data)
 
 
 def check_models(recipe: Recipe, names: Sequence[str]) -> None:
@@ -56,9 +62,22 @@ def check_models(recipe: Recipe, names: Sequence[str]) -> None:
             checked.add(key)
 
 
-def check_batch(recipe: Recipe, batch: BatchPlan, inputs: Inputs) -> tuple[Recipe, Fingerprint]:
-    """Return the recipe with its epochs converted to steps, and the fingerprint that all policies must share. Raises
-    DataError for too few prompts, UsageError for a column that cannot be hashed."""
+def check_sources(recipe: Recipe, inputs: Inputs) -> dict[str, Prepared]:
+    """Return the recipe's sources, read and verified; loads the policies' tokenizers if there are any. Raises
+    DataError, RewardError, ModelError."""
+    if not recipe.sources:
+        return {}
+    from mutualrl.training.models import load_tokenizers
+
+    return prepared(recipe, load_tokenizers(recipe), inputs.prompts, inputs.all_validation)
+
+
+def check_batch(
+    recipe: Recipe, batch: BatchPlan, inputs: Inputs, sources: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Recipe, Fingerprint]:
+    """Return the recipe with its epochs converted to steps, and the fingerprint that all policies must share;
+    `sources`: the digests of the sources. Raises DataError for too few prompts, UsageError for a column that cannot be
+    hashed."""
     require_enough(inputs.prompts, batch.prompts)
     recipe = counted(recipe, batch, len(inputs.prompts))
-    return recipe, fingerprint(recipe, batch, inputs.prompts, inputs.validation)
+    return recipe, fingerprint(recipe, batch, inputs.prompts, inputs.validation, sources)

@@ -137,9 +137,10 @@ def start_run(
     held: ExitStack,
     run_id: str | None = None,
     data: Mapping[str, object] = MappingProxyType({}),
+    sources: Mapping[str, dict[str, object]] = MappingProxyType({}),
 ) -> RunDirectory:
-    """Claim a new run directory, locked while `held` is open, and write the files that the workers read. `data`: what
-    run.json says of the data."""
+    """Claim a new run directory, locked while `held` is open, and write the files that the workers read. `data`,
+    `sources`: what run.json says of the data and of the sources."""
     text = recipe_text(recipe)
     info = RunInfo(
         format=FORMAT,
@@ -153,6 +154,7 @@ def start_run(
         pool=recipe.pool,
         fingerprint=plan,
         data=dict(data),
+        sources=dict(sources),
         models=models,
         placement=_by_policy(placement),
         exchange="" if recipe.bucket is None else recipe.bucket.url,

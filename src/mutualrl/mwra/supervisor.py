@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 
@@ -16,7 +16,7 @@ from mutualrl.errors import MutualRLError, RunInterruptedError, UsageError
 from mutualrl.machine.devices import Machine, this_machine
 from mutualrl.machine.ray_cluster import join_cluster, require_capacity
 from mutualrl.machine.requirements import require
-from mutualrl.mwra.checks import Inputs, check_batch, check_inputs, check_models
+from mutualrl.mwra.checks import Inputs, check_batch, check_inputs, check_models, check_sources
 from mutualrl.mwra.device_map import read_device_map
 from mutualrl.mwra.group import GRACE_SECONDS, ProcessTag, end
 from mutualrl.mwra.joining import claim_exchange, fetch_checkpoint, install_checkpoint, require_run
@@ -37,12 +37,16 @@ from mutualrl.mwra.session import (
 from mutualrl.mwra.stop import StopSignals, request_stop, stop_signals, stopped
 from mutualrl.process.status import StatusWriter
 from mutualrl.recipes import Recipe, load_run
+from mutualrl.recipes.run_sources import described, restore, store
 from mutualrl.reporting.progress import Progress
 from mutualrl.reporting.run_notes import notes_of
 from mutualrl.storage.files import try_stat, write_checksummed
 from mutualrl.storage.run_info import Fingerprint, policy_result
 from mutualrl.storage.rundir import RunDirectory, clean_run, directory_is_gone, hold, require_creatable
 from mutualrl.tiny import resolve_path
+
+if TYPE_CHECKING:
+    from mutualrl.sources.prepare import Prepared
 
 POLL_SECONDS = 0.2
 
@@ -83,15 +87,17 @@ def _open(
         return _reopen(recipe, machine, launch, console, held)
     if path is not None:
         require_creatable(path, clean=launch.clean)
-    recipe, placement, plan, inputs = planned(recipe, machine, launch)
+    recipe, placement, plan, inputs, sources = planned(recipe, machine, launch)
     models = model_digests(only(recipe, launch.policies(recipe)))
     run_id = None if recipe.bucket is None else claim_exchange(recipe, plan, launch, console)
     if launch.clean and path is not None:
         clean_run(path, held)
     staged = None if run_id is None or path is None else fetch_checkpoint(recipe, launch, run_id, path, models)
-    run = start_run(recipe, placement, plan, models, launch, held, run_id, inputs.data)
+    run = start_run(recipe, placement, plan, models, launch, held, run_id, inputs.data, described(sources))
+    store(run, sources)
     fetched = [] if staged is None else [install_checkpoint(staged, run)]
-    return run, placement, [*placement.notes, *inputs.notes, *fetched]
+    notes = [source.note for source in sources.values()]
+    return run, placement, [*placement.notes, *inputs.notes, *notes, *fetched]
 
 
 class Resumption(NamedTuple):
@@ -102,6 +108,7 @@ class Resumption(NamedTuple):
     placement: Placement
     models: dict[str, str]
     notes: list[str]
+    inputs: Inputs
 
 
 def check_resumption(recipe: Recipe, machine: Machine, launch: Launch) -> Resumption:
@@ -112,20 +119,22 @@ def check_resumption(recipe: Recipe, machine: Machine, launch: Launch) -> Resump
     run = open_resumable_run(Path(recipe.run.dir))
     stored = load_run(run, run_code=True)
     accept_changes(stored, recipe)  # before the data are loaded: another task may have others
-    recipe, placement, plan, _ = planned(recipe, machine, launch)
+    recipe, placement, plan, inputs, _ = planned(recipe, machine, launch, run)
     models = model_digests(only(recipe, launch.policies(recipe)))
     notes = [*placement.notes, *accept_changes(stored, recipe), *require_same_plan(run.info(), placement, plan, models)]
     verify_finished_policies(run, recipe)
-    return Resumption(run, recipe, placement, models, notes)
+    return Resumption(run, recipe, placement, models, notes, inputs)
 
 
 def _reopen(
     recipe: Recipe, machine: Machine, launch: Launch, console: Console, held: ExitStack
 ) -> tuple[RunDirectory, Placement, list[str]]:
-    run, recipe, placement, models, notes = check_resumption(recipe, machine, launch)
+    run, recipe, placement, models, notes, inputs = check_resumption(recipe, machine, launch)
     if recipe.bucket is not None:
         require_run(recipe.bucket, run.info().run_id, launch.policy, console)
     held.enter_context(hold(run.lock, str(run.root)))
+    if recipe.sources:
+        restore(run, recipe, lambda: check_sources(recipe, inputs))
     if launch.policy is None:
         rewind(run, recipe, console)
     staged = fetch_checkpoint(recipe, launch, run.info().run_id, run.root, models)
@@ -143,18 +152,36 @@ def only(recipe: Recipe, names: Sequence[str]) -> Recipe:
     return recipe.model_copy(update={"policies": policies, "launch": launch})
 
 
-def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, Placement, Fingerprint, Inputs]:
-    """Return the recipe with its epochs converted to steps, the placement, the fingerprint that all policies must
-    share, and the checked data. Raises the errors of the checks of machine, data and models."""
+class Planned(NamedTuple):
+    """Checked plan of a session: the recipe with its epochs converted to steps, the placement, the fingerprint that all
+    policies must share, the checked data, and the sources, if the run is new."""
+
+    recipe: Recipe
+    placement: Placement
+    plan: Fingerprint
+    inputs: Inputs
+    sources: dict[str, Prepared]
+
+
+def planned(recipe: Recipe, machine: Machine, launch: Launch, resumed: RunDirectory | None = None) -> Planned:
+    """Return the plan of a session; `resumed`: of a run whose sources were prepared when it began. Raises the errors of
+    the checks of machine, data, models and sources."""
     require(recipe, machine)
     pins = None if launch.device_map is None else read_device_map(launch.device_map)
     placement = place(only(recipe, launch.policies(recipe)), machine, pins)
     if launch.ray is not None:
         require_capacity(bundles(placement))
     inputs = check_inputs(recipe)
-    recipe, plan = check_batch(recipe, placement.allocations[0].batch, inputs)
+    check_batch(recipe, placement.allocations[0].batch, inputs)
     check_models(recipe, launch.policies(recipe))
-    return recipe, placement, plan, inputs
+    sources = {} if resumed is not None else check_sources(recipe, inputs)
+    if resumed is None:
+        digests = {name: source.digest for name, source in sources.items()}
+    else:
+        known = resumed.info().sources
+        digests = {source.name: str(known.get(source.name, {}).get("digest", "")) for source in recipe.sources}
+    recipe, plan = check_batch(recipe, placement.allocations[0].batch, inputs, digests)
+    return Planned(recipe, placement, plan, inputs, sources)
 
 
 def model_digests(recipe: Recipe) -> dict[str, str]:
@@ -234,13 +261,14 @@ def summarize(run: RunDirectory, recipe: Recipe, names: Sequence[str], seconds: 
             raise MutualRLError(f"policy {name!r} ended without a result; logs: {run.policy(name).logs}")
     return {
         "regime": recipe.regime_class.name,
-        "shares": recipe.regime_class.shares and len(recipe.policies) > 1,
+        "shares": recipe.regime_class.shares and len(recipe.members) > 1,
         "pool": recipe.pool,
         "task": recipe.task.name,
         "seed": recipe.run.seed,
         "steps": recipe.run.steps,
         "seconds": round(seconds, 3),
         "data": run.info().data,
+        **({"sources": run.info().sources} if recipe.sources else {}),
         "policies": policies,
         "lost": lost,
         "notes": notes_of(run, names, recipe.regime_class.metrics, recipe.task.max_prompt_tokens),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from mutualrl.errors import DataError, PlanMismatchError
@@ -15,12 +15,8 @@ from mutualrl.regimes import parts_of
 from mutualrl.storage.run_info import Fingerprint
 from mutualrl.tasks import Split, get_task
 from mutualrl.tasks.base import TaskData, load_data, sample_evenly
-from mutualrl.tasks.boxed import boxed_score
 from mutualrl.tasks.mixture import sample_evenly_by_task
 from mutualrl.tasks.prompting import within_limit
-
-logger = logging.getLogger(__name__)
-MAX_MISSING_FRACTION = 0.1  # fraction of the prompts that may lack a solution under `teacher: gold`
 
 
 class DataSplits(NamedTuple):
@@ -141,40 +137,6 @@ def too_long_notes(counts: Mapping[str, Mapping[str, int]], limit: int) -> list[
     ]
 
 
-def solutions(recipe: Recipe, policy: str, prompts: Sequence[Prompt]) -> dict[str, str]:
-    """Return the solutions in the data that a policy's regime trains on, by prompt id (SGT's `teacher: gold`); empty if
-    it uses none. A solution that does not earn the reward is left out, with a warning.
-
-    Raises DataError if no prompt has one or, for the column `solution`, if more than one prompt in ten has none: the
-    arm would not be matched with the one that it controls for.
-    """
-    column = recipe.regime_of(policy).solution_column()
-    if column is None:
-        return {}
-    texts = {}
-    for prompt in prompts:
-        text = prompt.solution if column == "solution" else prompt.columns.get(column)
-        if isinstance(text, str) and text.strip():
-            texts[prompt.id] = text
-    if recipe.task.reward == ("boxed",):
-        correct = {p.id: texts[p.id] for p in prompts if p.id in texts and boxed_score(texts[p.id], p.answer)}
-    else:
-        logger.warning("regime.teacher=gold: the solutions are not checked against %s", ", ".join(recipe.task.reward))
-        correct = texts
-    missing = [prompt.id for prompt in prompts if prompt.id not in correct]
-    if not missing:
-        return correct
-    problems = (
-        f"regime.teacher=gold trains on the solutions in the data, but of {len(prompts)} training prompts of task "
-        f"{recipe.task.name!r}, {len(prompts) - len(texts)} have none and {len(texts) - len(correct)} have one that "
-        f"does not earn the reward, e.g. {missing[0]!r}"
-    )
-    if not correct or (column == "solution" and len(missing) > MAX_MISSING_FRACTION * len(prompts)):
-        raise DataError(f"{problems}; expected a field {column!r} that ends in \\boxed{{answer}} (tasks math, dataset)")
-    logger.warning("%s; these prompts yield no pair", problems)
-    return correct
-
-
 def require_enough(prompts: Sequence[Prompt], needed: int) -> None:
     """Raise DataError when the prompts do not fill one round."""
     if len(prompts) < needed:
@@ -184,10 +146,15 @@ def require_enough(prompts: Sequence[Prompt], needed: int) -> None:
 
 
 def fingerprint(
-    recipe: Recipe, batch: BatchPlan, prompts: Sequence[Prompt], validation: Sequence[Prompt]
+    recipe: Recipe,
+    batch: BatchPlan,
+    prompts: Sequence[Prompt],
+    validation: Sequence[Prompt],
+    sources: Mapping[str, str] = MappingProxyType({}),
 ) -> Fingerprint:
     """Return the batch plan in comparable form: content and order of the data, digests of the source files of the
-    user's code (not of their imports), seed, prompts per round, rollouts per prompt."""
+    user's code (not of their imports), seed, prompts per round, rollouts per prompt; `sources`: digests of the texts of
+    each source and their rewards, by name."""
     code = {}
     parts = parts_of(recipe.regime_name)
     components = [("regime" if len(parts) == 1 else f"regime {number}", name) for number, name in enumerate(parts)]
@@ -204,6 +171,7 @@ def fingerprint(
             code[f"reward{suffix} {portable_path(path)}"] = source_digest(path)
     return {
         **code,
+        **{f"source {name}": digest for name, digest in sources.items()},
         "task": portable_path(recipe.task.name),
         "data_sha256": content_digest(prompts),
         "validation_sha256": content_digest(validation),

@@ -58,7 +58,8 @@ def by_dotted_key(value: Any, at: str = "") -> dict[str, object]:
 
 #: keys of a recipe that may differ between the policies of a run: paths, storage, placement
 _PER_MACHINE = re.compile(
-    r"pool|run\.(?!seed|steps|epochs|publish).*|hardware\..*|launch\..*|exchange\.(?!staleness).*|task\.(data|validation_data)|"
+    r"pool|sources\..*\.recorded|"
+    r"run\.(?!seed|steps|epochs|publish).*|hardware\..*|launch\..*|exchange\.(?!staleness).*|task\.(data|validation_data)|"
     r"policies\..*\.(model|revision|parameters)|(policies\..*\.)?trainer\.(per_device_.*|gradient_accumulation_steps)"
 )
 
@@ -66,7 +67,7 @@ _PER_MACHINE = re.compile(
 def decisive(recipe: Recipe) -> dict[str, Any]:
     """Return the keys of a resolved recipe that must be equal for all policies of a run. The directory of the user's
     code is not compared: its content is in the fingerprint."""
-    values = by_dotted_key(recipe.model_dump(mode="json"))
+    values = by_dotted_key(recipe.model_dump(mode="json", exclude=None if recipe.sources else {"sources"}))
     code = {"task.name": recipe.task.name, "regime.name": recipe.regime_name}
     values |= {key: SEPARATOR.join(map(portable_path, name.split(SEPARATOR))) for key, name in code.items()}
     values["task.reward"] = [portable_path(path) for path in recipe.task.reward]

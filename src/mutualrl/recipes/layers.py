@@ -12,6 +12,7 @@ from mutualrl.errors import RecipeError, UsageError
 from mutualrl.plugins import absolute_path
 from mutualrl.recipes import yaml_file
 from mutualrl.regimes import SEPARATOR, parts_of
+from mutualrl.sources.references import TASK
 from mutualrl.storage.files import user_path
 
 #: a layer of a recipe, as parsed from YAML
@@ -120,27 +121,30 @@ class Layers:
             raise RecipeError([f"--set {assignment}: expected key=value, e.g. --set run.steps=50"])
         shown = f"--set {_without_secrets(assignment)}"
         value = _value(parts, text, shown)
-        if parts[0] == "policies" and len(parts) > 1:
-            self._set_of_policy(key.strip(), value, shown)
+        if parts[0] in _LISTS and len(parts) > 1:
+            self._set_of_member(parts[0], key.strip(), value, shown)
             return
         layer = with_name_keys(_nested(parts, value), shown)
         anchor_code(layer, None)
         self.add(layer, shown)
 
-    def _set_of_policy(self, key: str, value: Any, shown: str) -> None:
-        policies = self.value.get("policies")
-        if not isinstance(policies, list):
+    def _set_of_member(self, section: str, key: str, value: Any, shown: str) -> None:
+        """Set a key of one policy or source by its name."""
+        members = self.value.get(section)
+        if not isinstance(members, list) and not self.value.get("policies"):
             return  # only assignments so far, no pool
-        names = [str(policy.get("name")) if isinstance(policy, dict) else "" for policy in policies]
-        rest = key.removeprefix("policies.")
+        members = members if isinstance(members, list) else []
+        names = [str(member.get("name")) if isinstance(member, dict) else "" for member in members]
+        rest = key.removeprefix(f"{section}.")
         matches = [name for name in names if name and rest.startswith(f"{name}.")]  # a name may contain dots
         if not matches:
-            raise RecipeError([f"{shown}: found {rest!r}, expected a policy and a key: {', '.join(names)}"])
+            known = ", ".join(names) or "none"
+            raise RecipeError([f"{shown}: found {rest!r}, expected a {_LISTS[section]} and a key: {known}"])
         name = max(matches, key=len)
         index = names.index(name)
         layer = _nested(rest.removeprefix(f"{name}.").split("."), value)
-        policies[index] = dict(policies[index])
-        self._merge(policies[index], layer, ("policies", str(index)), shown)
+        members[index] = dict(members[index])
+        self._merge(members[index], layer, (section, str(index)), shown)
 
     def source_of(self, path: tuple[str, ...]) -> str | None:
         """Return the source that set the key at `path`, or its nearest parent key."""
@@ -162,6 +166,8 @@ class Layers:
                 into[key] = value
 
 
+#: lists whose items are set by name
+_LISTS = {"policies": "policy", "sources": "source"}
 #: last parts of keys under `task` whose value is text as typed: `{question}` would be a mapping in YAML
 _TEXTS = ("template", "answer")
 
@@ -241,6 +247,12 @@ def _with_code(section: Layer, directory: Path) -> Layer:
     return anchored
 
 
+def _anchored_source(source: Any, anchor: Callable[[Any], Any]) -> Any:
+    if not isinstance(source, dict) or source.get("recorded") in (None, TASK):
+        return source
+    return {**source, "recorded": anchor(source["recorded"])}
+
+
 def _anchored_member(member: Any, anchor: Callable[[Any], Any]) -> Any:
     if isinstance(member, dict):
         return _with_data(member, anchor)
@@ -288,6 +300,9 @@ def _anchored(layer: Layer, directory: Path) -> Layer:
         layer["policies"] = [
             {**p, "model": anchor(p["model"])} if isinstance(p, dict) and "model" in p else p for p in policies
         ]
+    sources = layer.get("sources")
+    if isinstance(sources, list):
+        layer["sources"] = [_anchored_source(source, anchor) for source in sources]
     anchor_code(layer, directory)
     task = layer.get("task")
     if isinstance(task, dict):

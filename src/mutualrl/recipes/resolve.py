@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from mutualrl.recipes.schema import (
     Recipe,
     RoundSection,
     RunSection,
+    SourceColumns,
+    SourceSection,
     TaskSection,
 )
 from mutualrl.recipes.trainer_keys import quantization, validate_trainer_key
@@ -81,6 +83,8 @@ class Request:
     recipe: Path | None = None
     regime: str | None = None
     pool: str | None = None
+    models: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
     task: str | None = None
     data: Path | None = None
     steps: int | None = None
@@ -99,12 +103,16 @@ def resolve(request: Request) -> Recipe:
     file_layer = {} if request.recipe is None else with_name_keys(yaml_file.read(request.recipe), str(request.recipe))
     if request.recipe is not None:
         anchor_code(file_layer, request.recipe.resolve().parent)
+    _require_no_pool(request, file_layer)
     assigned = Layers()
     for assignment in request.assignments:
         assigned.set(assignment)
     layers = Layers()
     layers.add({"trainer": dict(BASE_TRAINER)}, "defaults")
     pool = _pool(assigned.value) or request.pool or (None if "policies" in file_layer else _pool(file_layer) or "tiny")
+    if request.models:
+        pool = None
+        layers.add({"policies": policies_of(request.models)}, f"--model {' --model '.join(request.models)}")
     if pool is not None:  # if the recipe lists its own policies, its `pool` is only a label
         layers.add_file(find("pools", pool))
         layers.add({"pool": re.sub(r"[^A-Za-z0-9._-]+", "-", Path(pool).stem)[:64]}, "--pool")
@@ -125,12 +133,51 @@ def resolve(request: Request) -> Recipe:
             layers.add({key: own}, str(pool))
         layers.add({key: {"name": chosen}}, f"--{key} {chosen}" if chosen == requested else "defaults")
     if request.recipe is not None:
-        recipe_layer = {key: value for key, value in file_layer.items() if key != "pool" or pool is None}
+        label = pool is None and not request.models
+        recipe_layer = {key: value for key, value in file_layer.items() if key != "pool" or label}
         layers.add_layer(recipe_layer, request.recipe.resolve())
     _add_flags(layers, request)
+    _add_sources(layers, request.sources)
     for assignment in request.assignments:
         layers.set(assignment)
     return validate(layers)
+
+
+def _require_no_pool(request: Request, file_layer: Layer) -> None:
+    """Raise RecipeError if policies are named twice: by `--model` and otherwise."""
+    other = "--pool" if request.pool is not None else str(request.recipe) if "policies" in file_layer else None
+    if request.models and other is not None:
+        raise RecipeError([f"--model: {other} has policies, too; give one of the two"])
+
+
+def policies_of(models: Sequence[str]) -> list[Layer]:
+    """Return the policies of `--model` options: each is named after the last part of its model."""
+    policies: list[Layer] = []
+    for model in models:
+        stem = re.sub(r"[^a-z0-9._-]+", "-", model.rstrip("/").rpartition("/")[2].rpartition(":")[2].lower())
+        name = stem.strip("._-") or "policy"
+        taken = [policy["name"] for policy in policies]
+        number = next(n for n in range(1, len(taken) + 2) if (name if n == 1 else f"{name}-{n}") not in taken)
+        policies.append({"name": name if number == 1 else f"{name}-{number}", "model": model})
+    return policies
+
+
+def _add_sources(layers: Layers, given: Sequence[str]) -> None:
+    """Add the sources of `--source NAME=recorded:REFERENCE` options to the recipe's; one of the same name replaces
+    it. Raises RecipeError for any other form."""
+    for text in given:
+        name, equals, rest = text.partition("=")
+        kind, colon, reference = rest.partition(":")
+        if not equals or not colon or kind != "recorded" or not reference or not name:
+            raise RecipeError(
+                [
+                    f"--source {text}: expected NAME=recorded:REFERENCE, where REFERENCE is a file, a directory, "
+                    "hub:OWNER/NAME, or task (the solutions in the task's data)"
+                ]
+            )
+        known = layers.value.get("sources")
+        others = [each for each in known if each.get("name") != name] if isinstance(known, list) else []
+        layers.add({"sources": [*others, {"name": name, "recorded": reference}]}, f"--source {text}")
 
 
 def _drop_settings_of_other_regimes(value: Layer, chosen: str, *, warn: bool) -> None:
@@ -158,11 +205,12 @@ def _drop_settings_of_other_regimes(value: Layer, chosen: str, *, warn: bool) ->
 def revise(run: RunDirectory, request: Request) -> Recipe:
     """Return the recipe of a resumed run: its own, overridden by the plain flags and `--set`. A request that names a
     recipe, pool, regime or task is resolved as for a new run. Raises RecipeError as `resolve` does."""
-    if any((request.recipe, request.pool, request.regime, request.task)):
+    if any((request.recipe, request.pool, request.models, request.regime, request.task)):
         return resolve(request)
     layers = Layers()
     layers.add_text(run.recipe_text(), run.recipe)
     _add_flags(layers, request)
+    _add_sources(layers, request.sources)
     for assignment in request.assignments:
         layers.set(assignment)
     return validate(layers)
@@ -272,11 +320,14 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
         return []  # the regime's settings are invalid, which is reported separately
     traced = schema.traced
     lines = []
-    if regime_class.reads_peers and len(recipe.policies) < 2:
+    first = recipe.policies[0].name
+    if regime_class.reads_peers and len(recipe.policies) < 2 and not recipe.sources_of(first):
         lines.append(
-            f"regime {regime_class.name!r} shares between policies, but this pool has one "
-            f"({recipe.policies[0].name!r}); add a policy, or use --regime {baseline().name}"
+            f"regime {regime_class.name!r} shares between policies, but this pool has one ({first!r}); add a policy "
+            "(--model), or texts to learn from (--source NAME=recorded:FILE where the regime can use them), or use "
+            f"--regime {baseline().name}"
         )
+    lines += _source_problems(recipe, layers)
     if recipe.task.has_turns and ("text" in schema.fields or recipe.run.publish == "full"):
         publisher = f"regime {regime_class.name!r}" if "text" in schema.fields else "run.publish: full"
         key = "tools" if recipe.task.environment is None else "environment"
@@ -316,6 +367,26 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
     lines += [_line(layers, ("round", "whiten_advantages"), problem) for problem in whitening]
     lines += server_problems({p.name: recipe.trainer_settings(p.name) for p in recipe.policies})
     return list(dict.fromkeys(lines))
+
+
+def _source_problems(recipe: Recipe, layers: Layers) -> list[str]:
+    """Return why a policy's regime cannot use the sources that it reads, or lacks one."""
+    lines = []
+    for policy in recipe.policies:
+        regime, sources = recipe.regime_of(policy.name), recipe.sources_of(policy.name)
+        if regime.needs_source() and not sources:
+            lines.append(
+                _line(
+                    layers,
+                    ("regime",),
+                    f"{regime.describe()} learns a source's texts, and policy {policy.name!r} reads none; add one: "
+                    "--source NAME=recorded:FILE (recorded:task: the solutions in the task's data)",
+                )
+            )
+        problem = regime.source_problem()
+        if sources and problem is not None:
+            lines.append(_line(layers, ("sources",), f"{sources[0].name!r}: {problem}"))
+    return lines
 
 
 def _regime_sections(value: Layer) -> list[tuple[tuple[str, ...], Layer]]:
@@ -400,6 +471,8 @@ def _keys_at(path: tuple[str, ...], regime: type[Regime] | None) -> list[str]:
         return _regime_keys(path[1:] if path[0] == "regime" else path[3:], regime)
     if path[0] == "policies":
         return list(Policy.model_fields)
+    if path[0] == "sources":
+        return list((SourceColumns if path[2:3] == ("columns",) else SourceSection).model_fields)
     return list(_SECTIONS[path[0]].model_fields) if path[0] in _SECTIONS else []
 
 
@@ -430,6 +503,8 @@ def dump(recipe: Recipe) -> str:
     for policy, section in zip(recipe.policies, value["policies"], strict=True):
         if recipe.lora is not None and recipe.lora_settings(policy.name) is None:
             section["lora"] = None
+    if not recipe.sources:
+        del value["sources"]
     if recipe.run.epochs is not None:
         del value["run"]["steps"]  # not derived from the epochs yet
     return yaml_file.dump(value)

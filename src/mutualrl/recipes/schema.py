@@ -14,6 +14,7 @@ from mutualrl.plugins import absolute_path, is_import_path
 from mutualrl.records import POLICY_NAME, PublishSchema, name_problem
 from mutualrl.regimes import Regime, baseline, get_regime
 from mutualrl.regimes.regime import merged
+from mutualrl.sources.references import EMBEDDED, TASK
 from mutualrl.storage.bucket_url import require_url
 from mutualrl.storage.files import user_path
 from mutualrl.tasks import TASKS, TaskSource
@@ -195,6 +196,37 @@ class TaskSection(Section):
         return TaskSource(_path(self.data), _path(self.validation_data), seed, self.template, self.answer, members)
 
 
+def _recorded(value: str) -> str:
+    """Return a reference to recorded texts; a path to a file or directory is made absolute."""
+    return value if value == TASK or value.startswith(EMBEDDED) else _absolute(value)
+
+
+class SourceColumns(Section):
+    """Columns of a recorded file; those left out are guessed."""
+
+    id: str | None = Field(None, description="id of the prompt")
+    prompt: str | None = Field(None, description="the prompt: a string or messages")
+    text: Annotated[tuple[str, ...], BeforeValidator(_as_tuple), Field(strict=False)] = Field(
+        (), description="the response: a string, a list of strings or messages; or several columns"
+    )
+    ended: str | None = Field(None, description="false for a text that was cut off")
+    verdict: str | None = Field(None, description="texts with a false one are left out; a true one proves nothing")
+
+
+class SourceSection(Section):
+    """One source: a member of the pool that publishes rollouts and never learns. `recorded`: a file (Parquet, JSON
+    Lines, CSV), a directory of files or of a run, `hub:OWNER/NAME`, or `task`: the solutions in the task's own data."""
+
+    name: Annotated[str, Field(pattern=POLICY_NAME, max_length=64), AfterValidator(_free_name)]
+    recorded: Annotated[str, AfterValidator(_recorded)]
+    columns: SourceColumns = SourceColumns()
+    reasoning: Literal["keep", "drop"] = Field("keep", description="blocks of reasoning (<think>) in the texts")
+    learners: Annotated[tuple[str, ...], BeforeValidator(_as_tuple), Field(strict=False)] = Field(
+        (), description="policies that read it; empty: all"
+    )
+    allow_validation: bool = Field(False, description="accept a file that has mostly validation prompts")
+
+
 class RoundSection(Section):
     """Section `round`: one generation batch. `prompts` and the devices determine gradient accumulation."""
 
@@ -293,6 +325,7 @@ class Recipe(Section):
 
     pool: Annotated[str, Field(pattern=POOL_NAME)] | None = None
     policies: tuple[Policy, ...] = Field(min_length=1, strict=False)
+    sources: Annotated[tuple[SourceSection, ...], Field(strict=False)] = ()
     regime: dict[str, Any] = {}
     task: TaskSection = TaskSection()
     trainer: dict[str, Any] = {}
@@ -306,9 +339,17 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _unique_names(self) -> Recipe:
         names = [p.name for p in self.policies]
-        duplicates = sorted({n for n in names if names.count(n) > 1})
+        members = [*names, *(source.name for source in self.sources)]
+        duplicates = sorted({n for n in members if members.count(n) > 1})
         if duplicates:
-            raise ValueError(f"two policies are named {', '.join(map(repr, duplicates))}; names must be unique")
+            kind = "members" if self.sources else "policies"
+            raise ValueError(f"two {kind} are named {', '.join(map(repr, duplicates))}; names must be unique")
+        for source in self.sources:
+            if unknown := sorted(set(source.learners) - set(names)):
+                raise ValueError(
+                    f"sources.{source.name}.learners names {', '.join(map(repr, unknown))}; the policies are "
+                    f"{', '.join(names)}"
+                )
         if unknown := sorted(set(self.launch.weights) - set(names)):
             raise ValueError(
                 f"launch.weights names {', '.join(map(repr, unknown))}; the policies are {', '.join(names)}"
@@ -338,6 +379,15 @@ class Recipe(Section):
             return self
         steps = self.run.epochs * (prompts // prompts_per_round) * steps_per_round
         return self.model_copy(update={"run": self.run.model_copy(update={"steps": max(steps, 1), "epochs": None})})
+
+    @property
+    def members(self) -> list[str]:
+        """Return the names of all that publish: the policies, then the sources."""
+        return [*(policy.name for policy in self.policies), *(source.name for source in self.sources)]
+
+    def sources_of(self, policy: str) -> list[SourceSection]:
+        """Return the sources that a policy reads."""
+        return [source for source in self.sources if not source.learners or policy in source.learners]
 
     def policy(self, name: str) -> Policy:
         """Return the policy of that name. Raises KeyError when there is none."""

@@ -82,12 +82,14 @@ class Channels(Regime):
         """Return whether every part can use late rounds."""
         return all(part.late() for part in self.regimes)
 
-    def solution_column(self) -> str | None:
-        """Return the column that a part trains on. Raises RegimeError for several."""
-        columns = {column for part in self.regimes if (column := part.solution_column()) is not None}
-        if len(columns) > 1:
-            raise RegimeError(f"regime: its parts train on several columns of the data: {', '.join(sorted(columns))}")
-        return columns.pop() if columns else None
+    def needs_source(self) -> bool:
+        """Return whether a part cannot run without a source."""
+        return any(part.needs_source() for part in self.regimes)
+
+    def source_problem(self) -> str | None:
+        """Return why no part can use a source; the others do not see it."""
+        problems = [part.source_problem() for part in self.regimes]
+        return None if None in problems else next((problem for problem in problems if problem is not None), None)
 
     def problems(self, trainer: Settings) -> list[Problem]:
         """Return the parts' problems, with their settings' full names."""
@@ -119,7 +121,11 @@ class Channels(Regime):
 
 
 def _of_part(view: View, part: Regime) -> View:
-    return replace(view, state=view.state.get(part.name, {}))
+    """Return the view of a part: with its own state and, unless it can use them, without the sources."""
+    view = replace(view, state=view.state.get(part.name, {}))
+    if isinstance(view, RoundView) and view.sources and part.source_problem() is not None:
+        return view.of_policies()
+    return view
 
 
 def combined(parts: Sequence[type[Regime]]) -> type[Channels]:
@@ -135,6 +141,7 @@ def combined(parts: Sequence[type[Regime]]) -> type[Channels]:
     channels.advantages = moving[0].advantages if moving else "keeps"  # what the view's are replaced by
     channels.weighs_groups = any(part.weighs_groups for part in parts)
     channels.reads_peers = any(part.reads_peers for part in parts)
+    channels.accepts_sources = any(part.accepts_sources for part in parts)
     channels.guides = any(part.guides for part in parts)
     channels.encodes_all_texts = any(part.encodes_all_texts for part in parts)
     return channels

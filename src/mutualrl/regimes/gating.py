@@ -25,7 +25,7 @@ class GateRule:
 
     success_above: float = SUCCESS_ABOVE
     failure_below: float = 0.2
-    gate: Literal["all", "any", "relative"] = "all"
+    gate: Literal["all", "any", "relative", "none"] = "all"
     margin: float = 0.0
     pick: Literal["uniform", "shortest", "lowest_nll"] = "uniform"
     max_uses_per_prompt: int | None = None
@@ -71,9 +71,9 @@ class Gated:
 def gate(own_rewards_G: Sequence[float], peer_rewards: Sequence[float], rule: GateRule) -> bool:
     """Return whether a prompt is rescued: own rollouts below `failure_below` (all of them, or any with `gate: any`)
     and at least one peer rollout above `success_above`; with `gate: relative`, a peer rollout above every own one by
-    more than `margin`. NaN rewards are neither failures nor successes."""
+    more than `margin`; with `gate: none` the peer's alone. NaN rewards are neither failures nor successes."""
     above = reward_to_exceed(own_rewards_G, rule)
-    if rule.gate != "relative":
+    if rule.gate in ("all", "any"):
         failures = [reward < rule.failure_below for reward in own_rewards_G]
         failed = all(failures) if rule.gate == "all" else any(failures)
         if not failures or not failed:

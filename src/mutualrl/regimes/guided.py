@@ -28,6 +28,7 @@ class Guided(Regime):
     name = "guided"
     summary = "where the gate opened before, some own rollouts begin with a prefix of a peer's success"
     guides = True
+    accepts_sources = True
     metrics = (
         Metric("guided/gate_rate", "fraction", "prompts whose gate opened", role="gate_rate"),
         Metric("guided/rollouts", "rollouts", "own rollouts that began with a prefix"),

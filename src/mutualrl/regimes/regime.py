@@ -76,6 +76,7 @@ class Regime(BaseModel):
     reads_peers: whether a round waits for the peers (a pool of one is then rejected).
     guides: whether `prefixes` gives upcoming rollouts a beginning.
     encodes_all_texts: whether a plan encodes every text of the peers; it is then begun while slower peers are awaited.
+    accepts_sources: whether it can use a member that has texts and rewards, on some prompts, and samples nothing.
     level: the paper's level at which experience is shared. control: whether it is a control of another regime.
     """
 
@@ -90,6 +91,7 @@ class Regime(BaseModel):
     reads_peers: ClassVar[bool] = True
     guides: ClassVar[bool] = False
     encodes_all_texts: ClassVar[bool] = False
+    accepts_sources: ClassVar[bool] = False
     level: ClassVar[Literal["none", "data", "value", "outcome"]] = "none"
     control: ClassVar[bool] = False
 
@@ -130,9 +132,21 @@ class Regime(BaseModel):
         state of that plan are used."""
         return False
 
-    def solution_column(self) -> str | None:
-        """Return the data column that it trains on; `solution` is the task's own, None for no column."""
-        return None
+    def needs_source(self) -> bool:
+        """Return whether it cannot run without a source."""
+        return False
+
+    def source_problem(self) -> str | None:
+        """Return why it cannot use a source, which has texts and rewards; None if it can."""
+        if not self.reads_peers:
+            problem = "reads nobody's rollouts"
+        elif "logprobs" in self.publishes().fields:
+            problem = "needs the log-probs of every rollout that it reads, which a source does not have"
+        elif not self.accepts_sources:
+            problem = "pools statistics of what policies sample; a source's texts are a selection and would bias them"
+        else:
+            return None
+        return f"regime {self.name!r} {problem}; expected sgt, guided, swarm, or a list with one of them (xgrpo+sgt)"
 
     def problems(self, trainer: Settings) -> Sequence[Problem]:
         """Return (key, problem) of the trainer's settings with which it cannot run."""
@@ -216,6 +230,14 @@ class Regime(BaseModel):
             f"found true, but regime {cls.name!r} sets the advantages of dropped groups to 0 and weighs the others by "
             "their number, which whitening would undo; expected false"
         ]
+
+
+def success_above(regime: Regime) -> float:
+    """Return the reward above which a rollout is a success under a regime, the smallest of its parts'; 0 if none says
+    so."""
+    values = flat(regime.model_dump())
+    own = [value for key, value in values.items() if key.rpartition(".")[2] == "success_above"]
+    return float(min(own, default=0.0))
 
 
 def flat(settings: Settings, prefix: str = "") -> dict[str, Any]:

@@ -153,10 +153,10 @@ class RoundView:
     `rollouts`: the learner's own over all its ranks, in TRL's order, with TRL's advantages and their token ids; their
     texts are `transfer.text_of(rollout.token_ids)`. `peers`: by name. `state`: from the regime's last plan. `scale` is
     the trainer's `scale_rewards`, `mask_truncated` its `mask_truncated_completions`, `mean_over` the unit that its loss
-    is averaged over; `clip` is (epsilon_low, epsilon_high). `solutions` maps a prompt's id to the correct completion in
-    its data, if there is one. `results` are those of the regime's requests so far. `other_prompts`: ids of prompts in
-    the learner's data that peers saw in this round and the learner did not. `whiten`: advantages are whitened over the
-    round (`round.whiten_advantages`), those of `rollouts` already.
+    is averaged over; `clip` is (epsilon_low, epsilon_high). `results` are those of the regime's requests so far.
+    `other_prompts`: ids of prompts in the learner's data that peers saw in this round and the learner did not.
+    `whiten`: advantages are whitened over the round (`round.whiten_advantages`), those of `rollouts` already.
+    `sources`: the peers that are sources: members that publish texts and rewards and never learn.
     """
 
     round: int
@@ -168,12 +168,12 @@ class RoundView:
     state: State = field(default_factory=dict)
     scale: Scale = "group"
     mask_truncated: bool = False
-    solutions: Mapping[str, str] = field(default_factory=dict)
     mean_over: Literal["rows", "tokens"] = "rows"
     clip: tuple[float, float] = (0.2, 0.2)
     results: Results = field(default_factory=Results)
     other_prompts: frozenset[str] = frozenset()
     whiten: bool = False
+    sources: frozenset[str] = frozenset()
 
     @property
     def prompt_ids(self) -> list[str]:
@@ -203,6 +203,15 @@ class RoundView:
     def own_groups(self) -> dict[str, list[float]]:
         """Return own rewards by prompt."""
         return group_by_prompt(self.prompt_ids, self.rewards)
+
+    def of_policies(self) -> RoundView:
+        """Return the view without the sources."""
+        peers = {name: peer for name, peer in self.peers.items() if name not in self.sources}
+        return replace(self, peers=peers, sources=frozenset())
+
+    def of_sources(self) -> RoundView:
+        """Return the view with the sources as the only peers."""
+        return replace(self, peers={name: peer for name, peer in self.peers.items() if name in self.sources})
 
 
 # ---- extra rows

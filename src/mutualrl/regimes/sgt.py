@@ -4,8 +4,9 @@ Source: paper, Section "Regime 3: Outcome-level experience sharing" and Appendix
 Success-Gated Transfer". Departure: one row for each gated prompt (equivalent to the appendix's per-example masks, since
 all rollouts of a gated prompt failed).
 
-Extensions of the paper: `teacher: gold` and `teacher: own` are controls (the same gate; the data's solution, or the
-learner's own later success, in place of the peer's); `memory` includes peers' successes of earlier rounds.
+Extensions of the paper: a source's verified text is a success like a peer's; `teacher: source` and `teacher: own` are
+controls (the gate opens where a policy succeeded; the text is a source's, or the learner's own later success), and so
+is `gate: none` (every prompt with a success); `memory` includes peers' successes of earlier rounds.
 """
 
 from __future__ import annotations
@@ -33,8 +34,6 @@ from mutualrl.regimes.own_success import open_prompts, own_successes, still_open
 from mutualrl.regimes.regime import SUCCESS_ABOVE, Metric, Regime, setting
 from mutualrl.regimes.round import ExtraRow, Passage, Plan, Requests, RoundView, RowSource, RowStatistics
 
-GOLD = "(gold)"  # the source of the data's solution: no policy can have this name
-
 
 class SGT(Regime):
     """SGT; the defaults of its settings are the paper's (Section "Hyperparameters")."""
@@ -42,6 +41,7 @@ class SGT(Regime):
     name = "sgt"
     summary = "where the learner fails entirely, a peer's verified success joins the loss"
     level = "outcome"
+    accepts_sources = True
     metrics = (
         Metric(
             "sgt/gate_rate",
@@ -58,13 +58,16 @@ class SGT(Regime):
 
     weight: float = setting(0.1, "lambda, the weight of the NLL added to the GRPO loss", ge=0)
     success_above: float = setting(
-        SUCCESS_ABOVE, "a rollout with a reward above this is a success", acts_with={"gate": ("all", "any")}
+        SUCCESS_ABOVE, "a rollout with a reward above this is a success", acts_with={"gate": ("all", "any", "none")}
     )
     failure_below: float = setting(
         0.2, "a rollout with a reward below this is a failure", acts_with={"gate": ("all", "any")}
     )
-    gate: Literal["all", "any", "relative"] = setting(
-        "all", "own rollouts that must fail; relative: a peer's reward exceeds all own rewards by `margin`"
+    gate: Literal["all", "any", "relative", "none"] = setting(
+        "all",
+        "own rollouts that must fail; relative: a peer's reward exceeds all own rewards by `margin`; none (a control): "
+        "no own rollout needs to fail",
+        variants=("none",),
     )
     margin: float = setting(
         0.0, "amount by which a peer must exceed the learner's best reward", acts_with={"gate": "relative"}, ge=0
@@ -72,16 +75,12 @@ class SGT(Regime):
     pick: Literal["uniform", "shortest", "lowest_nll"] = setting(
         "uniform",
         "choice of the success; lowest_nll: the one with the lowest NLL under the learner",
-        acts_with={"teacher": ("peer", "own")},
     )
-    teacher: Literal["peer", "gold", "own"] = setting(
+    teacher: Literal["peer", "source", "own"] = setting(
         "peer",
-        "source of the text: a peer's success, or (controls) the solution in the data, or the learner's own success "
-        "within `memory` rounds after the gate opened",
-        variants=("gold", "own"),
-    )
-    solution: str = setting(
-        "solution", "data column with the solutions; may be set per policy", acts_with={"teacher": "gold"}
+        "whose text: a success of any other member of the pool; or (controls), where a policy succeeded, that of a "
+        "source, or the learner's own within `memory` rounds after the gate opened",
+        variants=("source", "own"),
     )
     memory: int = setting(
         0,
@@ -96,6 +95,17 @@ class SGT(Regime):
     normalize: Literal["pairs", "prompts"] = setting(
         "pairs", "unit that the NLL is averaged over; only with prompts does the gate rate bound SGT's perturbation"
     )
+
+    @field_validator("teacher", mode="before")
+    @classmethod
+    def _gold(cls, value: object) -> object:
+        if value == "gold":
+            raise ValueError(
+                "'gold' is now a source, verified like any other: expected teacher: source, and in the recipe "
+                "sources: [{name: gold, recorded: task}] (--source gold=recorded:task); another column of the data: "
+                "columns: {text: COLUMN}; for one policy: learners: [NAME]"
+            )
+        return value
 
     @field_validator("pick", mode="before")
     @classmethod
@@ -112,7 +122,7 @@ class SGT(Regime):
             raise ValueError("teacher: own expects memory of 1 or more: the rounds in which the learner may succeed")
         if self.teacher == "own" and self.pick == "lowest_nll":
             raise ValueError("teacher: own has no candidates to compare; expected pick: uniform or shortest")
-        if self.teacher == "own" and self.gate == "relative":
+        if self.teacher == "own" and self.gate in ("relative", "none"):
             raise ValueError("teacher: own trains on rewards above success_above; expected gate: all or any")
         return self
 
@@ -135,13 +145,13 @@ class SGT(Regime):
         """Return whether a success may arrive late; the learner's own cannot."""
         return self.teacher != "own"
 
-    def solution_column(self) -> str | None:
-        """Return the column of `teacher: gold`."""
-        return self.solution if self.teacher == "gold" else None
+    def needs_source(self) -> bool:
+        """Return whether the texts are a source's only."""
+        return self.teacher == "source"
 
     def requests(self, view: RoundView) -> Requests:
         """Return the candidates that `pick: lowest_nll` compares, for prompts with more than one."""
-        if self.pick != "lowest_nll" or self.teacher != "peer":
+        if self.pick != "lowest_nll" or self.teacher == "own":
             return Requests()
         return Requests(nll=tuple(_compared(self._gated(view))))
 
@@ -174,13 +184,11 @@ class SGT(Regime):
         """Return the gated prompts of a round with their candidates."""
         own_groups = view.own_groups()
         memory = remembered(view, self.memory) if self.memory and self.teacher == "peer" else {}
-        available = successes_of(view, memory)
+        available = successes_of(view.of_policies() if self.teacher == "source" else view, memory)
+        texts = successes_of(view.of_sources()) if self.teacher == "source" else available
 
         def successes(prompt_id: str) -> list[Candidate]:
-            if self.teacher == "gold":
-                text = view.solutions.get(prompt_id)
-                return [] if text is None else [Candidate(GOLD, 0, text, ended=True)]
-            return available.candidates(prompt_id, reward_to_exceed(own_groups[prompt_id], self.rule))
+            return texts.candidates(prompt_id, reward_to_exceed(own_groups[prompt_id], self.rule))
 
         def encode(candidates: Sequence[Candidate]) -> list[Ids | None]:
             return view.transfer.encode([(candidate.text, candidate.ended) for candidate in candidates])

@@ -40,6 +40,7 @@ class Swarm(Regime):
     summary = "some own groups and some of the peers', with advantages within each group (SAPO of RL Swarm)"
     advantages = "builds the batch"
     weighs_groups = True
+    accepts_sources = True
     metrics = (
         Metric("swarm/local", "groups", "own groups that were kept"),
         Metric("swarm/external", "groups", "peers' groups that joined the batch"),

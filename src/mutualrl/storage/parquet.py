@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,5 +37,24 @@ def read_table(path: Path, limit: int = LARGEST) -> pa.Table:
                     raise DataError(f"{path}: over {limit:,} bytes when decoded; split the file")
                 batches.append(batch)
             return pa.Table.from_batches(batches, schema=file.schema_arrow)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not readable as Parquet ({error})") from None
+
+
+def iter_rows(path: Path, columns: Callable[[list[str]], list[str]], rows: int = 64) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a regular Parquet file, some at a time. `columns`: given the file's, returns those to decode.
+    Raises DataError naming the row at which the file cannot be read, or a row group of more than LARGEST bytes."""
+    read = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for group in range(file.metadata.num_row_groups):
+                declared = file.metadata.row_group(group).total_byte_size
+                if declared > LARGEST:
+                    raise DataError(f"{path}: a row group of {declared:,} bytes, expected at most {LARGEST:,}")
+            for batch in file.iter_batches(rows, columns=columns(file.schema_arrow.names)):
+                yield from batch.to_pylist()
+                read += len(batch)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}, row {read + 1} or later: not UTF-8 ({error.reason})") from None
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: not readable as Parquet ({error})") from None

@@ -54,7 +54,8 @@ class RunInfo(Stored):
     model (`engines.model_files.model_digest`). `recipe`: the resolved recipe, of which recipe.yaml is a copy;
     `recipe_sha256`: its sha256; `recipe_before_sha256`: the sha256 before the newest session. `scripts`: users' own
     scripts train the policies, and `recipe` has only what these share. `data`: numbers and origins of the prompts by
-    split (`recipes.agreement.DataSplits`).
+    split (`recipes.agreement.DataSplits`). `sources`: by name, what was said of each source before training
+    (`sources.prepare`), with the `digest` of its rollouts.
     """
 
     format: int = 0
@@ -76,6 +77,14 @@ class RunInfo(Stored):
     recipe_before_sha256: str = ""
     scripts: bool = False
     data: dict[str, Any] = {}
+    sources: dict[str, dict[str, Any]] = {}
+
+    def to_json(self) -> dict[str, object]:
+        """Return the stored form; without sources, that of versions that had none."""
+        value = super().to_json()
+        if not self.sources:
+            del value["sources"]
+        return value
 
 
 class Validation(Stored):

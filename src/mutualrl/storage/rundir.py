@@ -134,6 +134,10 @@ class RunDirectory:
         """Return the directory of the run's Shared Experience Exchange."""
         return self.root / "exchange"
 
+    def source(self, name: str) -> Path:
+        """Return the path of a source's rollouts, as they were verified before training."""
+        return self.root / "sources" / f"{name}.parquet"
+
     @property
     def stop_file(self) -> Path:
         """Return the path of the stop request: the workers save a checkpoint and exit."""
@@ -200,7 +204,8 @@ def directory_is_gone(root: Path) -> MachineError:
 #: paths in a run's directory, as patterns, that must be directories or, without a slash at the end, regular files
 KINDS = (
     *("run.json", "recipe.yaml", "summary.json", ".node-0.lock", "supervisor/*.json", "evaluations/*.json"),
-    *("exchange/", "policies/", "supervisor/", "evaluations/", "report/", "policies/[!.]*/"),
+    *("exchange/", "policies/", "sources/", "supervisor/", "evaluations/", "report/", "policies/[!.]*/"),
+    "sources/*.parquet",
     "exchange/*/heartbeat*.json",
     *("policies/*/*.json", "policies/*/*.jsonl", "policies/*/logs/*.log"),
     *(f"policies/*/{name}/" for name in ("logs", "model", "adapter", "checkpoints", "trainer")),
@@ -290,6 +295,7 @@ def _run_state(path: Path) -> str:
 CONTENT = (
     "exchange",
     "policies",
+    "sources",
     "supervisor",
     "warm-up",
     "report",

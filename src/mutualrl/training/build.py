@@ -23,10 +23,10 @@ from mutualrl.recipes.agreement import (
     fingerprint,
     fitting_prompts,
     require_enough,
-    solutions,
     validation_sample,
 )
 from mutualrl.recipes.batch_plan import plan_batch
+from mutualrl.recipes.run_sources import read
 from mutualrl.recipes.schema import TaskSection
 from mutualrl.see import Exchange, Heartbeat, MissingPeers, ReadLog
 from mutualrl.seeds import policy_seed
@@ -44,6 +44,7 @@ from mutualrl.training.peers import PeerLink
 from mutualrl.training.rescues import RescueLog
 from mutualrl.training.safe_deepspeed import enforce_weights_only_load
 from mutualrl.training.sharing import Sharing, publish_schema
+from mutualrl.training.source_rounds import SourceRounds
 from mutualrl.training.trackers import tracker_keys
 from mutualrl.training.trainer import MutualGRPOTrainer
 from mutualrl.training.vllm_generation import engine_turn, on_engine_step, prepare_vllm
@@ -74,7 +75,9 @@ def build_trainer(
     allocation = info.placement[policy]
     batch = plan_batch(recipe, policy, allocation.processes)
     prompts, validation = all_prompts(recipe, "train"), all_prompts(recipe, "validation")
-    compare(policy, fingerprint(recipe, batch, prompts, validation_sample(recipe, validation)), info.fingerprint)
+    digests = {source.name: str(info.sources.get(source.name, {}).get("digest", "")) for source in recipe.sources}
+    plan = fingerprint(recipe, batch, prompts, validation_sample(recipe, validation), digests)
+    compare(policy, plan, info.fingerprint)
     tokenizers = load_tokenizers(recipe)
     turns = _turns(recipe.task, policy, tokenizers[policy])
     tools = {"tools": visible_tools(turns["tools"], turns.get("environment_factory"))} if turns else {}
@@ -113,7 +116,7 @@ def build_trainer(
         run_seed=recipe.run.seed,
         max_length=args.max_completion_length,
         tokenizers=tokenizers,
-        solutions=solutions(recipe, policy, prompts),
+        sources=[SourceRounds.of(read(run, source.name), exchange) for source in recipe.sources_of(policy)],
         rescues=RescueLog(run.policy(policy).rescues),
         whiten=recipe.round.whiten_advantages,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +13,7 @@ import pyarrow as pa
 import torch
 
 from mutualrl.records import Rollout
-from mutualrl.regimes.round import State
+from mutualrl.regimes.round import ExtraRow, State
 from mutualrl.rollouts import Rollouts
 from mutualrl.storage.files import JsonObject
 
@@ -34,6 +34,7 @@ class Memory:
 
     `state`: the regime's. `uses`: number of nll rows per prompt. `dead`: prompts whose last group had no reward above
     0. `past`: own rounds that peers may not have reached. `end_tokens`: how often each token ended an own rollout.
+    `texts`: number of rows per text of a source: (source, prompt id, index).
     """
 
     state: State = field(default_factory=dict)
@@ -41,6 +42,23 @@ class Memory:
     dead: set[str] = field(default_factory=set)
     past: dict[int, PastRound] = field(default_factory=dict)
     end_tokens: Counter[int] = field(default_factory=Counter)
+    texts: Counter[tuple[str, str, int]] = field(default_factory=Counter)
+
+    def use(self, rows: Sequence[ExtraRow], sources: Sequence[str]) -> dict[str, float]:
+        """Count the rows of a round by the text of a source. Return for each source its rows in this round
+        (`source/NAME/rescues`), the distinct prompts that it gave rows on so far (`rescued_prompts`), and how often
+        each text that was used was used on average (`uses_per_text`)."""
+        metrics = {}
+        for name in sources:
+            used = [row.source for row in rows if row.source.policy == name]
+            prompts = [row.prompt_id for row in rows if row.source.policy == name]
+            self.texts.update((name, key, source.rollout) for key, source in zip(prompts, used, strict=True))
+            counts = {key: number for key, number in self.texts.items() if key[0] == name}
+            metrics[f"source/{name}/rescues"] = float(len(used))
+            metrics[f"source/{name}/rescued_prompts"] = float(len({prompt_id for _, prompt_id, _ in counts}))
+            if counts:
+                metrics[f"source/{name}/uses_per_text"] = sum(counts.values()) / len(counts)
+        return metrics
 
     def follow(self, rollouts: Rollouts) -> dict[str, float]:
         """Update `dead` from all ranks' own rollouts of a round. Return `prompts/dead`, the number of prompts whose
@@ -56,7 +74,9 @@ class Memory:
 
     def packed(self) -> JsonObject:
         """Return the memory as plain values and tensors."""
+        texts = {"texts": [[*key, number] for key, number in self.texts.items()]} if self.texts else {}
         return {
+            **texts,
             "regime_state": json.dumps(dict(self.state), allow_nan=False),
             "uses": dict(self.uses),
             "dead": sorted(self.dead),
@@ -73,6 +93,7 @@ class Memory:
         self.uses = Counter(packed["uses"])
         self.dead = set(packed.get("dead", ()))
         self.end_tokens = Counter(packed.get("end_tokens", {}))
+        self.texts = Counter({(name, key, index): number for name, key, index, number in packed.get("texts", ())})
         self.past = {}
         for past in packed.get("past", ()):
             self.past[past["number"]] = PastRound(past["number"], _unpacked(past), tuple(past["taught"]))

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from mutualrl.console.lines import notify
@@ -17,12 +18,14 @@ Meanwhile = Callable[[Mapping[str, Shard]], None]  # called with the rounds that
 
 class PeerRounds(NamedTuple):
     """Peers' rounds that a learner reads in one round: those of the same number (`current`); earlier rounds published
-    since its last read, by number, oldest first (`late`); seconds waited; rounds that each peer is behind (`lags`)."""
+    since its last read, by number, oldest first (`late`); seconds waited; rounds that each peer is behind (`lags`);
+    the sources' of the same number (`sources`)."""
 
     current: dict[str, Shard]
     late: dict[int, dict[str, Shard]]
     waited: float
     lags: dict[str, int]
+    sources: Mapping[str, Shard] = MappingProxyType({})
 
 
 @dataclass

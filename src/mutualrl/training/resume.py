@@ -44,15 +44,16 @@ class PolicyProgress:
         self._resumed_from: list[int] = []
 
     def checkpointer(self, recipe: Recipe, run_id: str) -> Checkpointer:
-        """Return the writer of this policy's checkpoints. Each checkpoint prunes the policy's rounds that no policy
-        needs any more."""
+        """Return the writer of this policy's checkpoints. Each checkpoint prunes the policy's rounds, and the sources',
+        that no policy needs any more."""
 
         def prune_rounds() -> None:
             if recipe.run.keep_rounds is not None:
                 needed = oldest_needed(
                     [self.run.policy(p.name).root for p in recipe.policies], recipe.exchange.staleness
                 )
-                retention.prune_rounds(record_store(self.run), self.policy, needed, recipe.run.keep_rounds)
+                for name in (self.policy, *(source.name for source in recipe.sources)):
+                    retention.prune_rounds(record_store(self.run), name, needed, recipe.run.keep_rounds)
 
         return Checkpointer(
             store=Checkpoints(self.run.policy(self.policy).root),

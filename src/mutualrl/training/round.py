@@ -23,6 +23,7 @@ from mutualrl.records import Ids, Rollout, row_id
 from mutualrl.regimes import GuideView, Plan, Requests, RoundView, check_plan, whitened_plan
 from mutualrl.regimes.advantages import success_rate, whiten
 from mutualrl.regimes.losses import BY_ROWS
+from mutualrl.regimes.regime import success_above
 from mutualrl.regimes.round import PHASES
 from mutualrl.rollouts import Rollouts
 from mutualrl.thl import decode_completion, end_token, ended, last_tokens
@@ -31,6 +32,7 @@ from mutualrl.training.memory import PastRound
 from mutualrl.training.peers import PeerRounds
 from mutualrl.training.requests import PromptRows, results_of
 from mutualrl.training.sharing import Sharing
+from mutualrl.training.source_rounds import source_metrics, unverified, with_rewards
 from mutualrl.training.split_transfer import SplitTransfer
 from mutualrl.training.transfer import TokenTransfer
 from mutualrl.training.trl_compat import (
@@ -172,6 +174,7 @@ class Rounds:
         if self.trainer.accelerator.is_main_process and self.sharing.regime.reads_peers:
             try:
                 read = self.sharing.link.read(own.number, self._begin_work)
+                read = read._replace(sources=self._sources(own))
             except RoundAbortedError as error:
                 notify(error)
                 aborted = [True]
@@ -200,7 +203,7 @@ class Rounds:
             stored = own.rollouts.without("text") if main else Rollouts.of(())
             memory.past[own.number] = PastRound(own.number, stored)
             memory.past = {n: past for n, past in memory.past.items() if n > own.number - staleness}
-        return [*rounds, SharedRound(own, peers.current)]
+        return [*rounds, SharedRound(own, {**peers.current, **peers.sources})]
 
     # ---- request, plan
 
@@ -220,18 +223,21 @@ class Rounds:
             peers=shared.peers,
             transfer=self.split,
             state=copy.deepcopy(sharing.memory.state),
-            solutions=sharing.solutions,
             whiten=sharing.whiten,
             scale=trainer.scale_rewards,
             mask_truncated=trainer.mask_truncated_completions,
             mean_over="rows" if trainer.loss_type in BY_ROWS else "tokens",
             clip=(trainer.epsilon_low, trainer.epsilon_high),
             other_prompts=other,
+            sources=frozenset(sharing.source_names),
         )
 
     def request(self, view: RoundView, shared: SharedRound) -> RoundView:
         """Return the view with the results of the regime's requests: passages scored by this policy, responses by its
-        rewards. Asked until it requests nothing new, at most `PHASES` times; every rank makes the same passes."""
+        rewards. Asked until it requests nothing new, at most `PHASES` times; every rank makes the same passes. Texts of
+        sources that are not verified get this policy's rewards first."""
+        if self.sharing.unverified:
+            view = self._verified(view, shared)
         if not self.sharing.regime.requests_anything():
             return view
         trainer = self.trainer
@@ -262,6 +268,8 @@ class Rounds:
             prompts = tuple(sorted({*past.prompts_with_nll_rows, *learnt}))
             memory.past[shared.own.number] = replace(past, prompts_with_nll_rows=prompts)
         memory.uses.update(learnt)
+        for name, value in memory.use(plan.rows, self.sharing.source_names).items():
+            log_value(self.trainer, name, value)
         if self.sharing.regime.reads_peers:
             for reason in ("too_long", "changed"):
                 log_value(self.trainer, f"thl/{reason}", float(self.transfer.refused[reason]))
@@ -374,6 +382,21 @@ class Rounds:
             logps = token_logps(trainer, trainer.model, ids, mask, keep, batch_size=size)
         return logps.cpu()
 
+    def _sources(self, own: OwnRound) -> dict[str, Shard]:
+        """Return the sources' rollouts on the round's prompts, published if no learner has yet."""
+        sharing, step = self.sharing, self.trainer.state.global_step
+        return {
+            rounds.source.name: rounds.read(own.number, own.prompts, sharing.schema, step) for rounds in sharing.sources
+        }
+
+    def _verified(self, view: RoundView, shared: SharedRound) -> RoundView:
+        """Return the view with this policy's rewards of the texts of sources that are not verified."""
+        names = self.sharing.unverified
+        requests = self.split.on_main_rank(lambda: Requests(rewards=tuple(unverified(view.peers, names))))
+        end = self.transfer.end_token_id
+        results = results_of(self.trainer, requests, self.prompt_rows, shared.own.prompts, end_token_id=end)
+        return replace(view, peers=with_rewards(view.peers, names, results))
+
     def _new_requests(self, view: RoundView) -> Requests:
         """Return the regime's requests that have no result in the view yet, identical on all ranks."""
         return self.split.on_main_rank(lambda: self.sharing.regime.requests(view).without(view.results))
@@ -391,10 +414,11 @@ class Rounds:
         metrics = {
             **plan.metrics,
             "see/round": float(view.round),
-            "see/peers": float(len(view.peers)),
-            "see/bytes": float(sum(shard.bytes for shard in peers.current.values())),
+            "see/peers": float(len(view.peers) - len(peers.sources)),
+            "see/bytes": float(sum(shard.bytes for shard in (*peers.current.values(), *peers.sources.values()))),
             "see/wait_seconds": peers.waited,
-            **capabilities(view),
+            **capabilities(view.of_policies()),
+            **source_metrics(view.peers, self.sharing.source_names, success_above(regime)),
         }
         if self.sharing.link.staleness:
             metrics["see/lag"] = max(peers.lags.values(), default=0.0)

@@ -16,12 +16,14 @@ from mutualrl.errors import UsageError
 from mutualrl.records import POLICY_NAME, PublishSchema, name_problem
 from mutualrl.regimes import Regime, get_regime
 from mutualrl.see import Exchange, Heartbeat, ReadLog, WaitTimeouts
+from mutualrl.sources.source import Source
 from mutualrl.storage.files import JsonObject
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.training.memory import Memory
 from mutualrl.training.peers import PeerLink
 from mutualrl.training.rescues import RescueLog
 from mutualrl.training.script_run import ScriptRun
+from mutualrl.training.source_rounds import SourceRounds
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -35,8 +37,8 @@ class Sharing:
     `link`: the exchange and the peers. `regime`: with its settings. `schema`: the published fields; None publishes
     nothing. `run_seed`: seed of the regime's draws. `max_length`: limit on a peer's text in the learner's tokens; None
     uses the trainer's `max_completion_length`. `tokenizers`: the peers', by name, for regimes that align traces.
-    `solutions`: the data's correct completions, by prompt id. `rescues`: log of texts learnt from peers. `resume`:
-    training claims the policy as a new attempt. `script`: the run that users' own scripts share; None under
+    `sources`: members that publish texts and never learn. `rescues`: log of texts learnt from peers. `resume`: training
+    claims the policy as a new attempt. `script`: the run that users' own scripts share; None under
     `mutualrl train`. `whiten`: advantages are whitened over the round. `memory`: what the policy remembers between
     rounds, the only part that changes.
     """
@@ -47,7 +49,7 @@ class Sharing:
     run_seed: int = 0
     max_length: int | None = None
     tokenizers: Mapping[str, PreTrainedTokenizerBase] = field(default_factory=dict)
-    solutions: Mapping[str, str] = field(default_factory=dict)
+    sources: Sequence[SourceRounds] = ()
     rescues: RescueLog | None = None
     resume: bool = False
     script: ScriptRun | None = None
@@ -67,7 +69,7 @@ class Sharing:
         max_length: int | None = None,
         tokenizers: Mapping[str, PreTrainedTokenizerBase] | None = None,
         resume: bool = False,
-        solutions: Mapping[str, str] | None = None,
+        sources: Sequence[Source] = (),
         staleness: int = 0,
         timeouts: WaitTimeouts | None = None,
         whiten_advantages: bool = False,
@@ -79,17 +81,24 @@ class Sharing:
         `root/exchange`, metrics and rescues in `root/policies/POLICY`, where `mutualrl report` and `watch` find them.
         `timeouts`: how long the policy waits; by default up to an hour per round, for a peer that starts later or was
         killed and is started again. `regime`: a name, an import path, or a class. A
-        regime that aligns traces needs the peers' `tokenizers` by name; one that learns the data's solutions needs
-        `solutions` by prompt id. A script that resumes from a checkpoint (`train(resume_from_checkpoint=...)`) passes
-        `resume=True` and becomes a new attempt of its policy, which fences the previous one. A peer may be `staleness`
-        rounds behind before the policy waits for it.
+        regime that aligns traces needs the peers' `tokenizers` by name. `sources`: members that publish texts and never
+        learn (`mutualrl.sources.script.recorded_source`); with one, `peers` may be empty. A script that resumes from a
+        checkpoint (`train(resume_from_checkpoint=...)`) passes `resume=True` and becomes a new attempt of its policy,
+        which fences the previous one. A peer may be `staleness` rounds behind before the policy waits for it.
         `whiten_advantages`: normalise advantages over the round, after TRL's `scale_rewards`.
         Raises UsageError when this policy has already published in `root` (rounds of an earlier run must not be
-        treated as this run's), for names or settings that are wrong, or when tokenizers or solutions are missing.
+        treated as this run's), for names or settings that are wrong, for a regime that cannot use sources, or when
+        tokenizers are missing.
         """
         regime_class = get_regime(regime) if isinstance(regime, str) else regime
-        _require_peers(policy, peers, regime_class)
+        _require_peers(policy, peers, regime_class, [source.name for source in sources])
         configured = _configured(regime_class, settings)
+        if sources and (problem := configured.source_problem()) is not None:
+            raise UsageError(f"Sharing.over: sources: {problem}")
+        if configured.needs_source() and not sources:
+            raise UsageError(
+                f"Sharing.over: regime {configured.describe()!r} learns a source's texts: pass sources=[...]"
+            )
         run = RunDirectory(root)
         waits = timeouts or WaitTimeouts(on_peer_loss="wait", late_start=True)
         exchange = Exchange(run.exchange, policy, run_id, timeouts=waits)
@@ -106,9 +115,6 @@ class Sharing:
                 f"regime {configured.name!r} aligns the peers' traces and needs their tokenizers: none passed for "
                 f"{', '.join(missing)} (Sharing.over(..., tokenizers={{{missing[0]!r}: ...}}))"
             )
-        if configured.solution_column() and not solutions:
-            text = configured.describe()
-            raise UsageError(f"regime {text!r} learns the data's solutions: pass solutions={{prompt_id: text}}")
         return cls(
             link=PeerLink(
                 exchange,
@@ -127,7 +133,7 @@ class Sharing:
             run_seed=run_seed,
             max_length=max_length,
             tokenizers=peer_tokenizers,
-            solutions=dict(solutions or {}),
+            sources=[SourceRounds.of(source, exchange) for source in sources],
             resume=resume,
             rescues=RescueLog(run.policy(policy).rescues),
             script=ScriptRun(run, run_id, tuple(sorted({policy, *peers})), configured, run_seed, whiten_advantages),
@@ -143,6 +149,16 @@ class Sharing:
         exchange.attempt = broadcast_object_list(attempt, from_process=0)[0]
         if accelerator.is_main_process:
             exchange.claim()
+
+    @property
+    def source_names(self) -> list[str]:
+        """Return the names of the sources, sorted."""
+        return sorted(rounds.source.name for rounds in self.sources)
+
+    @property
+    def unverified(self) -> list[str]:
+        """Return the sources whose rewards this policy computes itself."""
+        return sorted(rounds.source.name for rounds in self.sources if not rounds.source.verified)
 
     @property
     def active(self) -> bool:
@@ -184,20 +200,21 @@ class Sharing:
         self.link.waited_for = Counter(packed["waited_for"])
 
 
-def _require_peers(policy: str, peers: Sequence[str], regime: type[Regime]) -> None:
-    """Raise UsageError for names of policies that cannot form a pool."""
-    for name in (policy, *peers):
+def _require_peers(policy: str, peers: Sequence[str], regime: type[Regime], sources: Sequence[str]) -> None:
+    """Raise UsageError for names of policies and sources that cannot form a pool."""
+    for name in (policy, *peers, *sources):
         form = "expected lower-case letters, digits, '.', '_' or '-'"
         problem = name_problem(name) if re.match(POLICY_NAME, name) else form
         if problem is not None:
             raise UsageError(f"Sharing.over: found the policy name {name!r}; {problem}")
     if policy in peers:
         raise UsageError(f"Sharing.over: peers={list(peers)!r} has policy={policy!r} itself; name only the others")
-    if repeated := [name for name, count in Counter(peers).items() if count > 1]:
-        raise UsageError(f"Sharing.over: peers={list(peers)!r} names {repeated[0]!r} twice")
-    if regime.reads_peers and not peers:
+    if repeated := [name for name, count in Counter([policy, *peers, *sources]).items() if count > 1]:
+        raise UsageError(f"Sharing.over: peers={list(peers)!r} and the sources name {repeated[0]!r} twice")
+    if regime.reads_peers and not peers and not sources:
         raise UsageError(
-            f"Sharing.over: regime {regime.name!r} shares between policies; expected at least one name in peers"
+            f"Sharing.over: regime {regime.name!r} shares between policies; expected at least one name in peers, or a "
+            "source"
         )
 
 

@@ -1,0 +1,130 @@
+"""Sources of a run: prepared before it starts, stored in its directory, read by its policies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mutualrl.errors import FileDamagedError, PlanMismatchError
+from mutualrl.recipes.schema import Recipe, SourceSection
+from mutualrl.regimes.regime import success_above
+from mutualrl.sources.layouts import Columns
+from mutualrl.storage.files import read_regular, write_atomic
+from mutualrl.storage.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from mutualrl.records import Prompt
+    from mutualrl.sources.prepare import Prepared, RecordedSpec
+    from mutualrl.sources.source import StoredSource
+
+LARGEST = 8 * 2**30  # bytes of a source's stored rollouts
+
+
+def prepared(
+    recipe: Recipe,
+    tokenizers: Mapping[str, PreTrainedTokenizerBase],
+    prompts: Sequence[Prompt],
+    validation: Sequence[Prompt],
+) -> dict[str, Prepared]:
+    """Return the sources of a recipe, read and verified by its reward functions. Raises DataError, RewardError."""
+    from mutualrl.sources.prepare import Learner, prepare_sources
+
+    learners = []
+    for policy in recipe.policies:
+        settings = recipe.trainer_settings(policy.name)
+        weights = settings.get("reward_weights")
+        learners.append(
+            Learner(
+                policy.name,
+                tokenizers[policy.name],
+                settings.get("max_completion_length"),
+                None if weights is None else tuple(weights),
+                settings.get("chat_template_kwargs") or {},
+            )
+        )
+    thresholds = [success_above(recipe.regime_of(policy.name)) for policy in recipe.policies]
+    return prepare_sources(
+        [spec_of(section) for section in recipe.sources],
+        prompts,
+        validation,
+        recipe.task.reward,
+        learners,
+        recipe.run.step_timeout,
+        min(thresholds),
+    )
+
+
+def spec_of(section: SourceSection) -> RecordedSpec:
+    """Return what a recipe says of a source."""
+    from mutualrl.sources.prepare import RecordedSpec
+
+    columns = section.columns
+    return RecordedSpec(
+        section.name,
+        section.recorded,
+        Columns(columns.id, columns.prompt, columns.text, columns.ended, columns.verdict),
+        section.reasoning,
+        section.allow_validation,
+        section.learners,
+    )
+
+
+def described(sources: Mapping[str, Prepared]) -> dict[str, dict[str, object]]:
+    """Return what run.json says of the sources."""
+    return {
+        name: {**source.summary, "digest": source.digest, "learners_only": list(source.source.learners or ())}
+        for name, source in sources.items()
+    }
+
+
+def store(run: RunDirectory, sources: Mapping[str, Prepared]) -> None:
+    """Write the sources' rollouts to the run's directory."""
+    for name, source in sources.items():
+        path = run.source(name)
+        path.parent.mkdir(exist_ok=True)
+        write_atomic(path, source.data)
+
+
+def restore(run: RunDirectory, recipe: Recipe, prepare: Callable[[], dict[str, Prepared]]) -> None:
+    """Verify the stored rollouts of a run's sources, which training reads; if any are missing, prepare all again.
+    Raises FileDamagedError for changed ones, PlanMismatchError if the files have other texts now."""
+    known = run.info().sources
+    if all(run.source(section.name).exists() for section in recipe.sources):
+        for section in recipe.sources:
+            read(run, section.name)
+        return
+    sources = prepare()
+    for name, source in sources.items():
+        if source.digest != known.get(name, {}).get("digest"):
+            raise PlanMismatchError(
+                f"source {name!r}: its rollouts in {run.source(name)} are missing, and its file has other texts than "
+                "when the run began; restore one of the two, or start another run with --run-dir"
+            )
+    store(run, sources)
+
+
+def read(run: RunDirectory, name: str) -> StoredSource:
+    """Return a source's stored rollouts. Raises FileDamagedError if they are missing or were changed."""
+    from mutualrl.sources.prepare import read_stored
+
+    path, known = run.source(name), run.info().sources.get(name)
+    if known is None:
+        raise FileDamagedError(f"{run.run_json}: says nothing of source {name!r}, which the recipe has; use --clean")
+    data = _bytes(path, name)
+    learners = known.get("learners_only") or None
+    return read_stored(
+        data, name, str(known["digest"]), verified=bool(known["verified"]), learners=learners, where=str(path)
+    )
+
+
+def _bytes(path: Path, name: str) -> bytes:
+    try:
+        return read_regular(path, LARGEST)
+    except OSError as error:
+        raise FileDamagedError(
+            f"{path}: the rollouts of source {name!r} cannot be read ({error.strerror or error}); "
+            "mutualrl train --resume writes them again from its file"
+        ) from None

@@ -1,0 +1,306 @@
+"""Layouts of files of recorded texts: where a row has its prompt, its responses, and whether they were cut off.
+
+Read are texts in a list column (OpenR1's `generations`), in several columns (DeepMath's `r1_solution_1` ...), one per
+row (SYNTHETIC-1, TRL's completions, verifiers' results, rollouts of this project), and in conversations
+(`conversations` with `from` and `value`, `messages` with `role` and `content`, `nodes` of a trace of verifiers). A
+layout is guessed from the names of the columns, once per file, unless the user names them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mutualrl.errors import DataError
+from mutualrl.tasks.base import unicode_text
+from mutualrl.tasks.rows import DatasetRow
+
+Reasoning = Literal["keep", "drop"]
+
+#: names of columns, in order of preference
+IDS = ("prompt_id", "uuid", "problem_id", "example_id", "id")
+PROMPTS = ("prompt", "x_text", "problem", "question", "instruction", "query", "input")
+LISTS = ("generations", "completions", "responses", "solutions", "outputs")
+NUMBERED = re.compile(r"(?:[a-z0-9]+_)?(?:solution|completion|response|generation|output)_\d+")
+SINGLE = ("completion", "y_text", "response", "llm_response", "generation", "output", "text", "solution")
+CONVERSATIONS = ("conversations", "messages", "nodes")
+#: columns that say whether a text is complete, with the values that say it is not
+CUT: Mapping[str, tuple[object, ...]] = {
+    "finish_reason": ("length", "max_tokens", "abort"),
+    "finish_reasons": ("length", "max_tokens", "abort"),
+    "stop_reason": ("length", "max_tokens", "abort"),
+    "calls": ("length",),  # of a trace: the calls of the model, each with its finish_reason
+    "is_reasoning_complete": (False,),
+    "ended": (False,),
+    "truncated": (True,),
+    "is_truncated": (True,),
+}
+LONGEST = 1_000_000  # characters of a text
+_ASSISTANT = ("assistant", "gpt", "model")
+_USER = ("user", "human")
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Columns that the user named; None: guessed. `text`: one, or several. `ended`: whether a text is complete.
+    `verdict`: a column of truth values; texts with a false one are left out, no text is accepted for a true one."""
+
+    id: str | None = None
+    prompt: str | None = None
+    text: tuple[str, ...] = ()
+    ended: str | None = None
+    verdict: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Columns of a file. `texts`: columns of responses (a string, a list of strings, or messages); `conversation`: they
+    hold the prompt, too. `cut`: columns that say whether a text is complete."""
+
+    ids: tuple[str, ...]
+    prompt: str | None
+    texts: tuple[str, ...]
+    conversation: bool
+    cut: tuple[str, ...]
+    verdict: str | None
+
+    def describe(self) -> str:
+        """Return what is read, for the user."""
+        names = ", ".join(map(repr, self.texts[:4])) + (", ..." if len(self.texts) > 4 else "")
+        parts = [f"texts from {names}"]
+        if not self.conversation:
+            of = [repr(name) for name in (*self.ids, self.prompt) if name is not None]
+            parts.append(f"prompts from {' and '.join(of)}")
+        if self.cut:
+            parts.append(f"cut-off texts from {', '.join(map(repr, self.cut))}")
+        if self.verdict is not None:
+            parts.append(f"without texts whose {self.verdict!r} is false")
+        return "; ".join(parts)
+
+    @property
+    def columns(self) -> list[str]:
+        """Return all columns that are read."""
+        return [*self.ids, *([self.prompt] if self.prompt else []), *self.texts, *self.cut, *self._verdicts]
+
+    @property
+    def _verdicts(self) -> list[str]:
+        return [self.verdict] if self.verdict else []
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedText:
+    """One response of a row. `cut`: it is not complete. `rejected`: its verdict is false."""
+
+    text: str
+    cut: bool = False
+    rejected: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRow:
+    """What a row has: the ids and the texts by which it may name its prompt, and its responses. `skipped`: numbers of
+    its texts that are `too_long` to be read, or whose conversation has `several_turns`."""
+
+    ids: tuple[str, ...]
+    prompts: tuple[str, ...]
+    responses: tuple[RecordedText, ...]
+    skipped: Mapping[str, int]
+
+
+def find_layout(names: Sequence[str], columns: Columns, where: str) -> Layout:
+    """Return the layout of a file with columns of these names. Raises DataError if it has none, or lacks a column that
+    the user named."""
+    named = [columns.id, columns.prompt, columns.ended, columns.verdict, *columns.text]
+    missing = [name for name in named if name is not None and name.partition(".")[0] not in names]
+    if missing:
+        raise DataError(f"{where}: no column {missing[0]!r}, which sources.columns names (found: {_found(names)})")
+    conversation = False
+    texts = columns.text or _text_columns(names)
+    if not texts:
+        texts = tuple(name for name in CONVERSATIONS if name in names)[:1]
+    conversation = bool(texts) and texts[0] in CONVERSATIONS
+    if not texts:
+        raise DataError(
+            f"{where}: no column with responses (found: {_found(names)}); name it: --source NAME=recorded:FILE --set "
+            "sources.NAME.columns.text=COLUMN (also a list of columns)"
+        )
+    ids = (columns.id,) if columns.id else tuple(name for name in IDS if name in names)
+    prompt = columns.prompt or next((name for name in PROMPTS if name in names and name not in texts), None)
+    if not ids and prompt is None and not conversation:
+        raise DataError(
+            f"{where}: no column with prompts or their ids (found: {_found(names)}); name it: --set "
+            "sources.NAME.columns.prompt=COLUMN or columns.id=COLUMN"
+        )
+    cut = (columns.ended,) if columns.ended else tuple(name for name in CUT if name in names)
+    return Layout(ids, prompt, tuple(texts), conversation, cut, columns.verdict)
+
+
+def _text_columns(names: Sequence[str]) -> tuple[str, ...]:
+    numbered = sorted((name for name in names if NUMBERED.fullmatch(name)), key=_by_number)
+    lists = [name for name in LISTS if name in names]
+    single = [name for name in SINGLE if name in names]
+    conversation = any(name in names for name in CONVERSATIONS)
+    if numbered or lists:
+        return tuple(numbered or lists[:1])
+    # a data set of conversations often has the reference solution in a column of its own
+    return () if conversation and single[:1] in ([], ["solution"], ["text"]) else tuple(single[:1])
+
+
+def _by_number(name: str) -> tuple[str, int]:
+    stem, _, number = name.rpartition("_")
+    return stem, int(number)
+
+
+def _found(names: Sequence[str]) -> str:
+    return ", ".join(sorted(map(str, names))[:20])[:300] or "none"
+
+
+def read_row(row: DatasetRow, layout: Layout, reasoning: Reasoning) -> RecordedRow:
+    """Return the prompt and the responses of a row. Raises DataError naming file, row and column."""
+    prompts: list[str] = []
+    skipped: dict[str, int] = {}
+    if layout.prompt is not None and (value := _value(row, layout.prompt)) is not None:
+        prompts += _prompt_texts(row, layout.prompt, value)
+    texts: list[str] = []
+    places: list[int] = []
+    number = 0
+    for column in layout.texts:
+        value = _value(row, column)
+        if layout.conversation:
+            asked, answered = _split(row, column, value)
+            prompts += asked
+            value = answered[0] if len(answered) == 1 else None
+            if len(answered) > 1:
+                skipped["several_turns"] = skipped.get("several_turns", 0) + 1
+        for text in _texts(row, column, value):
+            number += 1
+            if text is None:
+                continue
+            if len(text) > LONGEST:
+                skipped["too_long"] = skipped.get("too_long", 0) + 1
+                continue
+            texts.append(unicode_text(text, column, Path(row.where), row.number))
+            places.append(number - 1)
+    flags = [_flags(row, column, number, CUT.get(column, (False,))) for column in layout.cut]
+    verdicts = _flags(row, layout.verdict, number, (False, 0)) if layout.verdict is not None else [False] * number
+    responses = []
+    for text, place in zip(texts, places, strict=True):
+        cut = any(flag[place] for flag in flags) or opens_reasoning(text)
+        kept = without_reasoning(text) if reasoning == "drop" and not cut else text
+        responses.append(RecordedText(kept.strip("\n") if reasoning == "drop" else kept, cut, verdicts[place]))
+    return RecordedRow(_ids(row, layout), tuple(prompts), tuple(r for r in responses if r.text.strip()), skipped)
+
+
+def _value(row: DatasetRow, column: str) -> Any:
+    """Return the value of a column; None where a row lacks it."""
+    value: Any = row.values
+    for part in [column] if column in row.values else column.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _ids(row: DatasetRow, layout: Layout) -> tuple[str, ...]:
+    ids = []
+    for column in layout.ids:
+        value = _value(row, column)
+        if value is not None and not isinstance(value, str | int):
+            row.refuse(column, value, "a string or an integer")
+        if value not in (None, ""):
+            ids.append(str(value))
+    return tuple(ids)
+
+
+def _prompt_texts(row: DatasetRow, column: str, value: Any) -> list[str]:
+    """Return the texts by which a prompt may be known: the text itself; of messages, the last of the user, and all."""
+    if isinstance(value, str):
+        return [value]
+    if not _is_list(value):
+        row.refuse(column, value, "a string or a list of messages")
+    messages = [_message(row, column, each) for each in value]
+    users = [text for role, text in messages if role in _USER]
+    return [*users[-1:], "\n".join(text for _, text in messages)]
+
+
+def _split(row: DatasetRow, column: str, value: Any) -> tuple[list[str], list[str]]:
+    """Return the prompt's texts and the assistant's messages of a conversation."""
+    if value is None:
+        return [], []
+    if not _is_list(value):
+        row.refuse(column, value, "a list of messages")
+    messages = [_message(row, column, each) for each in value]
+    answered = [text for role, text in messages if role in _ASSISTANT]
+    users = [text for role, text in messages if role in _USER]
+    others = [text for role, text in messages if role not in _ASSISTANT]
+    return [*users[-1:], "\n".join(others)], answered
+
+
+def _message(row: DatasetRow, column: str, message: Any) -> tuple[str, str]:
+    """Return role and text of a message of `role` and `content`, or of `from` and `value`; of a node, of its
+    message."""
+    if isinstance(message, Mapping) and isinstance(message.get("message"), Mapping):
+        message = message["message"]
+    if isinstance(message, Mapping):
+        role = message.get("role", message.get("from"))
+        text = message.get("content", message.get("value"))
+        if _is_list(text) and all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in text):
+            text = "".join(part["text"] for part in text)
+        if isinstance(role, str) and isinstance(text, str):
+            return role, text
+    return row.refuse(column, message, "a message with 'role' and 'content', or 'from' and 'value', both strings")
+
+
+def _texts(row: DatasetRow, column: str, value: Any) -> list[str | None]:
+    """Return the responses in a value: a string, a list of strings, or the messages of one completion."""
+    if value is None or isinstance(value, str):
+        return [value]
+    if not _is_list(value):
+        row.refuse(column, value, "a string, a list of strings, or a list of messages")
+    if any(isinstance(item, Mapping) for item in value):
+        answered = [text for role, text in (_message(row, column, each) for each in value) if role in _ASSISTANT]
+        return list(answered) if len(answered) == 1 else [None]
+    for item in value:
+        if item is not None and not isinstance(item, str):
+            row.refuse(column, item, "a string")
+    return list(value)
+
+
+def _flags(row: DatasetRow, column: str, count: int, positive: tuple[object, ...]) -> list[bool]:
+    """Return for each of `count` texts whether the column, one value or one per text, has a `positive` value."""
+    value = _value(row, column)
+    if column == "calls" and _is_list(value):
+        reasons = [call.get("finish_reason") for call in value if isinstance(call, Mapping)]
+        return ["length" in reasons] * count
+    values = list(value) if _is_list(value) else [value] * count
+    if len(values) != count:
+        if not values:
+            return [False] * count
+        row.refuse(column, value, f"one value per text: {count}")
+    return [any(item is each or (item == each and type(item) is type(each)) for each in positive) for item in values]
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list | tuple)
+
+
+# ---- reasoning
+
+_BLOCKS = (("<think>", "</think>"), ("<|begin_of_thought|>", "<|end_of_thought|>"))
+_MARKS = ("<|begin_of_solution|>", "<|end_of_solution|>")
+
+
+def opens_reasoning(text: str) -> bool:
+    """Return whether a block of reasoning begins and does not end: the text was cut off."""
+    return any(begin in text and end not in text[text.rfind(begin) :] for begin, end in _BLOCKS)
+
+
+def without_reasoning(text: str) -> str:
+    """Return what follows the last block of reasoning, without the marks of the solution. The block may begin in the
+    prompt, so that only its end is here."""
+    for _, end in _BLOCKS:
+        text = text.rpartition(end)[2]
+    for mark in _MARKS:
+        text = text.replace(mark, "")
+    return text.lstrip("\n")

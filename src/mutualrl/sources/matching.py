@@ -1,0 +1,73 @@
+"""Match of recorded prompts with a task's: by id, else by text after whitespace normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mutualrl.records import Prompt
+from mutualrl.sources.layouts import PROMPTS, RecordedRow
+
+#: characters of text that two prompts must have in common beyond a template: a shorter one identifies nothing
+SHORTEST = 1
+
+
+def normalized(text: str) -> str:
+    """Return a text with every run of whitespace as one space, without any at its ends."""
+    return " ".join(text.split())
+
+
+class PromptIndex:
+    """Prompts of a task by id and by text.
+
+    Known texts of a prompt: its own, its last user message, the raw columns of its row (`problem`, `question`, ...),
+    its text without what all prompts of the task begin or end with (the template), and `rendered` texts: as a policy's
+    tokenizer writes the prompt, without special tokens.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], rendered: Iterable[Sequence[str]] = ()) -> None:
+        self._ids = {prompt.id for prompt in prompts}
+        self._by_text: dict[str, list[str]] = {}
+        begin, end = template_of([prompt.text for prompt in prompts])
+        for prompt in prompts:
+            texts = [prompt.text, prompt.text[len(begin) : len(prompt.text) - len(end)]]
+            texts += [text for role, text in prompt.messages if role == "user"][-1:]
+            columns = [prompt.columns.get(name) for name in PROMPTS]
+            texts += [value for value in columns if isinstance(value, str)]
+            self._add(prompt.id, texts)
+        for written in rendered:
+            for prompt, text in zip(prompts, written, strict=True):
+                self._add(prompt.id, [text])
+
+    def _add(self, prompt_id: str, texts: Iterable[str]) -> None:
+        for key in {normalized(text) for text in texts} - {""}:
+            known = self._by_text.setdefault(key, [])
+            if prompt_id not in known:
+                known.append(prompt_id)
+
+    def find(self, row: RecordedRow) -> list[str]:
+        """Return the ids of the prompts that a row names; several if the task has one text more than once. A text that
+        is another prompt's than the id's decides: counters in two files are equal without meaning the same."""
+        named = [prompt_id for prompt_id in row.ids if prompt_id in self._ids]
+        for text in row.prompts:
+            found = self._by_text.get(normalized(text), [])
+            if found:
+                return [named[0]] if named and named[0] in found else found
+        return named[:1]
+
+
+def common_prefix(texts: Sequence[str]) -> str:
+    """Return the longest text that all begin with."""
+    first, last = min(texts), max(texts)  # those that differ earliest, in the order of strings
+    length = next((place for place, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return first[:length]
+
+
+def template_of(texts: Sequence[str]) -> tuple[str, str]:
+    """Return what all texts begin with and what they end with; nothing for fewer than two different texts."""
+    if len(set(texts)) < 2:
+        return "", ""
+    begin = common_prefix(texts)
+    shortest = min(len(text) for text in texts) - SHORTEST
+    begin = begin[: max(shortest, 0)]
+    end = common_prefix([text[len(begin) :][::-1] for text in texts])[::-1]
+    return begin, end[max(len(end) - max(shortest - len(begin), 0), 0) :]

@@ -1,0 +1,305 @@
+"""Preparation of a run's sources before training: read, match, verify, and encode for each learner.
+
+The reward of a recorded text is that of the run's own reward functions. What a file claims of a text is never believed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mutualrl.console.display import clean
+from mutualrl.errors import DataError, FileDamagedError
+from mutualrl.records import Completion, Prompt, Rollout
+from mutualrl.rollouts import SCHEMA, Rollouts
+from mutualrl.sources.layouts import Columns, Reasoning
+from mutualrl.sources.recorded import MatchedTexts, read_recorded
+from mutualrl.sources.source import StoredSource
+from mutualrl.storage.parquet import require_bounded
+from mutualrl.tasks.prompting import prompt_ids
+from mutualrl.tasks.rewarding import BOXED, rewards_of
+from mutualrl.tasks.rewards import load_rewards, original
+from mutualrl.thl import retokenize
+from mutualrl.thl.rows import encode_exactly
+from mutualrl.thl.text import encode_in_context
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+BATCH = 512  # texts per call of a reward function
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSpec:
+    """A recorded source, as the recipe has it. `validation`: a file of the validation prompts is refused, or allowed
+    (its texts are left out in both cases). `learners`: the policies that read it; empty: all."""
+
+    name: str
+    recorded: str
+    columns: Columns = field(default_factory=Columns)
+    reasoning: Reasoning = "keep"
+    allow_validation: bool = False
+    learners: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """What verification and encoding need of a policy. `max_completion_length`: in its own tokens, with the one that
+    ends a response. `template`: arguments of its chat template."""
+
+    name: str
+    tokenizer: PreTrainedTokenizerBase
+    max_completion_length: int | None
+    reward_weights: tuple[float, ...] | None
+    template: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A source that is ready for training: its rollouts, and what is said of them before the start."""
+
+    source: StoredSource
+    summary: dict[str, Any]
+    note: str
+
+    @property
+    def data(self) -> bytes:
+        """Return its rollouts as a Parquet file, always the same bytes for the same rollouts."""
+        return encoded(self.source.table)
+
+    @property
+    def digest(self) -> str:
+        """Return the sha256 of its rollouts, independent of their file's encoding."""
+        return digest_of(self.source.table)
+
+
+def prepare_sources(
+    specs: Sequence[RecordedSpec],
+    prompts: Sequence[Prompt],
+    validation: Sequence[Prompt],
+    rewards: Sequence[str],
+    learners: Sequence[Learner],
+    timeout: float,
+    success_above: float = 0.0,
+) -> dict[str, Prepared]:
+    """Return the sources of a run by name. `prompts`, `validation`: those of the task; `rewards`: import paths of the
+    reward functions; `timeout`: limit of one call, in seconds; a text with a reward above `success_above` is confirmed.
+
+    Raises DataError for a file that cannot be read, whose prompts are not the task's or are the validation set, or none
+    of whose texts earns a reward; RewardError for a reward function that fails.
+    """
+    rendered = [_rendered(learner, prompts) for learner in learners]
+    prepared = {}
+    for spec in specs:
+        found = read_recorded(spec.recorded, spec.columns, spec.reasoning, prompts, validation, rendered)
+        _require_training_prompts(spec, found)
+        readers = [learner for learner in learners if not spec.learners or learner.name in spec.learners]
+        pairs = list(found.in_order())
+        verified = has_one_verdict(rewards, readers)
+        scores = _scores(pairs, prompts, rewards, readers[0], timeout) if verified else [math.nan] * len(pairs)
+        confirmed = [score > success_above for score in scores]
+        if verified and not any(confirmed):
+            raise DataError(_none_confirmed(spec, pairs, prompts, rewards, success_above))
+        source = StoredSource(spec.name, rollouts_table(spec.name, pairs, scores), verified, spec.learners or None)
+        summary = _summary(found, pairs, scores, confirmed, prompts, readers, verified=verified)
+        prepared[spec.name] = Prepared(source, summary, note_of(spec.name, summary))
+    return prepared
+
+
+def has_one_verdict(rewards: Sequence[str], learners: Sequence[Learner]) -> bool:
+    """Return whether a text has one reward, for all learners and throughout training: a function that asks for the
+    trainer's state, policies with other weights of the functions, or with and without a chat template may not agree."""
+    if tuple(rewards) == BOXED:
+        return True
+    forms = {(learner.reward_weights, bool(learner.tokenizer.chat_template)) for learner in learners}
+    return len(forms) == 1 and not any(_asks_for_state(function) for function in load_rewards(rewards))
+
+
+def _asks_for_state(function: Any) -> bool:
+    try:
+        return "trainer_state" in inspect.signature(original(function)).parameters
+    except (TypeError, ValueError):  # no signature, as of a builtin
+        return False
+
+
+def _rendered(learner: Learner, prompts: Sequence[Prompt]) -> list[str]:
+    """Return the prompts as TRL logs them: rendered, without special tokens."""
+    rows = prompt_ids([prompt.content for prompt in prompts], learner.tokenizer, learner.template)
+    texts: list[str] = learner.tokenizer.batch_decode(rows, skip_special_tokens=True)
+    return texts
+
+
+def _scores(
+    pairs: Sequence[tuple[str, str]],
+    prompts: Sequence[Prompt],
+    rewards: Sequence[str],
+    learner: Learner,
+    timeout: float,
+) -> list[float]:
+    """Return the reward of every text, NaN where it cannot be scored."""
+    by_id = {prompt.id: prompt for prompt in prompts}
+    scores: list[float] = []
+    for start in range(0, len(pairs), BATCH):
+        answered = []
+        for prompt_id, text in pairs[start : start + BATCH]:
+            ids = () if tuple(rewards) == BOXED else tuple(encode_in_context(text, learner.tokenizer)[0])
+            answered.append((by_id[prompt_id], Completion(ids, text, ended=True)))
+        scores += rewards_of(rewards, learner.reward_weights, answered, learner.tokenizer, timeout)
+    return scores
+
+
+def rollouts_table(name: str, pairs: Sequence[tuple[str, str]], scores: Sequence[float]) -> pa.Table:
+    """Return the texts as rollouts of the source."""
+    rollouts, index, before = [], 0, ""
+    for (prompt_id, text), score in zip(pairs, scores, strict=True):
+        index = index + 1 if prompt_id == before else 0
+        before = prompt_id
+        rollouts.append(Rollout(prompt_id, index, float(score), True, text=text, prefix=None))
+    return Rollouts.of(rollouts, name).table()
+
+
+def encoded(table: pa.Table) -> bytes:
+    """Return a table as the bytes of a Parquet file."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def digest_of(table: pa.Table) -> str:
+    """Return the sha256 of a source's rollouts: their prompts, texts and rewards, in order."""
+    digest = hashlib.sha256()
+    for row in table.select(["prompt_id", "rollout", "y_text", "reward"]).to_pylist():
+        digest.update(repr(tuple(row.values())).encode("utf-8", "backslashreplace"))
+    return digest.hexdigest()
+
+
+def read_stored(
+    data: bytes, name: str, digest: str, *, verified: bool, learners: Sequence[str] | None, where: str
+) -> StoredSource:
+    """Return a source from its file in a run. Raises FileDamagedError if that was changed."""
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        require_bounded(file, where)
+        table = file.read().cast(SCHEMA)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise FileDamagedError(f"{where}: not readable as rollouts of a source ({error})") from None
+    if digest_of(table) != digest:
+        raise FileDamagedError(f"{where}: changed since the run wrote it; restore it, or start the run again (--clean)")
+    return StoredSource(name, table, verified, None if learners is None else tuple(learners))
+
+
+# ---- what is said before the start
+
+
+def _require_training_prompts(spec: RecordedSpec, found: MatchedTexts) -> None:
+    """Raise DataError for a file of the validation set: more of its prompts have a text than of the training set."""
+    held, matched = len(found.validation), len(found.texts)
+    if held > matched and not spec.allow_validation:
+        raise DataError(
+            f"source {spec.name!r}: {spec.recorded} has texts for {held} validation prompts and {matched} training "
+            "prompts: it seems to be the validation set. Texts of validation prompts are never used; to train with the "
+            f"others: --set sources.{spec.name}.allow_validation=true"
+        )
+    if not found.texts:
+        counts = ", ".join(f"{key} {number}" for key, number in sorted(found.counts.items()))
+        raise DataError(f"source {spec.name!r}: {spec.recorded} has no usable text for any training prompt ({counts})")
+
+
+def _none_confirmed(
+    spec: RecordedSpec,
+    pairs: Sequence[tuple[str, str]],
+    prompts: Sequence[Prompt],
+    rewards: Sequence[str],
+    success_above: float,
+) -> str:
+    prompt_id, text = pairs[0]
+    answer = next(prompt.answer for prompt in prompts if prompt.id == prompt_id)
+    return (
+        f"source {spec.name!r}: none of its {len(pairs)} texts earns a reward above {success_above:g} from "
+        f"{', '.join(rewards)}. One of them ends with {clean(text[-120:])!r}; its answer is {clean(answer)[:80]!r}"
+    )
+
+
+def _summary(
+    found: MatchedTexts,
+    pairs: Sequence[tuple[str, str]],
+    scores: Sequence[float],
+    confirmed: Sequence[bool],
+    prompts: Sequence[Prompt],
+    learners: Sequence[Learner],
+    *,
+    verified: bool,
+) -> dict[str, Any]:
+    """Return the counts that are said before training, by name."""
+    learnable = [text for (_, text), good in zip(pairs, confirmed, strict=True) if good or not verified]
+    return {
+        "layout": found.layout,
+        "rows": found.counts["rows"],
+        "matched_rows": found.counts["matched"],
+        "prompts": len(found.texts),
+        "of_prompts": len(prompts),
+        "validation_prompts": len(found.validation),
+        "texts": len(pairs),
+        **{key: found.counts[key] for key in ("duplicates", "cut_off", "rejected", "too_long", "several_turns")},
+        "verified": verified,
+        "confirmed": sum(confirmed),
+        "confirmed_prompts": len({key for (key, _), good in zip(pairs, confirmed, strict=True) if good}),
+        "unscorable": sum(map(math.isnan, scores)) if verified else 0,
+        "learners": {learner.name: _encodable(learnable, learner) for learner in learners},
+    }
+
+
+def _encodable(texts: Sequence[str], learner: Learner) -> dict[str, int]:
+    """Return how many texts a policy can learn: its tokens spell them, and with the one that ends a response they are
+    within its limit."""
+    counts = dict.fromkeys(("encodable", "too_long", "changed"), 0)
+    limit = learner.max_completion_length
+    for start in range(0, len(texts), BATCH):
+        batch = texts[start : start + BATCH]
+        for text, ids in zip(batch, encode_exactly(batch, learner.tokenizer), strict=True):
+            if ids is not None:
+                counts["too_long" if limit is not None and len(ids) + 1 > limit else "encodable"] += 1
+                continue
+            result = retokenize(text, learner.tokenizer, limit, ended=True)
+            counts["changed" if not result.exact else "encodable" if result.fits else "too_long"] += 1
+    return counts
+
+
+_LEFT_OUT = {
+    "duplicates": "equal to another",
+    "cut_off": "cut off",
+    "rejected": "rejected by their verdict column",
+    "too_long": "over 1,000,000 characters",
+    "several_turns": "of several turns",
+}
+
+
+def note_of(name: str, summary: Mapping[str, Any]) -> str:
+    """Return what is said of a source before training."""
+    left_out = [f"{summary[key]:,} {words}" for key, words in _LEFT_OUT.items() if summary[key]]
+    parts = [
+        f"source {name}: {summary['rows']:,} rows ({summary['layout']})",
+        f"{summary['prompts']:,} of {summary['of_prompts']:,} training prompts have a text",
+        f"{summary['texts']:,} distinct texts" + (f" (left out: {', '.join(left_out)})" if left_out else ""),
+    ]
+    if summary["verified"]:
+        unscorable = f", {summary['unscorable']:,} unscorable" if summary["unscorable"] else ""
+        parts.append(
+            f"{summary['confirmed']:,} confirmed by the reward, on {summary['confirmed_prompts']:,} prompts{unscorable}"
+        )
+    else:
+        parts.append("their rewards depend on the learner or on training: each learner computes them in the round")
+    for learner, counts in summary["learners"].items():
+        refused = [f"{counts[key]:,} {key.replace('_', ' ')}" for key in ("too_long", "changed") if counts[key]]
+        parts.append(f"{learner} can learn {counts['encodable']:,}" + (f" ({', '.join(refused)})" if refused else ""))
+    if summary["validation_prompts"]:
+        parts.append(f"texts of {summary['validation_prompts']:,} validation prompts are left out")
+    return "; ".join(parts)

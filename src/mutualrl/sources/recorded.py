@@ -1,0 +1,203 @@
+"""Reader of recorded texts: files, directories of files, data sets on the hub, a run's exchange, the task's own
+solutions. Rows are read one after another; only texts of the task's prompts are kept."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mutualrl.console.display import clean
+from mutualrl.errors import DataError
+from mutualrl.records import Prompt
+from mutualrl.sources.layouts import Columns, Layout, Reasoning, RecordedRow, RecordedText, find_layout, read_row
+from mutualrl.sources.matching import PromptIndex
+from mutualrl.sources.references import EMBEDDED, TASK
+from mutualrl.storage.files import try_stat
+from mutualrl.storage.parquet import iter_rows
+from mutualrl.tasks.hub_data import hub_rows, is_hub, parse_reference
+from mutualrl.tasks.rows import TABLES, DatasetRow, format_of, read_rows
+
+SUFFIXES = (".parquet", ".jsonl", *TABLES)
+
+
+@dataclass
+class MatchedTexts:
+    """Distinct texts of each prompt, ordered by the sha256 of the text, and counts of what was read.
+
+    `layout`: what was read, in words. `counts`: `rows`; `matched`, rows of one of the prompts; `duplicates`, texts that
+    a prompt had already; `cut_off`, `rejected` (by `columns.verdict`), `too_long` to be read, and texts of
+    `several_turns`: these are left out. `validation`: validation prompts with a text, which is left out.
+    `examples`: a prompt of the file, for messages.
+    """
+
+    layout: str = ""
+    texts: dict[str, dict[str, str]] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    validation: set[str] = field(default_factory=set)
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, prompt_ids: Sequence[str], responses: Sequence[RecordedText]) -> None:
+        """Add the responses of a row to its prompts. A text that was cut off is no success, whatever its reward."""
+        for response in responses:
+            if response.cut or response.rejected:
+                self.counts["cut_off" if response.cut else "rejected"] += 1
+                continue
+            key = hashlib.sha256(response.text.encode()).hexdigest()
+            for prompt_id in prompt_ids:
+                known = self.texts.setdefault(prompt_id, {})
+                self.counts["duplicates"] += key in known
+                known[key] = response.text
+
+    def in_order(self) -> Iterator[tuple[str, str]]:
+        """Yield (prompt id, text), the texts of a prompt in the order of their hashes."""
+        for prompt_id in sorted(self.texts):
+            for _, text in sorted(self.texts[prompt_id].items()):
+                yield prompt_id, text
+
+
+def read_recorded(
+    reference: str,
+    columns: Columns,
+    reasoning: Reasoning,
+    prompts: Sequence[Prompt],
+    validation: Sequence[Prompt],
+    rendered: Sequence[Sequence[str]] = (),
+) -> MatchedTexts:
+    """Return the texts that a recorded file has for the prompts.
+
+    `rendered`: the prompts' texts as policies' tokenizers write them, one list per tokenizer. Raises DataError naming
+    file, row and column; for a file without a text for any prompt, with a prompt of each side.
+    """
+    if reference == TASK:
+        return _of_task(columns, prompts)
+    found = MatchedTexts()
+    index, held = PromptIndex(prompts, rendered), PromptIndex(validation)
+    layouts: dict[str, Layout] = {}
+    for where, number, values in _rows(reference, columns, found):
+        row = DatasetRow(values, where, number)
+        found.counts["rows"] += 1
+        if where not in layouts:
+            layouts[where] = find_layout([str(name) for name in values], columns, where)
+            found.layout = found.layout or layouts[where].describe()
+        recorded = read_row(row, layouts[where], reasoning)
+        _add(found, recorded, index, held)
+    if not found.counts["rows"]:
+        raise DataError(f"{reference}: has no rows")
+    if not found.counts["matched"] and not found.validation:
+        raise DataError(_no_match(reference, found, prompts))
+    return found
+
+
+def _add(found: MatchedTexts, row: RecordedRow, index: PromptIndex, held: PromptIndex) -> None:
+    if not found.examples and row.prompts:
+        found.examples.append(row.prompts[0])
+    matched = index.find(row)
+    if not matched:
+        found.validation.update(held.find(row) if row.responses else ())
+        return
+    found.counts["matched"] += 1
+    for reason, number in row.skipped.items():
+        found.counts[reason] += number
+    found.add(matched, row.responses)
+
+
+def _of_task(columns: Columns, prompts: Sequence[Prompt]) -> MatchedTexts:
+    """Return the solutions in the task's own data: `Prompt.solution`, or the columns that the user named."""
+    names = columns.text or ("solution",)
+    found = MatchedTexts(f"texts from {', '.join(map(repr, names))} of the task's data")
+    for prompt in prompts:
+        found.counts["rows"] += 1
+        for name in names:
+            text = prompt.solution if name == "solution" else prompt.columns.get(name)
+            if isinstance(text, str) and text.strip():
+                found.counts["matched"] += 1
+                found.add([prompt.id], [RecordedText(text)])
+    if not found.counts["matched"]:
+        raise DataError(
+            f"none of the {len(prompts)} training prompts has a text in the column {' or '.join(map(repr, names))}; "
+            "expected rows with a solution (tasks math and dataset: field 'solution'), or another column: "
+            "sources.NAME.columns.text=COLUMN"
+        )
+    return found
+
+
+def _no_match(reference: str, found: MatchedTexts, prompts: Sequence[Prompt]) -> str:
+    theirs = _shown(found.examples[0]) if found.examples else "(no prompt text)"
+    return (
+        f"{reference}: none of its {found.counts['rows']:,} rows is of a training prompt ({found.layout}). A prompt of "
+        f"the file: {theirs}; of the task: {_shown(prompts[0].text)} (id {_shown(prompts[0].id)}). Prompts are matched "
+        "by id, else by text; name the columns: sources.NAME.columns.prompt=COLUMN or columns.id=COLUMN"
+    )
+
+
+def _shown(text: str) -> str:
+    shown = clean(" ".join(text.split()))
+    return repr(shown if len(shown) <= 160 else f"{shown[:157]}...")
+
+
+# ---- rows of a reference
+
+
+def _rows(reference: str, columns: Columns, found: MatchedTexts) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Yield (file, row number from 1, row) of everything that a reference names."""
+    if reference.startswith(EMBEDDED):
+        reference = str(embedded(reference))
+    if is_hub(Path(reference)):
+        for number, row in hub_rows(parse_reference(Path(reference)), "train"):
+            yield reference, number, row
+        return
+    path = Path(reference)
+    if try_stat(path) is None:
+        raise DataError(f"recorded texts not found: {path} (expected a file, a directory, or hub:OWNER/NAME)")
+    if (path / "run.json").is_file():
+        yield from _of_run(path)
+        return
+    for file in _files(path):
+        if format_of(file) == ".parquet":
+            rows: Iterator[Mapping[str, Any]] = iter_rows(file, lambda names: _needed(names, columns, file))  # noqa: B023
+            yield from ((str(file), number, dict(row)) for number, row in enumerate(rows, 1))
+        else:
+            yield from ((str(file), number, row) for number, row in read_rows(file))
+
+
+def _needed(names: list[str], columns: Columns, file: Path) -> list[str]:
+    """Return the columns of a Parquet file to decode."""
+    tops = [name.partition(".")[0] for name in find_layout(names, columns, str(file)).columns]
+    return [name for name in names if name in tops]
+
+
+def _files(path: Path) -> list[Path]:
+    """Return a file, or the data files of a directory, sorted; a directory that `datasets` saved is one."""
+    if not path.is_dir() or (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
+        return [path]
+    files = sorted(p for p in path.rglob("*") if format_of(p) in SUFFIXES and not p.name.startswith("."))
+    if not files:
+        raise DataError(f"{path}: the directory has no file of recorded texts ({', '.join(SUFFIXES)})")
+    return files
+
+
+def _of_run(path: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Yield the rollouts in a run's exchange that have a text."""
+    from mutualrl.see.inspection import tables, writers
+    from mutualrl.see.location import record_store
+    from mutualrl.storage.rundir import RunDirectory
+
+    run = RunDirectory(path)
+    store, number = record_store(run), 0
+    for table in tables(store, run.info().run_id, writers(store)):
+        for row in table.select(["prompt_id", "ended", "x_text", "y_text"]).to_pylist():
+            number += 1
+            yield str(path / "exchange"), number, row
+
+
+def embedded(reference: str) -> Path:
+    """Return the path of a file of recorded texts in this package. Raises DataError for an unknown name."""
+    directory = Path(__file__).resolve().parent / "embedded"
+    files = {f"{EMBEDDED}{path.stem}": path for path in sorted(directory.glob("*.jsonl"))}
+    if reference not in files:
+        raise DataError(f"no embedded file {reference!r}; expected one of: {', '.join(files)}")
+    return files[reference]

@@ -1,0 +1,56 @@
+"""Sources for a user's own script (`Sharing.over(..., sources=[...])`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mutualrl.console.lines import notify
+from mutualrl.errors import UsageError
+from mutualrl.records import Prompt, row_id
+from mutualrl.sources.layouts import Columns, Reasoning
+from mutualrl.sources.prepare import rollouts_table
+from mutualrl.sources.recorded import read_recorded
+from mutualrl.sources.source import StoredSource
+from mutualrl.storage.files import user_path
+from mutualrl.tasks.hub_data import is_hub
+
+
+def recorded_source(
+    name: str,
+    recorded: str,
+    dataset: Iterable[Mapping[str, Any]],
+    *,
+    columns: Columns | None = None,
+    reasoning: Reasoning = "keep",
+) -> StoredSource:
+    """Return the texts that a file has for the rows of a training set, as a source.
+
+    `recorded`: a file, a directory, or `hub:OWNER/NAME`. `dataset`: the trainer's `train_dataset`, with `prompt` and
+    further columns. The reward of a text is that of the trainer's reward functions, computed in the round that may draw
+    it: the trainer's may be models, or depend on its state. Raises DataError for a file that cannot be read, or that
+    has no text for any row.
+    """
+    prompts = [_prompt(row) for row in dataset]
+    if not prompts:
+        raise UsageError(f"recorded_source({name!r}): the dataset has no rows")
+    reference = recorded if is_hub(Path(recorded)) else str(user_path(recorded))
+    found = read_recorded(reference, columns or Columns(), reasoning, prompts, ())
+    pairs = list(found.in_order())
+    notify(
+        f"source {name}: {found.counts['rows']:,} rows ({found.layout}); {len(found.texts):,} of {len(prompts):,} "
+        f"prompts have a text; {len(pairs):,} distinct texts"
+    )
+    return StoredSource(name, rollouts_table(name, pairs, [math.nan] * len(pairs)), verified=False)
+
+
+def _prompt(row: Mapping[str, Any]) -> Prompt:
+    """Return a row as a prompt: its id, its text, and the columns by which a file may name it."""
+    value = row.get("prompt")
+    messages = value if isinstance(value, list) else []
+    pairs = tuple((str(message.get("role")), str(message.get("content"))) for message in messages)
+    text = value if isinstance(value, str) else "\n".join(content for _, content in pairs)
+    columns = {key: item for key, item in row.items() if isinstance(item, str)}
+    return Prompt(row_id(row), text, "", "all", pairs, columns)

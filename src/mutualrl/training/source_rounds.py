@@ -1,0 +1,86 @@
+"""Rounds of a source: published into the exchange by the first learner that reaches them, and read back by all."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from mutualrl.errors import ExchangeDamagedError, FencedError, PlanMismatchError
+from mutualrl.records import PublishSchema
+from mutualrl.regimes.round import Response, Results
+from mutualrl.rollouts import SCHEMA, Rollouts
+from mutualrl.see import Exchange, Shard
+from mutualrl.sources.source import Source
+
+
+@dataclass(frozen=True)
+class SourceRounds:
+    """Rounds of one source in the exchange of a learner."""
+
+    source: Source
+    exchange: Exchange
+
+    @classmethod
+    def of(cls, source: Source, learner: Exchange) -> SourceRounds:
+        """Return the rounds of a source in a learner's exchange."""
+        return cls(source, Exchange(learner.store, source.name, learner.run_id))
+
+    def read(self, number: int, prompt_ids: Collection[str], schema: PublishSchema | None, step: int) -> Shard:
+        """Return the round's rollouts on these prompts, published if no learner has yet: from then on they are what the
+        exchange has. Raises PlanMismatchError if it has others."""
+        rollouts = self.source.rollouts(number, sorted(set(prompt_ids)))
+        try:
+            self.exchange.publish(number, rollouts.published(self._published(schema)), step)
+        except FencedError:
+            raise PlanMismatchError(
+                f"round {number} of source {self.source.name!r} is in the exchange with other prompts or texts: all "
+                "learners of a run need the same prompts in a round, and a resumed run the same texts"
+            ) from None
+        shard = self.exchange.read(self.source.name, number)
+        if shard is None:
+            where = self.exchange.location(self.source.name)
+            raise ExchangeDamagedError(f"{where}: round {number} was published and no longer exists")
+        return shard
+
+    def _published(self, schema: PublishSchema | None) -> PublishSchema:
+        """Return the fields that a source publishes: texts, of successes only if policies publish only those."""
+        if schema is None or "text" not in schema.fields or not self.source.verified:
+            return PublishSchema.of("text")
+        return PublishSchema.of("text", text_above=schema.text_above)
+
+
+def unverified(peers: Mapping[str, Rollouts], names: Collection[str]) -> list[Response]:
+    """Return the distinct texts whose reward the learner computes itself."""
+    responses: dict[Response, None] = {}
+    for name in sorted(set(names) & set(peers)):
+        for rollout in peers[name].rows("text"):
+            if rollout.text is not None:
+                responses[rollout.prompt_id, rollout.text, rollout.ended] = None
+    return list(responses)
+
+
+def with_rewards(peers: Mapping[str, Rollouts], names: Collection[str], results: Results) -> dict[str, Rollouts]:
+    """Return the peers with the learner's rewards of the texts of some sources."""
+    scored = dict(peers)
+    for name in sorted(set(names) & set(peers)):
+        table = peers[name].table()
+        rewards = []
+        for rollout in peers[name].rows("text"):
+            response = (rollout.prompt_id, rollout.text or "", rollout.ended)
+            rewards.append(results.rewards.get(response, float("nan")))
+        column = table.column_names.index("reward")
+        scored[name] = Rollouts(table.set_column(column, SCHEMA.field("reward"), pa.array(rewards, pa.float64())))
+    return scored
+
+
+def source_metrics(peers: Mapping[str, Rollouts], names: Sequence[str], success_above: float) -> dict[str, float]:
+    """Return for each source the number of texts on the round's prompts, and of those that earn a reward above
+    `success_above`."""
+    metrics = {}
+    for name in sorted(set(names) & set(peers)):
+        rewards = peers[name].rewards
+        metrics[f"source/{name}/texts"] = float(len(rewards))
+        metrics[f"source/{name}/confirmed"] = float(sum(reward > success_above for reward in rewards))
+    return metrics
