@@ -235,20 +235,22 @@ def test_every_trained_figure_of_the_paper_has_its_recipes() -> None:
         assert {name for name, line in lines.items() if figure in line} == recipes, figure
 
 
-def test_gold_teacher_requires_solutions_in_the_data(cli_here: Cli, tmp_path: Path) -> None:
-    rows = [{"prompt": f"{n}+1?", "answer": str(n + 1), "solution": f"\\boxed{{{n + 1}}}"} for n in range(64)]
-    for row in rows[:8]:
-        row.pop("solution")
+def test_solutions_of_the_data_are_a_source(cli_here: Cli, tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}+1?", "answer": str(n + 1)} for n in range(64)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = ("train", "--regime", "sgt", "--task", "dataset", "--data", "rows.jsonl", "--set", "regime.teacher=gold")
-    result = cli_here(*command, "--steps", "1")
+    command = ("train", "--regime", "sgt", "--task", "dataset", "--data", "rows.jsonl", "--set")
+    result = cli_here(*command, "regime.teacher=source", "--source", "gold=recorded:task", "--steps", "1")
     assert result.returncode == 2
-    assert "of 60 training prompts of task 'dataset'" in result.stderr or "of 61 training" in result.stderr
-    assert "have none and 0 have one that does not earn the reward" in result.stderr
-    assert "expected a field 'solution' that ends in" in result.stderr
+    assert "none of the" in result.stderr
+    assert "has a text in the column 'solution'" in result.stderr
     assert not (tmp_path / "runs").exists()
-    result = cli_here(*command[:-1], "regime.teacher=silver", "--steps", "1")
-    assert "'peer', 'gold' or 'own'" in result.stderr
+    result = cli_here(*command, "regime.teacher=gold", "--steps", "1")
+    assert "'gold' is now a source" in result.stderr
+    assert "--source gold=recorded:task" in result.stderr
+    result = cli_here(*command, "regime.teacher=source", "--steps", "1")
+    assert "learns a source's texts, and policy 'ada' reads none" in result.stderr
+    result = cli_here(*command, "regime.teacher=silver", "--steps", "1")
+    assert "'peer', 'source' or 'own'" in result.stderr
 
 
 @pytest.mark.parametrize(("kind", "name"), [(k, n) for k, n, _ in shipped() if k != "paper"])

@@ -25,6 +25,7 @@ LAYERS: list[set[str]] = [
     {"mwra", "evaluation", "diagnostics", "reporting"},
     {"training"},
     {"tiny", "engines", "recipes", "machine"},
+    {"sources"},
     {"regimes", "thl", "see", "tasks"},
     {"storage", "process", "console", "records", "rollouts", "errors", "seeds", "plugins", "__init__"},
 ]

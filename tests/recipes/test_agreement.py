@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from mutualrl.recipes.agreement import (
     fingerprint,
     load_recipe_prompts,
     require_enough,
-    solutions,
 )
 from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.records import Prompt
@@ -48,6 +46,8 @@ def test_fingerprint_depends_on_the_prompts_their_order_and_the_seed() -> None:
     assert fingerprint(recipe(), PLAN, columns, prompts(2))["data_sha256"] != base["data_sha256"]
     other_validation = fingerprint(recipe(), PLAN, prompts(5), prompts(2, answer="0"))
     assert {key for key in base if base[key] != other_validation[key]} == {"validation_sha256"}
+    other_texts = fingerprint(recipe(), PLAN, prompts(5), prompts(2), {"book": "abc"})
+    assert {key for key in other_texts if base.get(key) != other_texts[key]} == {"source book"}
     other_seed = fingerprint(recipe("run.seed=1"), PLAN, prompts(5), prompts(2))
     assert {key for key in base if base[key] != other_seed[key]} == {"seed"}
 
@@ -108,68 +108,9 @@ def test_too_few_prompts_for_a_round_are_rejected() -> None:
         require_enough(prompts(3), PLAN.prompts)
 
 
-def test_solutions_are_read_only_if_a_policy_trains_on_them() -> None:
-    assert solutions(recipe(), "ada", prompts(3)) == {}
-    gold = solutions(recipe("regime.teacher=gold"), "ada", prompts(3))
-    assert gold == dict.fromkeys(("p0", "p1", "p2"), r"so \boxed{7}")
-
-
-def test_solution_that_does_not_earn_the_reward_is_dropped_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    rows = [*prompts(19), Prompt("bad", "q", "7", "g", solution=r"so \boxed{8}")]
-    with caplog.at_level(logging.WARNING):
-        gold = solutions(recipe("regime.teacher=gold"), "ada", rows)
-    assert len(gold) == 19
-    assert "bad" not in gold
-    assert "0 have none and 1 have one that does not earn the reward, e.g. 'bad'" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("lacking", "rejected"), [(prompts(2, solution=None), True), (prompts(2, solution="  "), True), ([], False)]
-)
-def test_more_than_one_prompt_in_ten_without_solution_is_rejected(lacking: list[Prompt], rejected: bool) -> None:
-    rows = [Prompt(f"g{i}", "q", "7", "g", solution=r"\boxed{7}") for i in range(10)] + [
-        Prompt(f"l{i}", p.text, p.answer, "g", solution=p.solution) for i, p in enumerate(lacking)
-    ]
-    if not rejected:
-        assert len(solutions(recipe("regime.teacher=gold"), "ada", rows)) == 10
-        return
-    with pytest.raises(DataError, match=r"of 12 training prompts of task 'arithmetic', 2 have none.*field 'solution'"):
-        solutions(recipe("regime.teacher=gold"), "ada", rows)
-
-
 def test_validation_limit_samples_groups_evenly() -> None:
     cut = load_recipe_prompts(recipe("run.validation_limit=8"), "validation")
     uncut = load_recipe_prompts(recipe("run.validation_limit=1000"), "validation")
     assert len(cut) == 8
     assert {p.group for p in cut} == {p.group for p in uncut} == {"+", "*"}
     assert [p.id for p in uncut if p.id in {c.id for c in cut}] == [c.id for c in cut]
-
-
-def test_each_policy_trains_on_its_own_solution_column() -> None:
-    rows = [
-        replace(prompt, columns={"short": f"\\boxed{{{prompt.answer}}}" if n < 2 else ""})
-        for n, prompt in enumerate(prompts(9))
-    ]
-    chosen = recipe("regime.teacher=gold", "policies.bob.regime.solution=short")
-    assert solutions(chosen, "ada", rows) == {f"p{i}": r"so \boxed{7}" for i in range(9)}
-    assert solutions(chosen, "bob", rows) == {f"p{i}": r"\boxed{7}" for i in range(2)}  # a column may have gaps
-    missing = recipe("regime.teacher=gold", "regime.solution=shrot")
-    with pytest.raises(DataError, match=r"9 have none .* expected a field 'shrot'"):
-        solutions(missing, "ada", rows)
-
-
-def test_combined_regimes_with_several_solution_columns_are_rejected() -> None:
-    from mutualrl.errors import RegimeError
-    from mutualrl.regimes.channels import combined
-    from mutualrl.regimes.sgt import SGT
-
-    class Other(SGT):
-        name = "other"
-
-        def solution_column(self) -> str:
-            return "short"
-
-    combination = combined([SGT, Other])
-    with pytest.raises(RegimeError, match="several columns of the data: short, solution"):
-        combination(sgt=SGT(teacher="gold"), other=Other()).solution_column()
-    assert combination().solution_column() == "short"

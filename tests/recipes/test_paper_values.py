@@ -99,7 +99,8 @@ def test_regime_and_its_settings_match_the_paper(name: str) -> None:
                 "anchor": "span",
             }  # paper, Figure "THL-aligned importance correction is required"
         assert {key: settings[key] for key in expected} == expected
-        assert settings.get("teacher", "peer") == ("gold" if arm == "sgt-gold" else "peer")
+        assert settings.get("teacher", "peer") == ("source" if arm == "sgt-gold" else "peer")
+        assert [source.recorded for source in recipe.sources] == (["task"] if arm == "sgt-gold" else [])
         assert settings.get("pool", "matched") == ("shuffled" if arm == "xgrpo-shuffled" else "matched")
 
 

@@ -199,6 +199,8 @@ def test_pool_of_one_is_rejected_for_regimes_with_peers(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text('policies: [{name: a, model: "tiny:ada"}]')
     assert resolve(Request(pool=str(tmp_path / "p.yaml"), regime="grpo")).policies[0].name == "a"
     (line,) = problems(pool=str(tmp_path / "p.yaml"), regime="sgt")
+    assert "this pool has one ('a'); add a policy, or texts to learn from: --source NAME=recorded:FILE" in line
+    (line,) = problems(pool=str(tmp_path / "p.yaml"), regime="xgrpo")
     assert "this pool has one ('a'); add a policy, or use --regime grpo" in line
 
 
@@ -277,7 +279,7 @@ def test_guarded_keys_exist_in_trl() -> None:
         ("prp", ["regime.denominator=snapshot", "regime.anchor=paper"], "regime.anchor: found 'paper'"),
         ("prp", ["regime.clip=band", "regime.delta=3.0"], "regime.delta: found 3.0, which has no effect"),
         ("prp", ["regime.delta=3.0", "trainer.loss_type=cispo"], "with which regime.delta has no effect"),
-        ("sgt", ["regime.teacher=gold", "regime.pick=shortest"], "regime.pick: found 'shortest'"),
+        ("sgt", ["regime.teacher=own", "regime.memory=2", "regime.margin=0.5"], "regime.margin: found 0.5"),
         ("xgrpo", ["regime.mix=0.0", "regime.pool=shuffled"], "with which regime.pool has no effect"),
     ],
 )
@@ -285,5 +287,5 @@ def test_settings_without_effect_are_rejected(regime: str, assignments: list[str
     with pytest.raises(RecipeError, match=message):
         resolve(Request(regime=regime, pool="tiny", assignments=tuple(assignments)))
     for assignment in assignments:
-        if "denominator" in assignment or "clip" in assignment or "teacher" in assignment:
+        if "denominator" in assignment or "clip" in assignment:
             resolve(Request(regime=regime, pool="tiny", assignments=(assignment,)))

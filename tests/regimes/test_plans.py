@@ -178,7 +178,7 @@ def test_requests_are_repeated_until_nothing_new_is_asked() -> None:
 
 def test_settings_of_a_class_declare_when_they_act_and_what_is_a_variant() -> None:
     assert SGT.acts_with()["margin"] == ("gate", "relative")
-    assert SGT.variants() == {"teacher": ("gold", "own")}
+    assert SGT.variants() == {"gate": ("none",), "teacher": ("source", "own")}
     assert set(SGT.acts_with()) < set(SGT.model_fields)
     assert [regime.advantages for regime in (SGT, XGRPO, PRP)] == ["keeps", "adjusts", "builds the batch"]
     assert [regime.moves_advantages() for regime in (SGT, XGRPO, PRP)] == [False, True, True]

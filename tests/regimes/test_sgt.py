@@ -194,26 +194,27 @@ def test_contradictory_settings_are_rejected() -> None:
         SGT(weight=-1)
 
 
-def test_gold_teacher_has_the_same_gate_and_trains_on_the_datas_solution() -> None:
+def test_source_teacher_has_the_policies_gate_and_trains_on_the_sources_text() -> None:
     own = [("p", 0.0), ("p", 0.0), ("q", 0.0), ("q", 1.0), ("r", 0.0), ("r", 0.0)]
-    peers = {"bob": PeerInMemory([("p", 1.0, "peer's"), ("q", 1.0, "peer's"), ("r", 0.0, None)])}
-    solutions = {"p": "gold p", "q": "gold q", "r": "gold r"}
-    round_view = view(own, peers, solutions=solutions)
-    (peer,) = plan(round_view, SGT()).rows
-    (gold,) = plan(round_view, SGT(teacher="gold")).rows
-    assert (peer.prompt_id, peer.source.policy, peer.text) == ("p", "bob", "peer's")
-    assert (gold.prompt_id, gold.source.policy, gold.text, gold.token_ids) == (
-        "p",
-        "(gold)",
-        "gold p",
-        tuple(b"gold p"),
-    )
-    assert not plan(view(own, peers, solutions={"q": "gold q"}), SGT(teacher="gold")).rows  # p has none
+    bob = PeerInMemory([("p", 1.0, "peer's"), ("q", 1.0, "peer's"), ("r", 0.0, None)])
+    book = PeerInMemory([("p", 1.0, "gold p"), ("p", 0.0, "wrong"), ("q", 1.0, "gold q"), ("r", 1.0, "gold r")])
+    round_view = view(own, {"bob": bob, "book": book}, sources=frozenset({"book"}))
+    rows = plan(round_view, SGT(teacher="source")).rows
+    assert [(r.prompt_id, r.source.policy, r.text, r.token_ids) for r in rows] == [
+        ("p", "book", "gold p", tuple(b"gold p"))  # nobody but the source succeeded on r: the gate is the policies'
+    ]
+    both = plan(round_view, SGT()).rows
+    assert [(r.prompt_id, r.source.policy in ("bob", "book")) for r in both] == [("p", True), ("r", True)]
+    assert both[1].text == "gold r"
+    assert {r.text for r in plan(round_view, SGT(gate="none")).rows} >= {"gold r"}
+    assert len(plan(round_view, SGT(gate="none")).rows) == 3  # also q, which the learner solved
     assert SGT().publishes() == PublishSchema.of("text", text_above=0.8)
-    assert SGT(teacher="gold").publishes() == PublishSchema()  # the gate needs only rewards
-    assert SGT(teacher="gold").solution_column() == "solution"
-    assert SGT(teacher="gold", solution="bare").solution_column() == "bare"
-    assert SGT(solution="bare").solution_column() is None
+    assert not SGT().needs_source()
+    assert SGT(teacher="source").needs_source()
+    with pytest.raises(ValueError, match="teacher: own expects memory"):
+        SGT(teacher="own")
+    with pytest.raises(ValueError, match="'gold' is now a source"):
+        SGT(teacher="gold")
 
 
 # ---- beyond the paper
@@ -298,7 +299,7 @@ def test_own_teacher_is_the_learners_later_success_after_the_gate_opened() -> No
 
 def test_rows_carry_reduce_and_idle_settings_are_reported() -> None:
     assert plan(view(OWN, {"bob": TWICE}), SGT(reduce="sum")).rows[0].reduce == "sum"
-    idle = dict(SGT(margin=0.5, memory=3, teacher="gold").ineffective_settings())
+    idle = dict(SGT(margin=0.5, memory=3, teacher="source").ineffective_settings())
     assert set(idle) == {"margin", "memory"}
     assert "only with peer or own" in idle["memory"]
 

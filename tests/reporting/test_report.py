@@ -220,7 +220,7 @@ def test_ten_runs_are_compared_by_arm_with_mean_and_spread_over_seeds(cli_here: 
 def test_paper_figures_need_their_arms(tmp_path: Path) -> None:
     arms_of = {
         "xgrpo-ablation": [("grpo", {}), ("xgrpo", {}), ("grpo-noise", {}), ("xgrpo", {"pool": "shuffled"})],
-        "sgt-variants": [("grpo", {}), ("sgt", {}), ("sgt", {"weight": 0.3}), ("sgt", {"teacher": "gold"})],
+        "sgt-variants": [("grpo", {}), ("sgt", {}), ("sgt", {"weight": 0.3}), ("sgt", {"teacher": "source"})],
         "fidelity": [("grpo", {}), ("trl", {})],
     }
     for name, arms in arms_of.items():

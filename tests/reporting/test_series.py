@@ -61,14 +61,14 @@ def test_tokens_per_second_are_a_steps_tokens_over_its_time(tmp_path: Path) -> N
 def test_arm_is_the_regime_with_its_non_default_settings(tmp_path: Path) -> None:
     runs: list[tuple[str, dict[str, object]]] = [
         ("sgt", {}),
-        ("sgt", {"weight": 0.3, "teacher": "gold"}),
+        ("sgt", {"weight": 0.3, "teacher": "source"}),
         ("prp", {"denominator": "snapshot"}),
         ("odd", {}),
     ]
     arms = []
     for number, (regime, settings) in enumerate(runs):
         arms.append(read_run(made_run(tmp_path / f"r{number}", regime, settings=settings)).arm)
-    assert arms == ["sgt", "sgt (teacher=gold, weight=0.3)", "prp (denominator=snapshot)", "odd"]
+    assert arms == ["sgt", "sgt (teacher=source, weight=0.3)", "prp (denominator=snapshot)", "odd"]
 
 
 def test_round_of_several_steps_and_a_lost_line_do_not_inflate_the_speed(tmp_path: Path) -> None:

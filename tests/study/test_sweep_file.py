@@ -11,7 +11,7 @@ import pytest
 import word_problems
 from conftest import REPOSITORY
 from mutualrl.errors import RecipeError, UsageError
-from mutualrl.recipes.agreement import load_recipe_prompts, solutions
+from mutualrl.recipes.agreement import load_recipe_prompts
 from mutualrl.study.sweep_file import Piece, read_sweep
 from mutualrl.study.sweep_plan import planned, require_capacity
 from mutualrl.tasks.countdown import reached
@@ -24,7 +24,7 @@ set: {run.steps: 4}
 arms:
   distilled: {distill: grpo, beside: [sgt gold], set: {learning_rate: 5.0e-4}}
   grpo: {regime: grpo, set: {run.publish: full}}
-  sgt gold: {regime: sgt, set: {regime.teacher: gold}}
+  sgt gold: {regime: sgt, set: {regime.teacher: source, sources: [{name: gold, recorded: task}]}}
 reference: grpo
 """
 
@@ -41,7 +41,7 @@ def test_pieces_are_ordered_by_seed_with_distillations_after_their_sources(tmp_p
     assert str(sweep.pieces[1].place) == "pieces/tiny/sgt-gold-3"
     assert sweep.command(sweep.pieces[1], Path("/out")) == [
         *("train", "--regime", "sgt", "--pool", "tiny", "--seed", "3", "--set", "run.steps=4"),
-        *("--set", 'regime.teacher="gold"'),
+        *("--set", 'regime.teacher="source"', "--set", 'sources=[{"name": "gold", "recorded": "task"}]'),
         *("--run-dir", "/out/pieces/tiny/sgt-gold-3", "--no-report"),
     ]
     assert sweep.command(sweep.pieces[2], Path("/out")) == [
@@ -171,5 +171,7 @@ def test_shipped_sweeps_are_valid(tmp_path: Path) -> None:
     recipe = by_name["text-source"].recipes["text-source-pool.yaml", "sgt own best of 64"]
     prompts = load_recipe_prompts(recipe, "train")
     assert len(prompts) == 40
-    assert len(solutions(recipe, "gus", prompts)) == 40
+    (source,) = recipe.sources_of("gus")
+    assert (source.recorded, source.columns.text) == ("task", ("own_gus",))
+    assert all(prompt.columns["own_gus"] for prompt in prompts)
     assert all(reached(text, row["numbers"], row["target"]) for row in rows for text in (row["bare"], row["mirrored"]))

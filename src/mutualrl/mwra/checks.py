@@ -45,7 +45,9 @@ def check_inputs(recipe: Recipe) -> Inputs:
     splits = read_splits(recipe)
     prompts, validation = splits.train.prompts, validation_sample(recipe, splits.validation.prompts)
     data = splits.to_json(len(validation))
-    notes = [data_note(data)] + column_notes(prompts) + (boxed_notes(prompts) if recipe.task.reward == BOXED else [])
+    unread = [] if recipe.active_sources else [source.name for source in recipe.sources]
+    notes = [f"source {name} is not read: regime {recipe.regime_class.name!r} learns no texts" for name in unread]
+    notes += [data_note(data)] + column_notes(prompts) + (boxed_notes(prompts) if recipe.task.reward == BOXED else [])
     return Inputs(prompts, validation, splits.validation.prompts, tuple(notes), data)
 
 
@@ -65,7 +67,7 @@ def check_models(recipe: Recipe, names: Sequence[str]) -> None:
 def check_sources(recipe: Recipe, inputs: Inputs) -> dict[str, Prepared]:
     """Return the recipe's sources, read and verified; loads the policies' tokenizers if there are any. Raises
     DataError, RewardError, ModelError."""
-    if not recipe.sources:
+    if not recipe.active_sources:
         return {}
     from mutualrl.training.models import load_tokenizers
 

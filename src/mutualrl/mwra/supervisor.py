@@ -133,7 +133,7 @@ def _reopen(
     if recipe.bucket is not None:
         require_run(recipe.bucket, run.info().run_id, launch.policy, console)
     held.enter_context(hold(run.lock, str(run.root)))
-    if recipe.sources:
+    if recipe.active_sources:
         restore(run, recipe, lambda: check_sources(recipe, inputs))
     if launch.policy is None:
         rewind(run, recipe, console)
@@ -179,7 +179,7 @@ def planned(recipe: Recipe, machine: Machine, launch: Launch, resumed: RunDirect
         digests = {name: source.digest for name, source in sources.items()}
     else:
         known = resumed.info().sources
-        digests = {source.name: str(known.get(source.name, {}).get("digest", "")) for source in recipe.sources}
+        digests = {source.name: str(known.get(source.name, {}).get("digest", "")) for source in recipe.active_sources}
     recipe, plan = check_batch(recipe, placement.allocations[0].batch, inputs, digests)
     return Planned(recipe, placement, plan, inputs, sources)
 
@@ -268,7 +268,7 @@ def summarize(run: RunDirectory, recipe: Recipe, names: Sequence[str], seconds: 
         "steps": recipe.run.steps,
         "seconds": round(seconds, 3),
         "data": run.info().data,
-        **({"sources": run.info().sources} if recipe.sources else {}),
+        **({"sources": run.info().sources} if recipe.active_sources else {}),
         "policies": policies,
         "lost": lost,
         "notes": notes_of(run, names, recipe.regime_class.metrics, recipe.task.max_prompt_tokens),

@@ -323,9 +323,9 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
     first = recipe.policies[0].name
     if regime_class.reads_peers and len(recipe.policies) < 2 and not recipe.sources_of(first):
         lines.append(
-            f"regime {regime_class.name!r} shares between policies, but this pool has one ({first!r}); add a policy "
-            "(--model), or texts to learn from (--source NAME=recorded:FILE where the regime can use them), or use "
-            f"--regime {baseline().name}"
+            f"regime {regime_class.name!r} shares between policies, but this pool has one ({first!r}); add a policy, "
+            + ("or texts to learn from: --source NAME=recorded:FILE, " if regime_class.accepts_sources else "")
+            + f"or use --regime {baseline().name}"
         )
     lines += _source_problems(recipe, layers)
     if recipe.task.has_turns and ("text" in schema.fields or recipe.run.publish == "full"):
@@ -530,4 +530,20 @@ def load_run(run: RunDirectory, *, without_models: bool = False, run_code: bool 
         model = Path(str(policy.get("model")))
         if model.is_absolute() and not model.is_dir():
             policy["model"] = f"{GONE}{policy.get('name')}"
+    if not run_code:
+        _replace_gold(layers.value)
     return validate(layers, run_code=run_code)
+
+
+def _replace_gold(value: Layer) -> None:
+    """Replace `teacher: gold` of version 0.2, which had no sources, so that its runs can be read."""
+    sections = [value.get("regime"), *(policy.get("regime") for policy in value.get("policies") or ())]
+    sections += [part for section in sections if isinstance(section, dict) for part in section.values()]
+    golden = [section for section in sections if isinstance(section, dict) and section.get("teacher") == "gold"]
+    for section in sections if golden else ():
+        if isinstance(section, dict):
+            section.pop("solution", None)
+    for section in golden:
+        section["teacher"] = "source"
+    if golden:
+        value["sources"] = [{"name": "gold", "recorded": "task"}]

@@ -47,7 +47,7 @@ def prepared(
         )
     thresholds = [success_above(recipe.regime_of(policy.name)) for policy in recipe.policies]
     return prepare_sources(
-        [spec_of(section) for section in recipe.sources],
+        [spec_of(section) for section in recipe.active_sources],
         prompts,
         validation,
         recipe.task.reward,
@@ -92,8 +92,8 @@ def restore(run: RunDirectory, recipe: Recipe, prepare: Callable[[], dict[str, P
     """Verify the stored rollouts of a run's sources, which training reads; if any are missing, prepare all again.
     Raises FileDamagedError for changed ones, PlanMismatchError if the files have other texts now."""
     known = run.info().sources
-    if all(run.source(section.name).exists() for section in recipe.sources):
-        for section in recipe.sources:
+    if all(run.source(section.name).exists() for section in recipe.active_sources):
+        for section in recipe.active_sources:
             read(run, section.name)
         return
     sources = prepare()

@@ -385,9 +385,14 @@ class Recipe(Section):
         """Return the names of all that publish: the policies, then the sources."""
         return [*(policy.name for policy in self.policies), *(source.name for source in self.sources)]
 
+    @property
+    def active_sources(self) -> list[SourceSection]:
+        """Return the sources that any policy reads: none under a regime that reads nobody's rollouts."""
+        return list(self.sources) if self.sources and self.regime_class.reads_peers else []
+
     def sources_of(self, policy: str) -> list[SourceSection]:
         """Return the sources that a policy reads."""
-        return [source for source in self.sources if not source.learners or policy in source.learners]
+        return [source for source in self.active_sources if not source.learners or policy in source.learners]
 
     def policy(self, name: str) -> Policy:
         """Return the policy of that name. Raises KeyError when there is none."""

@@ -138,9 +138,7 @@ class Regime(BaseModel):
 
     def source_problem(self) -> str | None:
         """Return why it cannot use a source, which has texts and rewards; None if it can."""
-        if not self.reads_peers:
-            problem = "reads nobody's rollouts"
-        elif "logprobs" in self.publishes().fields:
+        if "logprobs" in self.publishes().fields:
             problem = "needs the log-probs of every rollout that it reads, which a source does not have"
         elif not self.accepts_sources:
             problem = "pools statistics of what policies sample; a source's texts are a selection and would bias them"

@@ -5,7 +5,7 @@ pools: [tiny, tiny-three]             # names, or recipe files of pools
 set: {run.steps: 160}                 # keys of every arm's recipe
 arms:
   grpo: {regime: grpo, set: {run.publish: full}}
-  sgt gold: {regime: sgt, set: {regime.teacher: gold}}
+  sgt gold: {regime: sgt, set: {regime.teacher: source, sources: [{name: gold, recorded: task}]}}
   grpo, twice the rollouts:
     regime: grpo
     set: {trainer.num_generations: 8, trainer.per_device_train_batch_size: 256}
@@ -247,7 +247,7 @@ def _resolved(file: SweepFile, path: Path) -> dict[tuple[str, str], Recipe]:
 
 
 #: keys that arms may always differ in: the factor, and keys that do not change results
-FACTOR = ("regime", "pool", "run.publish", "run.save_every", "run.keep_checkpoints", "run.keep_rounds")
+FACTOR = ("regime", "pool", "sources", "run.publish", "run.save_every", "run.keep_checkpoints", "run.keep_rounds")
 
 
 def _not_to_distill(file: SweepFile, name: str, recipe: Recipe) -> list[str]:

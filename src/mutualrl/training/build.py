@@ -75,7 +75,9 @@ def build_trainer(
     allocation = info.placement[policy]
     batch = plan_batch(recipe, policy, allocation.processes)
     prompts, validation = all_prompts(recipe, "train"), all_prompts(recipe, "validation")
-    digests = {source.name: str(info.sources.get(source.name, {}).get("digest", "")) for source in recipe.sources}
+    digests = {
+        source.name: str(info.sources.get(source.name, {}).get("digest", "")) for source in recipe.active_sources
+    }
     plan = fingerprint(recipe, batch, prompts, validation_sample(recipe, validation), digests)
     compare(policy, plan, info.fingerprint)
     tokenizers = load_tokenizers(recipe)

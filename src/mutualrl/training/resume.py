@@ -52,7 +52,7 @@ class PolicyProgress:
                 needed = oldest_needed(
                     [self.run.policy(p.name).root for p in recipe.policies], recipe.exchange.staleness
                 )
-                for name in (self.policy, *(source.name for source in recipe.sources)):
+                for name in (self.policy, *(source.name for source in recipe.active_sources)):
                     retention.prune_rounds(record_store(self.run), name, needed, recipe.run.keep_rounds)
 
         return Checkpointer(
