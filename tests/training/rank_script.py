@@ -51,8 +51,15 @@ def main(spec: list[dict[str, Any]], out: Path, model: Path, bob: Path) -> None:
             keys |= {"use_cpu": False, **deepspeed_config(run["strategy"])}
         sharing = None
         if "regime" in run:
+            sources = {}
+            if "verified" in run:
+                sources = {"sources": [harness.book(out, verified=run["verified"])], "peers": ()}
             sharing = harness.sharing(
-                Path(run["exchange"]), run["regime"], tokenizers={"bob": load_tokenizer(str(bob))}, **run["settings"]
+                Path(run["exchange"]),
+                run["regime"],
+                tokenizers={"bob": load_tokenizer(str(bob))},
+                **sources,
+                **run["settings"],
             )
         trainer = harness.train(
             KINDS[run["kind"]],

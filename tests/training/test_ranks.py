@@ -18,6 +18,7 @@ from mutualrl.engines.transformers_engine import load_tokenizer
 from training_harness import (
     STEPS,
     ReplayedMutual,
+    book,
     publish_peer,
     publish_rollouts,
     sampled_rounds,
@@ -232,3 +233,31 @@ def check_unequal_passes(records: dict[str, list[Any]], tmp_path: Path, strategy
         first = records[f"prp-{rows}"][0]["kept"][0]
         assert (first["prp/rows"], first["prp/unencodable"]) == (rows, 8 - rows)
         assert ("prp/ratio_p99" in first) == (rows > 0)
+
+
+@pytest.mark.extended
+def test_sources_give_two_ranks_what_they_give_one(tiny: dict[str, Path], tmp_path: Path) -> None:
+    """Also where each learner computes the rewards of the texts, in passes of all ranks."""
+    keys = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "max_steps": 2}
+    spec = [
+        {
+            "name": name,
+            "kind": "ours-replayed",
+            "regime": "sgt",
+            "settings": {},
+            "exchange": str(tmp_path / f"{name}-x"),
+            "verified": name == "verified",
+            "keys": keys,
+        }
+        for name in ("verified", "unverified")
+    ]
+    records = launch(spec, tmp_path, tiny)
+    shared = sharing(tmp_path / "one", "sgt", peers=(), sources=[book(tmp_path, verified=True)])
+    alone = train(ReplayedMutual, tiny["ada"], tmp_path / "a", shared, max_steps=2)
+    for name in ("verified", "unverified"):
+        for one, two in zip(alone.kept, records[name][0]["kept"], strict=True):
+            for key in ("reward", "loss", "grad_norm", "sgt/pairs", "sgt/nll", "source/book/confirmed"):
+                assert two[key] == pytest.approx(one[key], rel=2e-3, abs=2e-5), (name, key)
+        assert len({rank["digest"] for rank in records[name]}) == 1
+    assert records["verified"][0]["digest"] == records["unverified"][0]["digest"]
+    assert alone.kept[0]["sgt/pairs"] > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,17 @@ from mutualrl.recipes import yaml_file
 from mutualrl.recipes.layers import find
 from mutualrl.records import Prompt, Rollout
 from mutualrl.regimes import get_regime
+from mutualrl.rollouts import SCHEMA
 from mutualrl.see import Exchange, WaitTimeouts
+from mutualrl.sources.script import recorded_source
+from mutualrl.sources.source import Source, StoredSource
 from mutualrl.tasks import TaskSource, get_task
 from mutualrl.tasks.boxed import boxed_reward, boxed_score
 from mutualrl.thl import retokenize
 from mutualrl.training.data import as_dataset
 from mutualrl.training.peers import PeerLink
 from mutualrl.training.sharing import Sharing, publish_schema
+from mutualrl.training.source_rounds import SourceRounds
 from mutualrl.training.trainer import MutualGRPOTrainer
 
 STEPS = 3
@@ -112,13 +117,42 @@ def sharing(
     publish: str = "regime",
     peers: Sequence[str] = ("bob",),
     tokenizers: dict[str, Any] | None = None,
+    sources: Sequence[Source] = (),
     **settings: Any,
 ) -> Sharing:
-    """Return the sharing of learner `ada` with its peers, with time-outs of seconds."""
+    """Return the sharing of learner `ada` with its peers and sources, with time-outs of seconds."""
     exchange = Exchange(root, "ada", "script", timeouts=WaitTimeouts(2.0, 20.0))
     chosen = get_regime(regime)(**settings)
     schema = publish_schema([chosen], publish)
-    return Sharing(PeerLink(exchange, peers), chosen, schema, max_length=40, tokenizers=tokenizers or {})
+    return Sharing(
+        PeerLink(exchange, peers),
+        chosen,
+        schema,
+        max_length=40,
+        tokenizers=tokenizers or {},
+        sources=[SourceRounds.of(source, exchange) for source in sources],
+    )
+
+
+def book(directory: Path, *, verified: bool) -> StoredSource:
+    """Return a source with a correct and a wrong solution of every prompt but one in four."""
+    rows = [
+        {"problem": prompt.text, "generations": [gold(prompt), " \\boxed{0}"], "claimed": [True, True]}
+        for number, prompt in enumerate(PROMPTS)
+        if number % 4
+    ]
+    file = directory / "book.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = [{"prompt": p.text, "prompt_id": p.id} for p in PROMPTS]
+    source = recorded_source("book", str(file), data)
+    if not verified:
+        return source
+    texts = source.table["y_text"].to_pylist()
+    rewards = [
+        boxed_score(t, BY_ID[p].answer) for t, p in zip(texts, source.table["prompt_id"].to_pylist(), strict=True)
+    ]
+    column = source.table.column_names.index("reward")
+    return StoredSource("book", source.table.set_column(column, SCHEMA.field("reward"), [rewards]))
 
 
 class Replay:

@@ -8,6 +8,7 @@ from functools import partial
 
 from mutualrl.errors import CheckpointDamagedError, ExchangeDamagedError, FileDamagedError, UsageError
 from mutualrl.recipes.published import missing_rounds
+from mutualrl.recipes.run_sources import read as read_source
 from mutualrl.see.exchange import claimed_attempt
 from mutualrl.see.inspection import PolicyInspection, inspect_policy, writers
 from mutualrl.see.location import record_store
@@ -67,6 +68,8 @@ def verify_run(run: RunDirectory) -> Verification:
         if path.exists():
             kind = "evaluations" if path.parent == run.evaluations else path.name
             result.look(kind, partial(read_checksummed, path, root=run.root))
+    for name in info.sources:
+        result.look("sources", partial(read_source, run, name))
     for name in _policies(run):
         _verify_policy(run, run.policy(name), result, has_model=not info.scripts)
     verify_exchange(run, result)
