@@ -10,6 +10,7 @@ import typer
 
 from mutualrl.cli.options import JsonFlag, TrustRemoteCode
 from mutualrl.cli.output import emit, prose, reports_errors
+from mutualrl.console.display import print_text
 
 Run = Annotated[Path | None, typer.Option(help="Use the rollouts of a run's exchange.", show_default=False)]
 RolloutFiles = Annotated[
@@ -42,6 +43,19 @@ Models = Annotated[
     list[str] | None,
     typer.Option(
         "--model", help="POLICY=PATH: the model that sampled; by default a run's trained models.", show_default=False
+    ),
+]
+PoolModels = Annotated[
+    list[str] | None,
+    typer.Option("--model", metavar="MODEL", help="Sample from this model. Repeatable.", show_default=False),
+]
+Sources = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--source",
+        metavar="NAME=recorded:FILE",
+        help="Recorded texts (also a file of --rollouts without rewards). Repeatable.",
+        show_default=False,
     ),
 ]
 Save = Annotated[
@@ -93,10 +107,13 @@ def complementarity(
     save: Save = None,
     plot: Plot = None,
     seed: Seed = None,
+    model: PoolModels = None,
+    source: Sources = None,
     trust_remote_code: TrustRemoteCode = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Will these models help each other? Overlap of solved prompts, rescues, SGT's gate rate, a recommendation.
+    """Will these models, or these texts, help each other? Overlap of solved prompts, rescues, SGT's gate rate, a
+    recommendation; what recorded texts would revive.
 
     Example: mutualrl complementarity --pool 2qwen --task math --data math_train.jsonl --prompts 500 --samples 5
     """
@@ -119,6 +136,8 @@ def complementarity(
         engine=engine,
         rounds=rounds,
         save=save,
+        pool_models=tuple(model or ()),
+        sources=tuple(source or ()),
         success_above=tuple(success_above or ()),
         failure_below=tuple(failure_below or ()),
         seed=seed,
@@ -253,6 +272,9 @@ def _diagnose(
     from mutualrl.diagnostics.diagnostic_tables import MARKDOWN
 
     result = diagnose(diagnostic, request, prose(), success=success, gates=gates)
+    if directory is not None and diagnostic == "complementarity" and "pairs" not in result:
+        print_text(prose(), "Note: no figure is drawn: they compare two or more models")
+        directory = None
     if directory is not None:
         from mutualrl.console.plots import draw_all
         from mutualrl.diagnostics.figures import FIGURES
@@ -261,4 +283,9 @@ def _diagnose(
     if as_json:
         emit(result)
     else:
-        typer.echo(MARKDOWN[diagnostic](result))
+        if diagnostic != "complementarity" or "pairs" in result:
+            typer.echo(MARKDOWN[diagnostic](result))
+        if "revival" in result:
+            from mutualrl.diagnostics.revival import markdown
+
+            typer.echo(markdown(result))

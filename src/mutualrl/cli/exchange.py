@@ -1,4 +1,4 @@
-"""`mutualrl exchange`: list, verify, export and prune a run's exchange."""
+"""`mutualrl exchange`: list, verify, export and prune a run's exchange; make one of a file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.table import Table
 from mutualrl.cli.completion import run_directories
 from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, prose, reports_errors, screen, show_table, show_verification
+from mutualrl.cli.train import AssignmentsOption, DataOption, TaskOption
 from mutualrl.console.display import print_text
 
 if TYPE_CHECKING:
@@ -96,6 +97,45 @@ def export(
         emit({"out": str(target), "records": rows, "notes": notes})
     else:
         print_text(screen(), f"{rows:,} records written to {target}")
+
+
+@exchange.command("import")
+@reports_errors
+def import_file(
+    file: Annotated[
+        str, typer.Argument(help="Recorded texts: a file, a directory, or hub:OWNER/NAME.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Directory of the new exchange.", show_default=False)],
+    name: Annotated[str, typer.Option(help="Name of the member that has the texts.")] = "recorded",
+    task: TaskOption = None,
+    data: DataOption = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="The model to train, for a reward function of your own.", show_default=False),
+    ] = None,
+    assignments: AssignmentsOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Make an exchange of a file: its texts for the task's prompts, verified by the task's reward.
+
+    Example: mutualrl exchange import openr1.parquet --out expert --task dataset --data math_train.jsonl
+    """
+    from mutualrl.mwra.importing import ImportRequest, import_texts
+
+    request = ImportRequest(
+        source=f"{name}=recorded:{file}",
+        task=task,
+        data=data,
+        model=model,
+        assignments=tuple(assignments or ()),
+        out=out,
+    )
+    run, prepared = import_texts(request)
+    if as_json:
+        emit({"run_dir": str(run.root), "source": prepared.summary})
+        return
+    print_text(screen(), prepared.note)
+    print_text(screen(), f"{len(prepared.source.table):,} records written to {run.root}")
 
 
 @exchange.command("gc")

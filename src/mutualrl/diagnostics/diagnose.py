@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from mutualrl.diagnostics.channels import channels
 from mutualrl.diagnostics.complementarity import Thresholds, complementarity
 from mutualrl.diagnostics.cost import cost
 from mutualrl.diagnostics.diagnostic_request import DiagnosticRequest, gate_sizes
-from mutualrl.diagnostics.load_rollouts import ProgressBars, load_rollouts
+from mutualrl.diagnostics.load_rollouts import Loaded, ProgressBars, arranged, load_table
 from mutualrl.diagnostics.model_pool import ModelPool
 from mutualrl.diagnostics.results import Activation, Channels, Complementarity, Cost, ValueCheck
 from mutualrl.diagnostics.rollouts import Rollouts
@@ -32,7 +33,11 @@ def diagnose(
     """
     bars = ProgressBars(console)
     with bars.progress:
-        rollouts, pool = load_rollouts(request, bars)
+        loaded = load_table(request, bars)
+        texts = _with_sources(request, loaded)
+        if loaded is None or (texts and len(loaded.table["policy"].unique()) < 2):
+            return plain_values({**texts, "origin": request.origin, "seed": request.seed})
+        rollouts, pool = arranged(loaded, request, bars)
         if unknown := set(request.thresholds.own) - set(rollouts.policies):
             expected = ", ".join(rollouts.policies)
             raise UsageError(f"no policy {min(unknown)!r} in {rollouts.origin}; expected one of: {expected}")
@@ -45,7 +50,25 @@ def diagnose(
     if request.thresholds.own:
         own = {name: _limits(request.thresholds.of(name)) for name in rollouts.policies}
         results["thresholds"]["own"] = own
-    plain: dict[str, Any] = _plain(results)
+    return plain_values({**results, **texts})
+
+
+def _with_sources(request: DiagnosticRequest, loaded: Loaded | None) -> dict[str, Any]:
+    """Return what the request's recorded texts would revive; nothing without any."""
+    if not request.sources:
+        return {}
+    from mutualrl.diagnostics.revival import result_of
+    from mutualrl.sources.prepare import prepare_sources
+
+    texts = request.sources
+    success = request.thresholds.success
+    sources = prepare_sources(texts.specs, texts.prompts, (), texts.rewards, texts.learners(), 600.0, success)
+    return result_of(None if loaded is None else loaded.table, sources, request.thresholds, request.seed)
+
+
+def plain_values(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a result with null in place of NaN, which JSON lacks."""
+    plain: dict[str, Any] = _plain(dict(result))
     return plain
 
 

@@ -11,15 +11,19 @@ from typing import Any, Literal
 
 from mutualrl.console.lines import notify
 from mutualrl.diagnostics.complementarity import Thresholds
+from mutualrl.diagnostics.rollout_reader import has_rewards
 from mutualrl.diagnostics.thl.endpoints import Endpoint
 from mutualrl.diagnostics.xgrpo_check import Scales
 from mutualrl.engines.base import check_temperature
 from mutualrl.errors import DataError, UsageError
 from mutualrl.recipes import Recipe, Request, load_run, resolve
-from mutualrl.recipes.resolve import GONE
+from mutualrl.recipes.resolve import GONE, sources_of
+from mutualrl.recipes.run_sources import spec_of
+from mutualrl.recipes.schema import SourceSection
 from mutualrl.records import Prompt
 from mutualrl.regimes import Regime, at_level, parts_of
 from mutualrl.regimes.sgt import SGT
+from mutualrl.sources.prepare import Learner, RecordedSpec
 from mutualrl.storage.files import user_path
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.storage.trained_model import has_trained_model, trained_model
@@ -46,6 +50,8 @@ class DiagnosticFlags:
     engine: str | None = None
     rounds: str | None = None
     models: tuple[str, ...] = ()
+    pool_models: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
     save: Path | None = None
     success_above: tuple[str, ...] = ()
     failure_below: tuple[str, ...] = ()
@@ -76,8 +82,29 @@ class Recorded:
 
 
 @dataclass(frozen=True)
+class RecordedTexts:
+    """Recorded texts beside the models' rollouts: what to read, the task's prompts and reward functions that verify
+    them, and the recipe whose models will learn them (None: no model is known)."""
+
+    specs: tuple[RecordedSpec, ...]
+    prompts: tuple[Prompt, ...]
+    rewards: tuple[str, ...]
+    recipe: Recipe | None
+
+    def learners(self) -> list[Learner]:
+        """Return what verification and encoding need of the models; loads their tokenizers."""
+        if self.recipe is None:
+            return []
+        from mutualrl.recipes.run_sources import learners_of
+        from mutualrl.training.models import load_tokenizers
+
+        return learners_of(self.recipe, load_tokenizers(self.recipe))
+
+
+@dataclass(frozen=True)
 class DiagnosticRequest:
-    """Source of the rollouts (one of `sampled`, `recorded`, `files`), the models behind them, and thresholds."""
+    """Source of the rollouts (one of `sampled`, `recorded`, `files`, or none with `sources` only), the models behind
+    them, and thresholds."""
 
     sampled: Sampled | None
     recorded: Recorded | None
@@ -89,34 +116,46 @@ class DiagnosticRequest:
     seed: int
     origin: str
     flags: DiagnosticFlags = field(repr=False, default_factory=DiagnosticFlags)
+    sources: RecordedTexts | None = None
 
     @classmethod
     def of(cls, flags: DiagnosticFlags) -> DiagnosticRequest:
         """Check the flags. Raises UsageError, RecipeError or DataError with the expected value."""
-        source_flags = {"--run": flags.run, "--rollouts": flags.rollouts, "--pool": flags.pool}
+        flags, specs = split_files(flags)
+        source_flags = {
+            "--run": flags.run,
+            "--rollouts": flags.rollouts,
+            "--pool": flags.pool,
+            "--model": flags.pool_models,
+        }
         sources = [flag for flag, value in source_flags.items() if value]
         if len(sources) > 1:
             raise UsageError(f"{' and '.join(sources)}: name one source of rollouts")
-        _reject_unused(flags, sources[0] if sources else "--pool")
+        _reject_unused(flags, sources[0] if sources else "--source" if specs else "--pool", texts=bool(specs))
         named_models = _named_models(flags)
-        if flags.rollouts:
-            origin = ", ".join(path.name for path in flags.rollouts)
+        if flags.rollouts or (specs and not sources):
+            origin = ", ".join([*(path.name for path in flags.rollouts), *(Path(spec.recorded).name for spec in specs)])
             rules, seed = _thresholds(flags, None), flags.seed or 0
-            return cls(None, None, flags.rollouts, named_models, {}, rules, Scales(), seed, origin, flags)
+            texts = _recorded_texts(specs, resolve(Request(task=flags.task, data=flags.data, seed=seed)), None)
+            return cls(None, None, flags.rollouts, named_models, {}, rules, Scales(), seed, origin, flags, texts)
         if flags.run is not None:
-            recorded = _recorded(flags)
+            recorded = _recorded(flags, alone=bool(specs))
             ends = {**_run_models(recorded, flags.trust_remote_code), **named_models}
             recipe, origin = recorded.recipe, str(flags.run)
         else:
             recorded = None
-            recipe = resolve(Request(pool=flags.pool or "tiny", task=flags.task, data=flags.data, seed=flags.seed or 0))
-            if len(recipe.policies) < 2:
+            pool = None if flags.pool_models else flags.pool or "tiny"
+            recipe = resolve(
+                Request(pool=pool, models=flags.pool_models, task=flags.task, data=flags.data, seed=flags.seed or 0)
+            )
+            specs = [*specs, *(spec_of(section) for section in recipe.sources)]
+            if len(recipe.policies) < 2 and not specs:
                 raise UsageError(
                     f"pool {recipe.pool!r} has one policy ({recipe.policies[0].name!r}); a pool of two or more is "
                     "needed"
                 )
             ends = {**_pool_models(recipe, flags.trust_remote_code), **named_models}
-            origin = f"pool {recipe.pool}"
+            origin = f"pool {recipe.pool}" if recipe.pool else ", ".join(p.model for p in recipe.policies)
         require_one_turn(recipe.task.environment, recipe.task.tools, "a diagnostic")
         templates = {p.name: recipe.trainer_settings(p.name).get("chat_template_kwargs") or {} for p in recipe.policies}
         default_seed = recipe.run.seed if recorded is not None else 0
@@ -131,7 +170,32 @@ class DiagnosticRequest:
             seed=default_seed if flags.seed is None else flags.seed,
             origin=origin,
             flags=flags,
+            sources=_recorded_texts(specs, recipe, recipe),
         )
+
+
+def split_files(flags: DiagnosticFlags) -> tuple[DiagnosticFlags, list[RecordedSpec]]:
+    """Return the flags with rollouts only, and the recorded texts: those of `--source`, and the files of `--rollouts`
+    without rewards, each under its file's name. Raises UsageError."""
+    sections = sources_of(flags.sources)
+    dumps = []
+    for path in flags.rollouts:
+        if has_rewards(user_path(path)):
+            dumps.append(path)
+        else:
+            name = re.sub(r"[^a-z0-9._-]+", "-", path.name.partition(".")[0].lower()).strip("._-") or "file"
+            sections.append(SourceSection(name=name, recorded=str(path)))
+    names = [section.name for section in sections]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"two files of recorded texts are named {repeated[0]!r}: --source NAME=recorded:FILE")
+    return replace(flags, rollouts=tuple(dumps)), [spec_of(section) for section in sections]
+
+
+def _recorded_texts(specs: Sequence[RecordedSpec], recipe: Recipe, learners: Recipe | None) -> RecordedTexts | None:
+    if not specs:
+        return None
+    prompts = load_prompts(get_task(recipe.task.name), "train", recipe.task.source(recipe.run.seed))
+    return RecordedTexts(tuple(specs), tuple(prompts), recipe.task.reward, learners)
 
 
 _SAMPLING = {
@@ -146,10 +210,12 @@ _SAMPLING = {
 }
 
 
-def _reject_unused(flags: DiagnosticFlags, source: str) -> None:
-    """Raise UsageError for a flag that the source of the rollouts does not use."""
-    unused = [flag for flag, name in _SAMPLING.items() if getattr(flags, name) is not None]
-    if source != "--pool" and unused:
+def _reject_unused(flags: DiagnosticFlags, source: str, *, texts: bool) -> None:
+    """Raise UsageError for a flag that the source of the rollouts does not use. `texts`: recorded texts are matched
+    with the task's prompts."""
+    used = ("--task", "--data") if texts and source != "--run" else ()
+    unused = [flag for flag, name in _SAMPLING.items() if getattr(flags, name) is not None and flag not in used]
+    if source not in ("--pool", "--model") and unused:
         raise UsageError(f"{', '.join(unused)}: no effect with {source}, whose rollouts already exist; use --pool")
     if source != "--run" and flags.rounds is not None:
         raise UsageError("--rounds: only a run has rounds; add --run DIR")
@@ -267,12 +333,12 @@ def _run_models(recorded: Recorded, trust_remote_code: bool) -> dict[str, Endpoi
     return ends
 
 
-def _recorded(flags: DiagnosticFlags) -> Recorded:
+def _recorded(flags: DiagnosticFlags, *, alone: bool = False) -> Recorded:
     assert flags.run is not None
     run = RunDirectory(user_path(flags.run))
     run.info()
     recipe = load_run(run, without_models=True)
-    if len(recipe.policies) < 2:
+    if len(recipe.policies) < 2 and not alone:
         raise UsageError(f"{flags.run}: the run has one policy ({recipe.policies[0].name!r}); a pool is needed")
     return Recorded(run, recipe, None if flags.rounds is None else _rounds(flags.rounds))
 

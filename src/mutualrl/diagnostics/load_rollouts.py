@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -62,16 +62,29 @@ class ProgressBars:
         return advance
 
 
-def load_rollouts(request: DiagnosticRequest, bars: ProgressBars) -> tuple[Rollouts, ModelPool]:
-    """Return the rollouts as arrays, and the models behind them. Raises DataError, UsageError, ModelError, or
-    ExchangeDamagedError."""
+class Loaded(NamedTuple):
+    """Rollouts of a request as a table, the contents of their prompts by id, and the number of prompts left out."""
+
+    table: pa.Table
+    contents: Mapping[str, Content]
+    left_out: int = 0
+
+
+def load_table(request: DiagnosticRequest, bars: ProgressBars) -> Loaded | None:
+    """Return the models' rollouts; None for a request with recorded texts only. Raises DataError, UsageError,
+    ModelError, or ExchangeDamagedError."""
     if request.sampled is not None:
-        rollouts = _sample(request, request.sampled, bars)
-    elif request.recorded is not None:
-        rollouts = _from_run(request.recorded, request.origin)
-    else:
-        more = ": add a second file, or a column 'policy' with several names"
-        rollouts = to_arrays(read_rollouts(request.files), request.origin, more=more)
+        return _sample(request, request.sampled, bars)
+    if request.recorded is not None:
+        return _from_run(request.recorded, request.origin)
+    return Loaded(read_rollouts(request.files), {}) if request.files else None
+
+
+def arranged(loaded: Loaded, request: DiagnosticRequest, bars: ProgressBars) -> tuple[Rollouts, ModelPool]:
+    """Return the rollouts as arrays, and the models behind them. Raises UsageError for fewer than two models."""
+    more = ": add a second file, or a column 'policy' with several names" if request.files else ""
+    rollouts = to_arrays(loaded.table, request.origin, loaded.contents, more=more)
+    rollouts = replace(rollouts, left_out=rollouts.left_out + loaded.left_out)
     if unknown := sorted({text.partition("=")[0] for text in request.flags.models} - set(rollouts.policies)):
         raise UsageError(
             f"--model {unknown[0]}=...: no such policy in the rollouts; expected one of {', '.join(rollouts.policies)}"
@@ -80,7 +93,7 @@ def load_rollouts(request: DiagnosticRequest, bars: ProgressBars) -> tuple[Rollo
     return rollouts, ModelPool(rollouts, ends, request.templates, bars.track)
 
 
-def _from_run(recorded: Recorded, origin: str) -> Rollouts:
+def _from_run(recorded: Recorded, origin: str) -> Loaded:
     from mutualrl.see.inspection import Reader, tables
     from mutualrl.see.location import record_store
 
@@ -99,7 +112,7 @@ def _from_run(recorded: Recorded, origin: str) -> Rollouts:
         raise DataError(
             f"{origin}: {'; '.join(absent)}; restore them, or name the rounds to read (--rounds FIRST:LAST)"
         )
-    return to_arrays(pa.concat_tables(rounds), origin, _TaskPrompts(recorded))
+    return Loaded(pa.concat_tables(rounds), _TaskPrompts(recorded))
 
 
 class _TaskPrompts(dict[str, Content]):
@@ -125,7 +138,7 @@ class _TaskPrompts(dict[str, Content]):
         return super().get(key, default)
 
 
-def _sample(request: DiagnosticRequest, sampled: Sampled, bars: ProgressBars) -> Rollouts:
+def _sample(request: DiagnosticRequest, sampled: Sampled, bars: ProgressBars) -> Loaded:
     """Sample all models on the prompts. A prompt that leaves any of them no room for a response is dropped for all."""
     with fast_imports():
         from mutualrl.engines.transformers_engine import context_of, load_tokenizer
@@ -166,8 +179,7 @@ def _sample(request: DiagnosticRequest, sampled: Sampled, bars: ProgressBars) ->
         pq.write_table(table, sink, compression="zstd")
         write_atomic(sampled.save, sink.getvalue().to_pybytes())
     contents = {p.id: p.content for p in prompts}
-    rollouts = to_arrays(table, request.origin, contents)
-    return replace(rollouts, left_out=rollouts.left_out + len(fits) - len(fitting))
+    return Loaded(table, contents, len(fits) - len(fitting))
 
 
 def _sample_policy(

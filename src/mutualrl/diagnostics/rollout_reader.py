@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from mutualrl.errors import DataError
 from mutualrl.rollouts import SCHEMA, widest
 from mutualrl.storage.files import user_path
 from mutualrl.storage.parquet import read_table
 from mutualrl.tasks.base import read_jsonl
+from mutualrl.tasks.rows import format_of, read_rows
 
 #: accepted names of the columns, in order of preference
 ALIASES = {
@@ -32,6 +35,20 @@ TYPES: dict[str, pa.DataType] = {
     **{name: widest(SCHEMA.field(name).type) for name in ("x_text", "y_text", "tokens", "token_ids", "logprobs")},
 }
 NEEDED = ("policy", "prompt_id", "reward")
+
+
+def has_rewards(path: Path) -> bool:
+    """Return whether a file has rollouts with rewards, as `read_rollouts` reads them: a column `reward` beside a
+    prompt's id or text. Any other file may have recorded texts. A directory has rollouts."""
+    if path.is_dir() or not path.is_file():
+        return True
+    if format_of(path) == ".parquet":
+        with suppress(pa.ArrowException, OSError):
+            names = pq.read_schema(path).names
+            return "reward" in names and any(alias in names for alias in ALIASES["prompt_id"])
+        return True
+    row = next(read_rows(path))[1]
+    return "reward" in row and any(alias in row for alias in ALIASES["prompt_id"])
 
 
 def read_rollouts(paths: Sequence[Path]) -> pa.Table:

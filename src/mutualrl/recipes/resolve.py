@@ -163,21 +163,37 @@ def policies_of(models: Sequence[str]) -> list[Layer]:
 
 
 def _add_sources(layers: Layers, given: Sequence[str]) -> None:
-    """Add the sources of `--source NAME=recorded:REFERENCE` options to the recipe's; one of the same name replaces
-    it. Raises RecipeError for any other form."""
+    """Add the sources of `--source` options to the recipe's; one of the same name replaces it."""
     for text in given:
-        name, equals, rest = text.partition("=")
-        kind, colon, reference = rest.partition(":")
-        if not equals or not colon or kind != "recorded" or not reference or not name:
-            raise RecipeError(
-                [
-                    f"--source {text}: expected NAME=recorded:REFERENCE, where REFERENCE is a file, a directory, "
-                    "hub:OWNER/NAME, or task (the solutions in the task's data)"
-                ]
-            )
+        source = _parsed_source(text)
         known = layers.value.get("sources")
-        others = [each for each in known if each.get("name") != name] if isinstance(known, list) else []
-        layers.add({"sources": [*others, {"name": name, "recorded": reference}]}, f"--source {text}")
+        others = [each for each in known if each.get("name") != source["name"]] if isinstance(known, list) else []
+        layers.add({"sources": [*others, source]}, f"--source {text}")
+
+
+def _parsed_source(text: str) -> Layer:
+    """Return the section of a `--source NAME=recorded:REFERENCE` option. Raises RecipeError for any other form."""
+    name, equals, rest = text.partition("=")
+    kind, colon, reference = rest.partition(":")
+    if not equals or not colon or kind != "recorded" or not reference or not name:
+        raise RecipeError(
+            [
+                f"--source {text}: expected NAME=recorded:REFERENCE, where REFERENCE is a file, a directory, "
+                "hub:OWNER/NAME, or task (the solutions in the task's data)"
+            ]
+        )
+    return {"name": name, "recorded": reference}
+
+
+def sources_of(given: Sequence[str]) -> list[SourceSection]:
+    """Return the sources of `--source` options. Raises RecipeError for one that is wrong."""
+    sections = []
+    for text in given:
+        try:
+            sections.append(SourceSection(**_parsed_source(text)))
+        except ValidationError as error:
+            raise RecipeError([f"--source {text}: {error.errors()[0]['msg']}"]) from None
+    return sections
 
 
 def _drop_settings_of_other_regimes(value: Layer, chosen: str, *, warn: bool) -> None:

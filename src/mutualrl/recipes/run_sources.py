@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from mutualrl.records import Prompt
-    from mutualrl.sources.prepare import Prepared, RecordedSpec
+    from mutualrl.sources.prepare import Learner, Prepared, RecordedSpec
     from mutualrl.sources.source import StoredSource
 
 LARGEST = 8 * 2**30  # bytes of a source's stored rollouts
@@ -30,7 +30,23 @@ def prepared(
     validation: Sequence[Prompt],
 ) -> dict[str, Prepared]:
     """Return the sources of a recipe, read and verified by its reward functions. Raises DataError, RewardError."""
-    from mutualrl.sources.prepare import Learner, prepare_sources
+    from mutualrl.sources.prepare import prepare_sources
+
+    thresholds = [success_above(recipe.regime_of(policy.name)) for policy in recipe.policies]
+    return prepare_sources(
+        [spec_of(section) for section in recipe.active_sources],
+        prompts,
+        validation,
+        recipe.task.reward,
+        learners_of(recipe, tokenizers),
+        recipe.run.step_timeout,
+        min(thresholds),
+    )
+
+
+def learners_of(recipe: Recipe, tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> list[Learner]:
+    """Return what verification and encoding need of each policy."""
+    from mutualrl.sources.prepare import Learner
 
     learners = []
     for policy in recipe.policies:
@@ -45,16 +61,7 @@ def prepared(
                 settings.get("chat_template_kwargs") or {},
             )
         )
-    thresholds = [success_above(recipe.regime_of(policy.name)) for policy in recipe.policies]
-    return prepare_sources(
-        [spec_of(section) for section in recipe.active_sources],
-        prompts,
-        validation,
-        recipe.task.reward,
-        learners,
-        recipe.run.step_timeout,
-        min(thresholds),
-    )
+    return learners
 
 
 def spec_of(section: SourceSection) -> RecordedSpec:

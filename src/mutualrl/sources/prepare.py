@@ -16,13 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mutualrl.console.display import clean
-from mutualrl.errors import DataError, FileDamagedError
+from mutualrl.errors import DataError, FileDamagedError, UsageError
 from mutualrl.records import Completion, Prompt, Rollout
 from mutualrl.rollouts import SCHEMA, Rollouts
 from mutualrl.sources.layouts import Columns, Reasoning
 from mutualrl.sources.recorded import MatchedTexts, read_recorded
 from mutualrl.sources.source import StoredSource
 from mutualrl.storage.parquet import require_bounded
+from mutualrl.tasks.boxed import boxed_score
 from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.tasks.rewarding import BOXED, rewards_of
 from mutualrl.tasks.rewards import load_rewards, original
@@ -103,7 +104,7 @@ def prepare_sources(
         readers = [learner for learner in learners if not spec.learners or learner.name in spec.learners]
         pairs = list(found.in_order())
         verified = has_one_verdict(rewards, readers)
-        scores = _scores(pairs, prompts, rewards, readers[0], timeout) if verified else [math.nan] * len(pairs)
+        scores = _scores(pairs, prompts, rewards, readers[:1], timeout) if verified else [math.nan] * len(pairs)
         confirmed = [score > success_above for score in scores]
         if verified and not any(confirmed):
             raise DataError(_none_confirmed(spec, pairs, prompts, rewards, success_above))
@@ -118,6 +119,8 @@ def has_one_verdict(rewards: Sequence[str], learners: Sequence[Learner]) -> bool
     trainer's state, policies with other weights of the functions, or with and without a chat template may not agree."""
     if tuple(rewards) == BOXED:
         return True
+    if not learners:
+        raise UsageError(f"{', '.join(rewards)}: reward functions are given a tokenizer's ids; name a model")
     forms = {(learner.reward_weights, bool(learner.tokenizer.chat_template)) for learner in learners}
     return len(forms) == 1 and not any(_asks_for_state(function) for function in load_rewards(rewards))
 
@@ -140,16 +143,20 @@ def _scores(
     pairs: Sequence[tuple[str, str]],
     prompts: Sequence[Prompt],
     rewards: Sequence[str],
-    learner: Learner,
+    learners: Sequence[Learner],
     timeout: float,
 ) -> list[float]:
-    """Return the reward of every text, NaN where it cannot be scored."""
+    """Return the reward of every text, NaN where it cannot be scored, as of the first learner's; the built-in reward
+    needs none."""
     by_id = {prompt.id: prompt for prompt in prompts}
+    if tuple(rewards) == BOXED:
+        return [boxed_score(text, by_id[prompt_id].answer) for prompt_id, text in pairs]
+    (learner,) = learners
     scores: list[float] = []
     for start in range(0, len(pairs), BATCH):
         answered = []
         for prompt_id, text in pairs[start : start + BATCH]:
-            ids = () if tuple(rewards) == BOXED else tuple(encode_in_context(text, learner.tokenizer)[0])
+            ids = tuple(encode_in_context(text, learner.tokenizer)[0])
             answered.append((by_id[prompt_id], Completion(ids, text, ended=True)))
         scores += rewards_of(rewards, learner.reward_weights, answered, learner.tokenizer, timeout)
     return scores

@@ -1,0 +1,158 @@
+"""What recorded texts would revive: prompts on which a model fails entirely and a source has a confirmed text.
+
+Nothing is trained. The texts are matched, verified and encoded as `mutualrl train --source` does it; a model fails on a
+prompt if SGT's gate would open there: all of its rollouts are below the failure threshold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mutualrl.console.markdown import name, number, table
+from mutualrl.diagnostics.complementarity import Thresholds
+from mutualrl.diagnostics.statistics import intervals, ratio
+from mutualrl.sources.prepare import Prepared
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRow:
+    """One source: numbers of `prompts` with a text, of distinct `texts`, and of those `confirmed` by the verifier, on
+    `confirmed_prompts`; `note`: what is said before training."""
+
+    source: str
+    prompts: int
+    texts: int
+    confirmed: int
+    confirmed_prompts: int
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class RevivalRow:
+    """One model and one source (`any`: all together): the model's `prompts`, those it `failed` on, those of them with a
+    confirmed text of the source (`revived`), and their fraction with its 95 % bootstrap interval over prompts."""
+
+    learner: str
+    source: str
+    prompts: int
+    failed: int
+    revived: int
+    rate: float
+    rate_ci: tuple[float, float]
+
+
+def solved_prompts(source: Prepared, success: float) -> set[str]:
+    """Return the prompts on which a source has a text with a reward above `success`."""
+    ids, rewards = source.source.table["prompt_id"].to_pylist(), source.source.table["reward"].to_pylist()
+    return {prompt_id for prompt_id, reward in zip(ids, rewards, strict=True) if reward > success}
+
+
+def failures(rollouts: pa.Table, learner: str, below: float) -> dict[str, bool]:
+    """Return for each prompt of a model whether all of its rollouts have a reward below a threshold; NaN is not."""
+    failed: dict[str, bool] = {}
+    columns = (rollouts[key].to_pylist() for key in ("policy", "prompt_id", "reward"))
+    for policy, prompt_id, reward in zip(*columns, strict=True):
+        if policy == learner:
+            failed[prompt_id] = failed.get(prompt_id, True) and reward < below
+    return failed
+
+
+def source_rows(sources: Mapping[str, Prepared]) -> list[SourceRow]:
+    """Return one row per source."""
+    return [
+        SourceRow(
+            key,
+            source.summary["prompts"],
+            source.summary["texts"],
+            source.summary["confirmed"],
+            source.summary["confirmed_prompts"],
+            source.note,
+        )
+        for key, source in sources.items()
+    ]
+
+
+def revival_rows(
+    rollouts: pa.Table | None, sources: Mapping[str, Prepared], thresholds: Thresholds, seed: int
+) -> list[RevivalRow]:
+    """Return one row per model and source; two or more sources have a row for all together."""
+    rows = []
+    for learner in [] if rollouts is None else sorted(set(rollouts["policy"].to_pylist())):
+        rule = thresholds.of(learner)
+        failed = failures(rollouts, learner, rule.failure)
+        solved = {key: solved_prompts(source, rule.success) for key, source in sources.items()}
+        if len(solved) > 1:
+            solved["any"] = set().union(*solved.values())
+        rows += [_row(learner, key, failed, prompts, seed) for key, prompts in solved.items()]
+    return rows
+
+
+def _row(learner: str, source: str, failed: Mapping[str, bool], solved: set[str], seed: int) -> RevivalRow:
+    columns = np.array([[fails, fails and prompt_id in solved] for prompt_id, fails in sorted(failed.items())], float)
+
+    def statistic(sums: Any) -> Any:
+        return ratio(sums[:, 1], sums[:, 0])[:, None]
+
+    totals = columns.sum(axis=0)
+    (interval,) = intervals(columns, statistic, seed)
+    rate = float(ratio(totals[1], totals[0]))
+    return RevivalRow(learner, source, len(failed), int(totals[0]), int(totals[1]), rate, interval)
+
+
+def overlaps(sources: Mapping[str, Prepared], success: float) -> list[dict[str, Any]]:
+    """Return for each pair of sources the numbers of prompts that both solve, and that only one does."""
+    solved = {key: solved_prompts(source, success) for key, source in sources.items()}
+    pairs = []
+    for place, one in enumerate(solved):
+        for other in list(solved)[place + 1 :]:
+            both = solved[one] & solved[other]
+            only = len(solved[one] - both), len(solved[other] - both)
+            pairs.append({"source": one, "other": other, "both": len(both), "only": only[0], "only_other": only[1]})
+    return pairs
+
+
+def result_of(
+    rollouts: pa.Table | None, sources: Mapping[str, Prepared], thresholds: Thresholds, seed: int
+) -> dict[str, Any]:
+    """Return all of it as plain values."""
+    return {
+        "sources": [asdict(row) for row in source_rows(sources)],
+        "source_pairs": overlaps(sources, thresholds.success),
+        "revival": [asdict(row) for row in revival_rows(rollouts, sources, thresholds, seed)],
+    }
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """Return the tables of sources, of their overlap, and of what they would revive."""
+    parts = ["\n".join(row["note"] for row in result["sources"])]
+    head = ["source", "prompts with a text", "texts", "confirmed", "prompts solved"]
+    keys = ("prompts", "texts", "confirmed", "confirmed_prompts")
+    rows = [[name(row["source"]), *(str(row[key]) for key in keys)] for row in result["sources"]]
+    parts.append(table("Recorded texts, verified", head, rows))
+    if result["source_pairs"]:
+        rows = [
+            [name(row["source"]), name(row["other"]), *(str(row[key]) for key in ("both", "only", "only_other"))]
+            for row in result["source_pairs"]
+        ]
+        parts.append(table("Prompts solved by two sources", ["source", "other", "both", "first", "second"], rows))
+    if result["revival"]:
+        parts.append(
+            table(
+                "Prompts on which a model fails entirely, and those that a source would revive [95 % bootstrap]",
+                ["model", "prompts", "dead", "source", "revived", "of the dead"],
+                [_cells(row) for row in result["revival"]],
+            )
+        )
+    return "\n\n".join(part.rstrip("\n") for part in parts)
+
+
+def _cells(row: Mapping[str, Any]) -> Sequence[str]:
+    low, high = row["rate_ci"]
+    rate = f"{number(row['rate'])} [{number(low, 2)}, {number(high, 2)}]"
+    counts = [str(row["prompts"]), str(row["failed"]), name(row["source"]), str(row["revived"])]
+    return [name(row["learner"]), *counts, rate]

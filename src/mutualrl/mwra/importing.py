@@ -1,0 +1,85 @@
+"""An exchange of recorded texts: one member, one round, as `mutualrl exchange import` writes it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mutualrl.errors import DataError, UsageError
+from mutualrl.recipes import Recipe, Request, resolve, yaml_file
+from mutualrl.recipes.agreement import all_prompts
+from mutualrl.recipes.resolve import sources_of
+from mutualrl.recipes.run_sources import described, learners_of, spec_of
+from mutualrl.regimes import baseline
+from mutualrl.regimes.info import RegimeInfo
+from mutualrl.rollouts import Rollouts
+from mutualrl.see import Exchange
+from mutualrl.sources.prepare import Prepared, prepare_sources
+from mutualrl.storage.files import user_path, write_atomic
+from mutualrl.storage.run_info import RunInfo
+from mutualrl.storage.rundir import FORMAT, RunDirectory, command_line, create, require_creatable, versions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportRequest:
+    """What to import: a `--source` option, and the task whose prompts and reward verify the texts. `model`: whose
+    tokenizer a reward function of one's own is given; None for the built-in reward."""
+
+    source: str
+    task: str | None
+    data: Path | None
+    model: str | None
+    assignments: tuple[str, ...]
+    out: Path
+
+
+def import_texts(request: ImportRequest) -> tuple[RunDirectory, Prepared]:
+    """Write a directory with an exchange of the texts that a file has for a task's prompts, verified. Raises
+    DataError, RecipeError, RunDirectoryError."""
+    path = user_path(request.out)
+    require_creatable(path)
+    models = (request.model,) if request.model is not None else ()
+    recipe = resolve(Request(models=models, task=request.task, data=request.data, assignments=request.assignments))
+    if request.model is None and recipe.task.reward != ("boxed",):
+        raise UsageError("--model: reward functions of your own are given a tokenizer's ids; name the model to train")
+    prompts = all_prompts(recipe, "train")
+    (section,) = sources_of([request.source])
+    spec = replace(spec_of(section), allow_validation=True)
+    learners = [] if request.model is None else learners_of(recipe, _tokenizers(recipe))
+    prepared = prepare_sources([spec], prompts, (), recipe.task.reward, learners, recipe.run.step_timeout)[section.name]
+    if not prepared.source.verified:
+        raise DataError(f"source {section.name!r}: {prepared.note}; an exchange has rewards: train with --source")
+    texts = {prompt.id: prompt.text for prompt in prompts}
+    rollouts = [replace(rollout, prompt=texts[rollout.prompt_id]) for rollout in Rollouts(prepared.source.table)]
+    with ExitStack() as held:
+        run = create(path, _info(recipe, {section.name: prepared}), held)
+        write_atomic(run.recipe, run.info().recipe.encode())
+        Exchange(run.exchange, section.name, run.info().run_id).publish(0, rollouts, 0)
+    return run, prepared
+
+
+def _tokenizers(recipe: Recipe) -> Mapping[str, object]:
+    from mutualrl.training.models import load_tokenizers
+
+    return load_tokenizers(recipe)
+
+
+def _info(recipe: Recipe, sources: Mapping[str, Prepared]) -> RunInfo:
+    """Return the content of run.json: of a run without a recipe, as users' own scripts write it."""
+    text = yaml_file.dump({"policies": [], "task": recipe.task.model_dump(mode="json", exclude_none=True)})
+    return RunInfo(
+        format=FORMAT,
+        run_id=uuid.uuid4().hex,
+        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        command=command_line(),
+        versions=versions(),
+        regime=baseline().name,
+        regime_info=RegimeInfo.of(baseline()).model_dump(mode="json"),
+        recipe=text,
+        scripts=True,
+        data={"imported": described(sources)},
+    )
