@@ -58,7 +58,8 @@ def write_report(
             run = comparison.runs[0]
             prefix = "" if len(groups) == 1 else f"{number}-"
             renamed = [replace(figure, name=f"{prefix}{figure.name}") for figure in single_run.figures(run)]
-            tables = [report_tables.accuracy(run), report_tables.sharing(run), report_tables.pace(run)]
+            tables = [report_tables.accuracy(run), report_tables.sharing(run), report_tables.sources(run)]
+            tables.append(report_tables.pace(run))
             tables = [table for table in tables if table.rows]
             sections.append(PageSection(f"Run {run.name}", run.notes, tables, drawing(renamed)))
         else:

@@ -130,6 +130,35 @@ def _waited_for(policy: PolicyRun) -> str:
     return ", ".join(f"{peer} {value:.1f}" for peer, value in sorted(finite.items(), key=lambda item: -item[1]))
 
 
+def sources(run: Run) -> Table:
+    """Return what each source had before training, and what each policy learned from it; no rows without sources."""
+    rows = []
+    for source, summary in part(run.info, "sources").items():
+        if not isinstance(summary, dict):
+            continue
+        known = [str(summary.get(key, "")) for key in ("prompts", "texts", "confirmed", "confirmed_prompts")]
+        for policy in run.policies.values():
+            usable = part(part(summary, "learners"), policy.name).get("encodable", "")
+            rescues = sum(point.value for point in policy.series(f"source/{source}/rescues"))
+            prompts, uses = (_last(policy, f"source/{source}/{key}") for key in ("rescued_prompts", "uses_per_text"))
+            learned = [
+                f"{rescues:.0f}",
+                "" if prompts is None else f"{prompts:.0f}",
+                "" if uses is None else f"{uses:.1f}",
+            ]
+            rows.append([source, *known, policy.name, str(usable), *learned])
+    head = (
+        *("source", "prompts with a text", "texts", "confirmed", "on prompts"),
+        *("policy", "can learn", "rescues", "rescued prompts", "uses per text"),
+    )
+    return Table("Sources", head, rows)
+
+
+def _last(policy: PolicyRun, key: str) -> float | None:
+    points = policy.series(key)
+    return points[-1].value if points else None
+
+
 STALENESS = (0, 1, 2, 4, 8)
 
 
