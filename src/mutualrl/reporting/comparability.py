@@ -15,7 +15,7 @@ from mutualrl.reporting.series import by_arm
 from mutualrl.storage.files import JsonObject
 
 #: settings in which compared runs may differ: the compared ones, and those that do not affect results
-_FREE = {"regime", "hardware", "launch", "pool"}
+_FREE = {"regime", "sources", "hardware", "launch", "pool"}
 _FREE_RUN = {
     "seed",
     "dir",

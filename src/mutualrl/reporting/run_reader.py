@@ -204,10 +204,12 @@ class Run:
 
     @property
     def arm(self) -> str:
-        """Return the regime with its non-default settings, `sgt (weight=0.3)`, and overrides of a policy, `sgt (bob:
-        weight=0.9)`."""
+        """Return the regime with its non-default settings, `sgt (weight=0.3)`, overrides of a policy, `sgt (bob:
+        weight=0.9)`, and the sources that it reads, `sgt with book`."""
         overrides = {policy["name"]: part(policy, "regime") for policy in policies_in(self.recipe)}
-        return self.rule.label(part(self.recipe, "regime"), overrides)
+        label = self.rule.label(part(self.recipe, "regime"), overrides)
+        sources = ", ".join(sorted(part(self.info, "sources")))
+        return f"{label} with {sources}" if sources else label
 
     @property
     def is_variant(self) -> bool:
