@@ -13,10 +13,14 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from conftest import REPOSITORY, Cli
 from made_runs import made_run
+from mutualrl.sources.recorded import embedded
+from mutualrl.tasks import TaskSource, get_task
 from runs import FinishedRun
 
 PAGES = (REPOSITORY / "README.md", REPOSITORY / "SKILL.md", *sorted((REPOSITORY / "docs").glob("*.md")))
@@ -88,6 +92,10 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, tiny: dict[str, Path], u
     rows = [{"prompt": f"{i}+1:", "answer": i + 1} for i in range(2000)]
     for name, values in (("math_train", problems), ("math_test", problems), ("rows", rows)):
         (root / f"{name}.jsonl").write_text("".join(json.dumps(value) + "\n" for value in values))
+    shutil.copy(embedded("tiny:book"), root / "solutions.jsonl")
+    prompts = get_task("arithmetic").read("train", TaskSource()).prompts
+    dump = {"policy": ["mine"] * len(prompts), "prompt_id": [p.id for p in prompts], "reward": [0.0] * len(prompts)}
+    pq.write_table(pa.table(dump), root / "mine.parquet")
     return root
 
 
@@ -96,7 +104,7 @@ def finished(workspace: Path, unbroken: FinishedRun) -> Path:
     """Return a workspace with finished runs under the printed names."""
     root = workspace.with_name("finished")
     shutil.copytree(workspace, root)
-    for name in ("RUN", "runs/NAME", "runs/sgt", "runs/two-scripts"):
+    for name in ("RUN", "runs/NAME", "runs/sgt", "runs/two-scripts", "runs/with-book", "runs/alone"):
         shutil.copytree(unbroken.path, root / name)
     for regime in ("grpo", "sgt"):
         for seed in (0, 1):

@@ -75,6 +75,7 @@ SMOKE: dict[str, tuple[str, ...]] = {
     "staleness": (),
     "step_time": (),
     "study": (),
+    "one_model": (),
     "text_source": (),
     "thl": ("--data", "SHARED"),
     "thl_speed": ("--data", "SHARED"),

@@ -81,6 +81,11 @@ def test_reasoning_can_be_dropped() -> None:
     assert not opens_reasoning("a</think>b")
 
 
+def test_written_end_tokens_are_no_part_of_a_text() -> None:
+    assert texts_of({"prompt": "p", "completion": "the answer<|im_end|><|endoftext|>"}) == ["the answer"]
+    assert texts_of({"prompt": "p", "completion": "</s>"}) == []
+
+
 def test_nulls_are_no_texts_and_other_types_are_refused_by_name() -> None:
     assert texts_of({"prompt": "p", "generations": [None, "b"]}) == ["b"]
     assert texts_of({"prompt": "p", "generations": None}) == []

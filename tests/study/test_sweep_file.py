@@ -159,10 +159,12 @@ def test_shipped_sweeps_are_valid(tmp_path: Path) -> None:
         problems = [problem for skill in word_problems.SKILLS for problem in word_problems.problems(skill, 20, seed=0)]
         text_source.write_rows(sweeps / "smol" / name, problems)
         assert word_problems.last_number([p["solution"] for p in problems], [p["answer"] for p in problems])
+    for kind in ("confirmed", "all"):
+        shutil.copytree(path_of("ada"), sweeps / "one-model" / kind)
     for skill, model in zip(word_problems.SKILLS, ("ada", "bob"), strict=True):
         shutil.copytree(path_of(model), sweeps / "smol" / "sft" / skill)
     by_name = {path.stem: read_sweep(path) for path in sweeps.glob("*.yaml") if "arms:" in path.read_text()}
-    assert sorted(by_name) == ["paper", "smol", "staleness", "study", "text-source"]
+    assert sorted(by_name) == ["one-model", "paper", "smol", "staleness", "study", "text-source"]
     for name, sweep in by_name.items():
         if name == "staleness":  # descriptive, without claims
             continue

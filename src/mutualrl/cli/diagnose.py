@@ -138,6 +138,7 @@ def complementarity(
         save=save,
         pool_models=tuple(model or ()),
         sources=tuple(source or ()),
+        texts=True,
         success_above=tuple(success_above or ()),
         failure_below=tuple(failure_below or ()),
         seed=seed,

@@ -36,7 +36,7 @@ PROMPTS = 256  # the paper's batch (Section "SGT diagnostics")
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnosticFlags:
-    """Command-line flags as typed; None or empty: not given."""
+    """Command-line flags as typed; None or empty: not given. `texts`: the diagnostic takes recorded texts, too."""
 
     run: Path | None = None
     rollouts: tuple[Path, ...] = ()
@@ -52,6 +52,7 @@ class DiagnosticFlags:
     models: tuple[str, ...] = ()
     pool_models: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
+    texts: bool = False
     save: Path | None = None
     success_above: tuple[str, ...] = ()
     failure_below: tuple[str, ...] = ()
@@ -180,7 +181,7 @@ def split_files(flags: DiagnosticFlags) -> tuple[DiagnosticFlags, list[RecordedS
     sections = sources_of(flags.sources)
     dumps = []
     for path in flags.rollouts:
-        if has_rewards(user_path(path)):
+        if not flags.texts or has_rewards(user_path(path)):
             dumps.append(path)
         else:
             name = re.sub(r"[^a-z0-9._-]+", "-", path.name.partition(".")[0].lower()).strip("._-") or "file"

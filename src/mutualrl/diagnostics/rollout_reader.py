@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pyarrow.parquet as pq
 
 from mutualrl.errors import DataError
 from mutualrl.rollouts import SCHEMA, widest
+from mutualrl.sources.layouts import Columns, find_layout
 from mutualrl.storage.files import user_path
 from mutualrl.storage.parquet import read_table
 from mutualrl.tasks.base import read_jsonl
@@ -38,17 +38,18 @@ NEEDED = ("policy", "prompt_id", "reward")
 
 
 def has_rewards(path: Path) -> bool:
-    """Return whether a file has rollouts with rewards, as `read_rollouts` reads them: a column `reward` beside a
-    prompt's id or text. Any other file may have recorded texts. A directory has rollouts."""
+    """Return whether a file is to be read by `read_rollouts`: it has a column `reward`, or no column of texts. Any
+    other file has recorded texts. A directory has rollouts."""
     if path.is_dir() or not path.is_file():
         return True
-    if format_of(path) == ".parquet":
-        with suppress(pa.ArrowException, OSError):
+    try:
+        if format_of(path) == ".parquet":
             names = pq.read_schema(path).names
-            return "reward" in names and any(alias in names for alias in ALIASES["prompt_id"])
-        return True
-    row = next(read_rows(path))[1]
-    return "reward" in row and any(alias in row for alias in ALIASES["prompt_id"])
+        else:
+            names = [str(name) for name in next(read_rows(path))[1]]
+        return "reward" in names or not find_layout(names, Columns(), str(path))
+    except (DataError, pa.ArrowException, OSError):
+        return True  # the reader of rollouts says what is wrong
 
 
 def read_rollouts(paths: Sequence[Path]) -> pa.Table:

@@ -190,7 +190,7 @@ def read_row(row: DatasetRow, layout: Layout, reasoning: Reasoning) -> RecordedR
     for text, place in zip(texts, places, strict=True):
         cut = any(flag[place] for flag in flags) or opens_reasoning(text)
         kept = without_reasoning(text) if reasoning == "drop" and not cut else text
-        responses.append(RecordedText(kept.strip("\n") if reasoning == "drop" else kept, cut, verdicts[place]))
+        responses.append(RecordedText(without_end(kept), cut, verdicts[place]))
     return RecordedRow(_ids(row, layout), tuple(prompts), tuple(r for r in responses if r.text.strip()), skipped)
 
 
@@ -303,4 +303,14 @@ def without_reasoning(text: str) -> str:
         text = text.rpartition(end)[2]
     for mark in _MARKS:
         text = text.replace(mark, "")
-    return text.lstrip("\n")
+    return text.strip("\n")
+
+
+#: tokens that end a response, written as text by some exports: the learner ends a text with its own
+_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "<|end|>", "</s>")
+
+
+def without_end(text: str) -> str:
+    """Return a text without end tokens at its end."""
+    end = next((mark for mark in _ENDS if text.endswith(mark)), None)
+    return text if end is None else without_end(text.removesuffix(end))

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mutualrl.console.display import clean
+from mutualrl.console.lines import notify
 from mutualrl.errors import DataError, FileDamagedError, UsageError
 from mutualrl.records import Completion, Prompt, Rollout
 from mutualrl.rollouts import SCHEMA, Rollouts
@@ -99,6 +100,7 @@ def prepare_sources(
     rendered = [_rendered(learner, prompts) for learner in learners]
     prepared = {}
     for spec in specs:
+        notify(f"reading source {spec.name}: {spec.recorded}")
         found = read_recorded(spec.recorded, spec.columns, spec.reasoning, prompts, validation, rendered)
         _require_training_prompts(spec, found)
         readers = [learner for learner in learners if not spec.learners or learner.name in spec.learners]

@@ -6,8 +6,7 @@ numbers after the 1 is 2^-(n - ceil(log2 target)): 1 at the lower bound of n, ha
 not a chain. No fast method for the shortest chain is known, and most of the data's solutions are longer.
 
 The data has solutions in several styles, one column each: `solution` doubles and adds one along the target's bits;
-`factors` splits off the smallest prime factor, if any. SGT with `teacher: gold` learns the one named by
-`regime.solution`.
+`factors` splits off the smallest prime factor, if any. A source `recorded: task` has those of one column.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ task `countdown-three`.
 
 The data has solutions in several styles, one column each: `solution` writes every step and then the expression, the
 larger operand of + and * first; `mirrored` likewise, the smaller operand first; `bare` writes only the expression of
-`solution`. SGT with `teacher: gold` learns the one named by `regime.solution`.
+`solution`. A source `recorded: task` has those of one column.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 `prompt` is a string or a conversation (a list of messages with `role` and `content`). `answer` is the canonical label:
 a string, a number, a truth value, a list or an object; the reward function receives it as it is, and `boxed` compares
 its text (`answer_text`). Other columns are passed to the reward function unchanged (from CSV and TSV: as strings);
-accuracy is reported by the column `group`, and a string column `solution` is a correct completion (SGT's
-`teacher: gold`). Without a validation file, one row in 16 is held out.
+accuracy is reported by the column `group`, and a string column `solution` is a correct completion (of a source,
+`recorded: task`). Without a validation file, one row in 16 is held out.
 """
 
 from __future__ import annotations

@@ -173,8 +173,8 @@ class Rounds:
         read, aborted = PeerRounds({}, {}, 0.0, {}), [False]
         if self.trainer.accelerator.is_main_process and self.sharing.regime.reads_peers:
             try:
-                read = self.sharing.link.read(own.number, self._begin_work)
-                read = read._replace(sources=self._sources(own))
+                peers = self.sharing.link.read(own.number, self._begin_work)
+                read = PeerRounds(peers.current, peers.late, peers.waited, peers.lags, self._sources(own))
             except RoundAbortedError as error:
                 notify(error)
                 aborted = [True]
