@@ -37,6 +37,7 @@ def plain(policy: str, recipe_file: Path, root: Path) -> None:
     from mutualrl.recipes import load
     from mutualrl.recipes.agreement import load_recipe_prompts
     from mutualrl.recipes.batch_plan import plan_batch
+    from mutualrl.recipes.pool_tokenizers import load_tokenizers
     from mutualrl.storage.files import write_checksummed
     from mutualrl.tasks.rewards import load_rewards
     from mutualrl.tiny import resolve_path
@@ -44,7 +45,6 @@ def plain(policy: str, recipe_file: Path, root: Path) -> None:
     from mutualrl.training.callback import MetricsCallback
     from mutualrl.training.config import grpo_config
     from mutualrl.training.data import as_dataset
-    from mutualrl.training.models import load_tokenizers
     from mutualrl.training.validation import Validator
 
     recipe = load(recipe_file)

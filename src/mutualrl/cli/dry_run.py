@@ -151,7 +151,7 @@ def _local_tokenizers(recipe: Recipe) -> Mapping[str, PreTrainedTokenizerBase] |
     """Return the tokenizers by policy; None if the model of any is not on this machine."""
     if not all(is_local(resolve_path(policy.model), policy.revision) for policy in recipe.policies):
         return None
-    from mutualrl.training.models import load_tokenizers
+    from mutualrl.recipes.pool_tokenizers import load_tokenizers
 
     return load_tokenizers(recipe)
 

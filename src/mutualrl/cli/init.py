@@ -340,8 +340,8 @@ def _prompt_lines(recipe: Recipe) -> list[str]:
     """Return the first prompts as each policy sees them, under its chat template. Raises ModelError, and DataError,
     also for too few prompts for a round or the validation."""
     from mutualrl.recipes.agreement import load_recipe_prompts, require_enough
+    from mutualrl.recipes.pool_tokenizers import load_tokenizers
     from mutualrl.tasks.prompting import prompt_ids
-    from mutualrl.training.models import load_tokenizers
 
     prompts = load_recipe_prompts(recipe, "train")
     require_enough(prompts, recipe.round.prompts or 1)

@@ -96,8 +96,8 @@ class RecordedTexts:
         """Return what verification and encoding need of the models; loads their tokenizers."""
         if self.recipe is None:
             return []
+        from mutualrl.recipes.pool_tokenizers import load_tokenizers
         from mutualrl.recipes.run_sources import learners_of
-        from mutualrl.training.models import load_tokenizers
 
         return learners_of(self.recipe, load_tokenizers(self.recipe))
 

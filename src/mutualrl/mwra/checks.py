@@ -69,7 +69,7 @@ def check_sources(recipe: Recipe, inputs: Inputs) -> dict[str, Prepared]:
     DataError, RewardError, ModelError."""
     if not recipe.active_sources:
         return {}
-    from mutualrl.training.models import load_tokenizers
+    from mutualrl.recipes.pool_tokenizers import load_tokenizers
 
     return prepared(recipe, load_tokenizers(recipe), inputs.prompts, inputs.all_validation)
 

@@ -63,7 +63,7 @@ def import_texts(request: ImportRequest) -> tuple[RunDirectory, Prepared]:
 
 
 def _tokenizers(recipe: Recipe) -> Mapping[str, object]:
-    from mutualrl.training.models import load_tokenizers
+    from mutualrl.recipes.pool_tokenizers import load_tokenizers
 
     return load_tokenizers(recipe)
 

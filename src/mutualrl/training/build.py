@@ -26,6 +26,7 @@ from mutualrl.recipes.agreement import (
     validation_sample,
 )
 from mutualrl.recipes.batch_plan import plan_batch
+from mutualrl.recipes.pool_tokenizers import load_tokenizers
 from mutualrl.recipes.run_sources import read
 from mutualrl.recipes.schema import TaskSection
 from mutualrl.see import Exchange, Heartbeat, MissingPeers, ReadLog
@@ -39,7 +40,6 @@ from mutualrl.tiny import resolve_path
 from mutualrl.training.adapters import lora_config
 from mutualrl.training.config import grpo_config
 from mutualrl.training.data import as_dataset
-from mutualrl.training.models import load_tokenizers
 from mutualrl.training.peers import PeerLink
 from mutualrl.training.rescues import RescueLog
 from mutualrl.training.safe_deepspeed import enforce_weights_only_load
