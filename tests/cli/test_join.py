@@ -128,6 +128,30 @@ def test_policies_joined_from_separate_directories_equal_the_run(
     assert list(json.loads(with_json.stdout)["policies"]) == ["ada"]
 
 
+@pytest.mark.extended
+def test_joined_policies_read_one_source_over_a_bucket(tmp_path: Path, cli: Cli) -> None:
+    """Each machine reads the file itself; the first to reach a round publishes it, and other texts are refused."""
+    source = ("--source", "book=recorded:tiny:book")
+    whole = Run(tmp_path, *SHORT, *source)
+    assert whole.process.wait(PATIENCE) == 0, whole.errors.read_text()
+    url = f"file://{tmp_path}/bucket"
+    ada, bob = Joined(tmp_path, url, "ada", *source), Joined(tmp_path, url, "bob", *source, core=1)
+    finish(ada, bob)
+    assert {"ada": ada.weights(), "bob": bob.weights()} == whole.weights()
+    store = open_store(url)
+    markers = sorted(name for name in store.names("book") if name.endswith(".json"))
+    assert markers == [f"{number:06d}.json" for number in range(3)]
+    assert not (ada.path / "exchange" / "book").exists()
+    rescues = (ada.path / "policies" / "ada" / "rescues.jsonl").read_text().splitlines()
+    assert {json.loads(line)["peer"] for line in rescues} == {"bob", "book"}
+    solutions = tmp_path / "other.jsonl"
+    solutions.write_text(json.dumps({"problem": "2+3:", "generations": [" 5 \\boxed{5}"]}) + "\n")
+    other = ("--source", f"book=recorded:{solutions}", "--run-dir", tmp_path / "new")
+    result = cli("join", url, "--policy", "ada", *SGT, *SHORT, *other)
+    assert result.returncode == 2
+    assert "source book: " in result.stderr
+
+
 REJECTED = {
     "--policy eve: the recipe has ada, bob": ["--policy", "eve", *SGT],
     "has sgt with policies ada, bob": ["--policy", "bob", "--regime", "xgrpo", "--pool", "tiny"],

@@ -17,6 +17,7 @@ from mutualrl.cli.train import (
     RegimeOption,
     ReportOption,
     SeedOption,
+    SourceOption,
     StepsOption,
     TaskOption,
 )
@@ -43,6 +44,7 @@ def join(
     ] = None,
     regime: RegimeOption = None,
     pool: PoolOption = None,
+    source: SourceOption = None,
     task: TaskOption = None,
     data: DataOption = None,
     steps: StepsOption = None,
@@ -78,6 +80,7 @@ def join(
         recipe=recipe,
         regime=regime,
         pool=pool,
+        sources=tuple(source or ()),
         task=task,
         data=data,
         steps=steps,
