@@ -61,12 +61,15 @@ def show(name: NameArgument, as_json: JsonFlag = False) -> None:
     regime = get_regime(name)
     settings = _setting_rows(regime(), "")
     if as_json:
-        emit({**RegimeInfo.of(regime).model_dump(mode="json"), "settings": settings})
+        info = {**RegimeInfo.of(regime).model_dump(mode="json"), "accepts_sources": regime.accepts_sources}
+        emit({**info, "settings": settings})
         return
     print_text(screen(), f"{regime.name}: {regime.summary}")
     if regime.reads_peers:
         behind = "may be rounds behind" if regime().late() else "must keep up"
         print_text(screen(), f"Peers {behind} (exchange.staleness)")
+    if regime.accepts_sources:
+        print_text(screen(), "Learns from recorded texts, too (--source NAME=recorded:FILE)")
     table = Table("setting", "default", "meaning")
     for row in settings:
         table.add_row(cell(f"regime.{row['setting']}"), cell(str(row["default"])), cell(row["description"]))
