@@ -128,7 +128,7 @@ def test_policies_joined_from_separate_directories_equal_the_run(
     assert list(json.loads(with_json.stdout)["policies"]) == ["ada"]
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_joined_policies_read_one_source_over_a_bucket(tmp_path: Path, cli: Cli) -> None:
     """Each machine reads the file itself; the first to reach a round publishes it, and other texts are refused."""
     source = ("--source", "book=recorded:tiny:book")

@@ -12,7 +12,6 @@ from mutualrl.errors import FileDamagedError, UsageError
 from mutualrl.machine.devices import Machine
 from mutualrl.mwra.placement import place
 from mutualrl.mwra.session import (
-    MUTABLE_KEYS,
     Launch,
     accept_changes,
     counted,
@@ -24,6 +23,7 @@ from mutualrl.mwra.session import (
 )
 from mutualrl.recipes import Recipe, Request, load_run, resolve
 from mutualrl.recipes.differences import changed_keys
+from mutualrl.recipes.free import may_differ
 from mutualrl.see import MissingPeers, open_store
 from mutualrl.storage.files import read_checksummed, write_checksummed
 from mutualrl.storage.rundir import RunDirectory
@@ -73,7 +73,7 @@ def test_all_rejected_changes_are_named_together() -> None:
 )
 def test_resume_accepts_and_reports_settings_that_only_affect_upkeep(assignment: str) -> None:
     key = assignment.partition("=")[0]
-    assert key in MUTABLE_KEYS
+    assert may_differ(Recipe, key, "resume")
     (note,) = accept_changes(recipe(), recipe(assignment))
     assert note.startswith(f"{key} is now ")
     assert "(was " in note

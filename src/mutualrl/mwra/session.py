@@ -20,7 +20,8 @@ from mutualrl.mwra.placement import Allocation, Placement
 from mutualrl.recipes import Recipe, dump
 from mutualrl.recipes.agreement import compare, compare_models
 from mutualrl.recipes.batch_plan import BatchPlan
-from mutualrl.recipes.differences import MUTABLE_KEYS, by_dotted_key, changed_keys, differing
+from mutualrl.recipes.differences import by_dotted_key, changed_keys, differing
+from mutualrl.recipes.free import may_differ
 from mutualrl.recipes.yaml_file import parse
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.see import MissingPeers
@@ -73,7 +74,7 @@ def accept_changes(old: Recipe, new: Recipe) -> list[str]:
     refused = [
         f"{key}: {after!r}, the run has {before!r}"
         for key, (before, after) in changed.items()
-        if key not in MUTABLE_KEYS
+        if not may_differ(Recipe, key, "resume")
     ]
     if refused:
         raise UsageError(

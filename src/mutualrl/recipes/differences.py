@@ -1,35 +1,14 @@
-"""Differences between two resolved recipes, and the keys that determine what a run computes."""
+"""Differences between two resolved recipes. Which keys may differ is declared with each key (`recipes.free`)."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from mutualrl.plugins import portable_path
-from mutualrl.recipes import Recipe
+from mutualrl.recipes.free import may_differ
+from mutualrl.recipes.schema import Recipe
 from mutualrl.regimes import SEPARATOR
-
-#: keys that may change between two sessions: they affect storage and supervision, not what the run computes
-MUTABLE_KEYS = frozenset(
-    {
-        "run.max_restarts",
-        "run.peer_timeout",
-        "run.round_timeout",
-        "run.step_timeout",
-        "run.on_peer_loss",
-        "run.keep_checkpoints",
-        "run.keep_rounds",
-        "run.report_to",
-        "run.save_every",
-        "run.validate_every",
-        "run.dir",
-        "exchange.heartbeat_seconds",
-        "exchange.checkpoints",
-        "hardware.gpus",
-        "pool",
-    }
-)
 
 
 def changed_keys(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
@@ -56,14 +35,6 @@ def by_dotted_key(value: Any, at: str = "") -> dict[str, object]:
     return {key: leaf for path, item in pairs for key, leaf in by_dotted_key(item, path).items()}
 
 
-#: keys of a recipe that may differ between the policies of a run: paths, storage, placement
-_PER_MACHINE = re.compile(
-    r"pool|sources\..*\.recorded|"
-    r"run\.(?!seed|steps|epochs|publish).*|hardware\..*|launch\..*|exchange\.(?!staleness).*|task\.(data|validation_data)|"
-    r"policies\..*\.(model|revision|parameters)|(policies\..*\.)?trainer\.(per_device_.*|gradient_accumulation_steps)"
-)
-
-
 def decisive(recipe: Recipe) -> dict[str, Any]:
     """Return the keys of a resolved recipe that must be equal for all policies of a run. The directory of the user's
     code is not compared: its content is in the fingerprint."""
@@ -74,4 +45,4 @@ def decisive(recipe: Recipe) -> dict[str, Any]:
     values["task.tools"] = [portable_path(path) for path in recipe.task.tools]
     if recipe.task.environment is not None:
         values["task.environment"] = portable_path(recipe.task.environment)
-    return {key: value for key, value in values.items() if not _PER_MACHINE.fullmatch(key)}
+    return {key: value for key, value in values.items() if not may_differ(Recipe, key, "machines")}

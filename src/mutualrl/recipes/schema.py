@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from mutualrl.engines.model_files import ADAPTER, adapter_message
 from mutualrl.plugins import FORM as IMPORT_FORM
 from mutualrl.plugins import absolute_path, is_import_path
+from mutualrl.recipes.free import FACTOR, MACHINES, PATHS, UPKEEP, Free
 from mutualrl.records import POLICY_NAME, PublishSchema, name_problem
 from mutualrl.regimes import Regime, baseline, get_regime
 from mutualrl.regimes.regime import merged
@@ -74,13 +75,15 @@ class Policy(Section):
     """One language model of the pool. `trainer` and `regime` override the run's keys for this policy."""
 
     name: Annotated[str, Field(pattern=POLICY_NAME, max_length=64), AfterValidator(_free_name)]
-    model: Annotated[str, AfterValidator(known_model)]
-    revision: str | None = None
+    model: Annotated[str, AfterValidator(known_model), PATHS]
+    revision: Annotated[str | None, PATHS] = None
     trust_remote_code: bool = False
-    parameters: float | None = Field(None, gt=0, description="number of parameters, a hint for placement")
+    parameters: Annotated[float | None, UPKEEP] = Field(
+        None, gt=0, description="number of parameters, a hint for placement"
+    )
     lora: LoraSection | None = None
     trainer: dict[str, Any] = {}
-    regime: dict[str, Any] = {}
+    regime: Annotated[dict[str, Any], FACTOR] = {}
 
 
 def _absolute(value: str) -> str:
@@ -124,8 +127,8 @@ Tools = Annotated[tuple[CodePath, ...], BeforeValidator(_as_tuple), Field(strict
 class MemberSection(Section):
     """One task of a mixture. Omitted keys default to the mixture's."""
 
-    data: UserPath | None = None
-    validation_data: UserPath | None = None
+    data: Annotated[UserPath | None, PATHS] = None
+    validation_data: Annotated[UserPath | None, PATHS] = None
     template: str | None = None
     answer: str = "answer"
     weight: float | None = Field(None, ge=0, description="relative weight in the training prompts; null: by size")
@@ -142,8 +145,8 @@ class TaskSection(Section):
     reward."""
 
     name: str = "arithmetic"
-    data: UserPath | None = None
-    validation_data: UserPath | None = None
+    data: Annotated[UserPath | None, PATHS] = None
+    validation_data: Annotated[UserPath | None, PATHS] = None
     hold_out: bool = Field(True, description="without an evaluation split, validate on a fraction of the training rows")
     template: str | None = Field(None, description="prompt template, with {field} for a field of the row")
     answer: str = Field("answer", description="field of the row with the answer")
@@ -218,7 +221,7 @@ class SourceSection(Section):
     Lines, CSV), a directory of files or of a run, `hub:OWNER/NAME`, or `task`: the solutions in the task's own data."""
 
     name: Annotated[str, Field(pattern=POLICY_NAME, max_length=64), AfterValidator(_free_name)]
-    recorded: Annotated[str, AfterValidator(_recorded)]
+    recorded: Annotated[str, AfterValidator(_recorded), PATHS]
     columns: SourceColumns = SourceColumns()
     reasoning: Literal["keep", "drop"] = Field("keep", description="blocks of reasoning (<think>) in the texts")
     learners: Annotated[tuple[str, ...], BeforeValidator(_as_tuple), Field(strict=False)] = Field(
@@ -246,26 +249,34 @@ class RunSection(Section):
         ge=1,
         description="passes over the training prompts, in place of steps, which are derived from it",
     )
-    seed: int = Field(0, ge=0, le=2**31 - 1)
-    dir: UserPath | None = None
-    validate_every: int = Field(
+    seed: Annotated[int, Free.to("comparison")] = Field(0, ge=0, le=2**31 - 1)  # a sweep sets its own
+    dir: Annotated[UserPath | None, UPKEEP] = None
+    validate_every: Annotated[int, Free.to("resume", "machines")] = Field(
         5, ge=0, description="optimizer steps between validations; 0: only before and after training"
     )
     validation_limit: int = Field(64, ge=1, description="maximum number of validation prompts")
-    publish: Literal["regime", "full"] = Field("regime", description="fields published to the exchange")
-    keep_rounds: int | None = Field(None, ge=1, description="rounds per policy kept in the exchange; null: all")
-    save_every: int = Field(20, ge=0, description="optimizer steps between checkpoints; 0: only at the last step")
-    keep_checkpoints: int = Field(2, ge=1, description="newest complete checkpoints kept per policy")
-    max_restarts: int = Field(2, ge=0, description="maximum restarts of a policy that died")
-    on_peer_loss: Literal["fail", "wait", "continue"] = Field(
+    publish: Annotated[Literal["regime", "full"], FACTOR] = Field(
+        "regime", description="fields published to the exchange"
+    )
+    keep_rounds: Annotated[int | None, UPKEEP] = Field(
+        None, ge=1, description="rounds per policy kept in the exchange; null: all"
+    )
+    save_every: Annotated[int, UPKEEP] = Field(
+        20, ge=0, description="optimizer steps between checkpoints; 0: only at the last step"
+    )
+    keep_checkpoints: Annotated[int, UPKEEP] = Field(2, ge=1, description="newest complete checkpoints kept per policy")
+    max_restarts: Annotated[int, UPKEEP] = Field(2, ge=0, description="maximum restarts of a policy that died")
+    on_peer_loss: Annotated[Literal["fail", "wait", "continue"], UPKEEP] = Field(
         "fail", description="action of the other policies when one is permanently lost"
     )
-    peer_timeout: float = Field(60.0, gt=0, description="a peer without a heartbeat for this long is dead")
-    report_to: Annotated[tuple[Literal["trackio", "wandb", "tensorboard"], ...], Field(strict=False)] = Field(
+    peer_timeout: Annotated[float, UPKEEP] = Field(
+        60.0, gt=0, description="a peer without a heartbeat for this long is dead"
+    )
+    report_to: Annotated[tuple[Literal["trackio", "wandb", "tensorboard"], ...], Field(strict=False), UPKEEP] = Field(
         (), description="trackers in addition to metrics.jsonl, through TRL's integrations"
     )
-    round_timeout: float = Field(3600.0, gt=0, description="maximum wait for a peer that is alive")
-    step_timeout: float = Field(
+    round_timeout: Annotated[float, UPKEEP] = Field(3600.0, gt=0, description="maximum wait for a peer that is alive")
+    step_timeout: Annotated[float, UPKEEP] = Field(
         1800.0, gt=0, description="a live policy without progress for this long (e.g. a hanging reward) is dead"
     )
 
@@ -276,7 +287,7 @@ class HardwareSection(Section):
     `gpus`: number of GPUs to use, 0 for the CPU; by default all of the machine's.
     """
 
-    gpus: int | None = Field(None, ge=0, le=1024)
+    gpus: Annotated[int | None, UPKEEP] = Field(None, ge=0, le=1024)
 
 
 class LaunchSection(Section):
@@ -305,9 +316,11 @@ class ExchangeSection(Section):
     `staleness`: rounds that a peer may be behind before the learner waits for it.
     """
 
-    url: Annotated[str, AfterValidator(require_url)] | None = None
-    heartbeat_seconds: float = Field(10.0, ge=1, description="seconds between a policy's heartbeats in the bucket")
-    checkpoints: bool = Field(
+    url: Annotated[Annotated[str, AfterValidator(require_url)] | None, MACHINES] = None
+    heartbeat_seconds: Annotated[float, UPKEEP] = Field(
+        10.0, ge=1, description="seconds between a policy's heartbeats in the bucket"
+    )
+    checkpoints: Annotated[bool, UPKEEP] = Field(
         False, description="copy each policy's newest checkpoint to the bucket, so that another machine can resume"
     )
     staleness: int = Field(0, ge=0, description="rounds that a peer may be behind before the learner waits for it")
@@ -323,16 +336,16 @@ class ExchangeSection(Section):
 class Recipe(Section):
     """Complete, resolved configuration of a run."""
 
-    pool: Annotated[str, Field(pattern=POOL_NAME)] | None = None
+    pool: Annotated[Annotated[str, Field(pattern=POOL_NAME)] | None, UPKEEP] = None
     policies: tuple[Policy, ...] = Field(min_length=1, strict=False)
-    sources: Annotated[tuple[SourceSection, ...], Field(strict=False)] = ()
-    regime: dict[str, Any] = {}
+    sources: Annotated[tuple[SourceSection, ...], Field(strict=False), FACTOR] = ()
+    regime: Annotated[dict[str, Any], FACTOR] = {}
     task: TaskSection = TaskSection()
     trainer: dict[str, Any] = {}
     round: RoundSection = RoundSection()
     run: RunSection = RunSection()
-    hardware: HardwareSection = HardwareSection()
-    launch: LaunchSection = LaunchSection()
+    hardware: Annotated[HardwareSection, MACHINES] = HardwareSection()
+    launch: Annotated[LaunchSection, MACHINES] = LaunchSection()
     lora: LoraSection | None = None
     exchange: ExchangeSection = ExchangeSection()
 

@@ -10,25 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mutualrl.recipes.differences import by_dotted_key
+from mutualrl.recipes.free import may_differ
+from mutualrl.recipes.schema import Recipe
 from mutualrl.reporting.run_reader import Run, part
 from mutualrl.reporting.series import by_arm
 from mutualrl.storage.files import JsonObject
-
-#: settings in which compared runs may differ: the compared ones, and those that do not affect results
-_FREE = {"regime", "sources", "hardware", "launch", "pool"}
-_FREE_RUN = {
-    "seed",
-    "dir",
-    "publish",
-    "save_every",
-    "keep_checkpoints",
-    "keep_rounds",
-    "max_restarts",
-    "on_peer_loss",
-    "peer_timeout",
-    "round_timeout",
-    "report_to",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +106,6 @@ def _other_data(runs: Sequence[Run]) -> list[str]:
     return notes
 
 
-def _flat(recipe: Mapping[str, Any]) -> dict[str, object]:
-    flat: JsonObject = {}
-    for section, value in recipe.items():
-        if section in _FREE:
-            continue
-        if isinstance(value, dict):
-            free = _FREE_RUN if section == "run" else set()
-            flat |= {f"{section}.{key}": setting for key, setting in value.items() if key not in free}
-        else:
-            flat[section] = value
-    return flat
+def _flat(recipe: Mapping[str, Any]) -> JsonObject:
+    """Return the settings of a recipe by dotted key, without those in which compared runs may differ."""
+    return {key: value for key, value in by_dotted_key(recipe).items() if not may_differ(Recipe, key, "comparison")}

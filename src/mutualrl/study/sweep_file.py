@@ -33,6 +33,7 @@ from mutualrl.distillation.settings import parse_settings
 from mutualrl.errors import RecipeError
 from mutualrl.recipes import Recipe, Request, resolve, yaml_file
 from mutualrl.recipes.differences import changed_keys
+from mutualrl.recipes.free import may_differ
 from mutualrl.regimes import baseline
 from mutualrl.study.claims import RegisteredClaims, read_claims
 from mutualrl.tiny import resolve_path
@@ -246,10 +247,6 @@ def _resolved(file: SweepFile, path: Path) -> dict[tuple[str, str], Recipe]:
     return recipes
 
 
-#: keys that arms may always differ in: the factor, and keys that do not change results
-FACTOR = ("regime", "pool", "sources", "run.publish", "run.save_every", "run.keep_checkpoints", "run.keep_rounds")
-
-
 def _not_to_distill(file: SweepFile, name: str, recipe: Recipe) -> list[str]:
     """Return why the runs of an arm cannot be distilled, if another arm distills them."""
     learners = [other for other, arm in file.arms.items() if arm.distill == name]
@@ -262,11 +259,12 @@ def _not_to_distill(file: SweepFile, name: str, recipe: Recipe) -> list[str]:
 
 
 def _beyond_the_factor(file: SweepFile, name: str, recipe: Recipe, reference: Recipe) -> list[str]:
-    allowed = (*FACTOR, *file.arms[name].differs)
+    declared = file.arms[name].differs
     changed = [
         key
         for key in changed_keys(reference, recipe)
-        if not any(key == prefix or key.startswith(f"{prefix}.") for prefix in allowed)
+        if not may_differ(Recipe, key, "arms")
+        and not any(key == prefix or key.startswith(f"{prefix}.") for prefix in declared)
     ]
     if not changed:
         return []
