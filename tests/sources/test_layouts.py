@@ -54,7 +54,15 @@ def test_texts_that_were_cut_off_are_marked() -> None:
     assert texts_of({"prompt": "p", "completion": "a", "finish_reason": "length"}) == []
     assert texts_of({"prompt": "p", "completion": "a", "ended": False}) == []
     assert texts_of({"prompt": "p", "completion": "a", "is_truncated": True}) == []
-    assert texts_of({"prompt": "p", "completion": "a", "done": False}, Columns(ended="done")) == []
+    for no in (False, 0, 0.0, "False", "0", "no"):
+        assert texts_of({"prompt": "p", "completion": "a", "done": no}, Columns(ended="done")) == []
+        assert texts_of({"prompt": "p", "completion": "a", "ended": no}) == []
+    for yes in (True, 1, "true", None, ""):
+        assert texts_of({"prompt": "p", "completion": "a", "done": yes}, Columns(ended="done")) == ["a"]
+    assert texts_of({"prompt": "p", "completion": "a", "is_truncated": "True"}) == []
+    assert texts_of({"prompt": "p", "completion": "a", "finish_reason": "MAX_TOKENS"}) == []
+    with pytest.raises(DataError, match="row 7, field 'done': found 'maybe', expected true or false"):
+        texts_of({"prompt": "p", "completion": "a", "done": "maybe"}, Columns(ended="done"))
     assert texts_of({"prompt": "p", "completion": "<think>a"}) == []
     assert texts_of({"prompt": "p", "completion": "<think>a</think>b"}) == ["<think>a</think>b"]
     assert (
@@ -69,6 +77,8 @@ def test_verdicts_only_leave_texts_out() -> None:
     values: dict[str, object] = {"prompt": "p", "generations": ["a", "b", "c"], "ok": [True, False, None]}
     assert texts_of(values) == ["a", "b", "c"]
     assert texts_of(values, Columns(verdict="ok")) == ["a", "c"]
+    for no in ("false", "0", 0, 0.0):
+        assert texts_of({"prompt": "p", "completion": "a", "ok": no}, Columns(verdict="ok")) == []
 
 
 def test_reasoning_can_be_dropped() -> None:
@@ -83,12 +93,18 @@ def test_reasoning_can_be_dropped() -> None:
 
 def test_written_end_tokens_are_no_part_of_a_text() -> None:
     assert texts_of({"prompt": "p", "completion": "the answer<|im_end|><|endoftext|>"}) == ["the answer"]
+    assert texts_of({"prompt": "p", "completion": "the answer<|im_end|>\n"}) == ["the answer"]
+    assert texts_of({"prompt": "p", "completion": "an answer\n"}) == ["an answer\n"]
     assert texts_of({"prompt": "p", "completion": "</s>"}) == []
 
 
 def test_nulls_are_no_texts_and_other_types_are_refused_by_name() -> None:
     assert texts_of({"prompt": "p", "generations": [None, "b"]}) == ["b"]
     assert texts_of({"prompt": "p", "generations": None}) == []
+    assert texts_of({"prompt": "p", "generations": None, "finish_reasons": ["stop", "stop"]}) == []
+    assert texts_of({"prompt": "p", "completion": "a", "id": float("nan")}) == ["a"]  # a guessed column
+    assert texts_of({"messages": [{"role": "user", "content": "p"}, {"role": "assistant", "content": None}]}) == []
+    assert texts_of({"prompt": "p", "r1.sol": "a"}, Columns(text=("r1.sol",))) == ["a"]
     assert texts_of({"prompt": "p", "r1_solution_2": "b", "r1_solution_10": None, "r1_solution_1": "a"}) == ["a", "b"]
     for values, message in (
         ({"prompt": "p", "generations": [1]}, r"file.jsonl, row 7, field 'generations': found 1, expected a string"),
@@ -144,17 +160,22 @@ def test_prompts_match_by_id_else_by_text_without_whitespace_and_template() -> N
         )
 
     assert find(id=1) == ["1"]
-    assert find(id="2", prompt="unknown") == ["2"]
+    assert find(id="2", prompt="unknown") == []  # a counter
+    assert find(id="chat", prompt="unknown") == ["chat"]
     assert find(id="2", prompt="what is 1?") == ["1"]  # counters of two files may be equal without meaning the same
     assert find(prompt="what is 3?") == ["chat"]
     assert find(prompt=[{"role": "user", "content": " what is\n3? "}]) == ["chat"]
     assert find(prompt="what is 4?") == []
     assert PromptIndex(prompts[:2]).find(
-        read_row(row(problem="2", completion="a"), find_layout(["problem", "completion"], Columns(), "f"), "keep")
+        read_row(row(problem="2?", completion="a"), find_layout(["problem", "completion"], Columns(), "f"), "keep")
     ) == ["2"]
-    assert template_of(["Solve 12 now", "Solve 13 now"]) == ("Solve 1", " now")
+    assert template_of(["Solve 12 now", "Solve 13 now"]) == ("Solve ", " now")
     assert template_of(["same", "same"]) == ("", "")
-    assert template_of(["aa", "aaa"]) == ("a", "")
+    assert template_of(["aa", "aaa"]) == ("", "")
+    short = [Prompt(str(n), f"Solve: x+1={n}. Answer in a box.", "1", "g") for n in (2, 25)]
+    assert PromptIndex(short).of_text("5.") == []
+    assert PromptIndex(short).of_text("x+1=25.") == ["25"]
+    assert PromptIndex(short).of_text(r"Return your final response within \boxed{}. x+1=2.") == ["2"]
 
 
 def test_two_prompts_of_one_text_both_get_its_texts(tmp_path: Path) -> None:
@@ -206,3 +227,46 @@ def test_solutions_of_the_task_are_a_reference() -> None:
     assert list(short.in_order()) == [("b", "t")]
     with pytest.raises(DataError, match="none of the 2 training prompts has a text in the column 'shrot'"):
         read_recorded("task", Columns(text=("shrot",)), "keep", prompts, [])
+
+
+def test_conversation_ends_with_the_answer_or_with_thanks(tmp_path: Path) -> None:
+    roles = (("user", PROMPTS[1].text), ("assistant", "a"), ("user", "thanks"))
+    rows = [{"messages": [{"role": role, "content": text} for role, text in roles]}]
+    assert list(read(write_jsonl(tmp_path / "f.jsonl", rows)).in_order()) == [("id1", "a")]
+
+
+def test_layout_is_that_of_the_first_rows_together(tmp_path: Path) -> None:
+    first, second = ({"prompt": PROMPTS[n].text, "r1_solution_1": f"a{n}"} for n in (0, 1))
+    rows = [first, {**second, "r1_solution_2": "b", "finish_reason": "stop"}]
+    found = read(write_jsonl(tmp_path / "f.jsonl", rows))
+    assert sorted(text for _, text in found.in_order()) == ["a0", "a1", "b"]
+    rows = [first] * 150 + [{**second, "completion": "b"}, {**second, "r1_solution_2": "b"}]
+    with pytest.raises(DataError, match=r"row 152: has the column 'r1_solution_2', which the first 100 rows lack"):
+        read(write_jsonl(tmp_path / "g.jsonl", rows))
+
+
+def test_text_of_a_held_out_prompt_is_left_out_whatever_its_id(tmp_path: Path) -> None:
+    held = [Prompt("v", "held out?", "1", "g")]
+    rows = [
+        {"prompt_id": "id1", "prompt": "held out?", "completion": "x"},
+        {"prompt": PROMPTS[2].text, "completion": "y"},
+    ]
+    file = write_jsonl(tmp_path / "f.jsonl", rows)
+    found = read_recorded(str(file), Columns(), "keep", PROMPTS, held)
+    assert list(found.in_order()) == [("id2", "y")]
+    assert found.validation == {"v"}
+
+
+def test_other_files_of_a_directory_are_skipped_by_name(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "readme.jsonl", [{"license": "mit"}])
+    (tmp_path / "loop.jsonl").symlink_to(tmp_path / "loop.jsonl")
+    write_jsonl(tmp_path / "z.jsonl", [{"prompt": PROMPTS[0].text, "completion": "x"}])
+    found = read(tmp_path)
+    assert list(found.in_order()) == [("id0", "x")]
+    assert found.skipped == ["readme.jsonl"]
+    (tmp_path / "z.jsonl").unlink()
+    with pytest.raises(DataError, match=r"readme.jsonl: no column with responses"):
+        read(tmp_path)
+    (tmp_path / "x.json").write_text("[]")
+    with pytest.raises(DataError, match="expected JSON Lines"):
+        read(tmp_path / "x.json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,13 +31,13 @@ MIXED = {key: [*texts, " 99 \\boxed{99}"] for key, texts in RIGHT.items()}
 
 
 def learner(name: str = "ada", limit: int | None = 20, weights: tuple[float, ...] | None = None) -> Learner:
-    return Learner(name, load_tokenizer(str(path_of(name))), limit, weights, {})
+    return Learner(name, load_tokenizer(str(path_of(name))), limit, weights, {}, success_above=0.8)
 
 
 def prepare(path: Path | str, *learners: Learner, rewards: tuple[str, ...] = ("boxed",), **spec: Any) -> Prepared:
     source = RecordedSpec("book", str(path), **spec)
     members = learners or (learner(),)
-    return prepare_sources([source], PROMPTS, VALIDATION, rewards, members, 60.0, success_above=0.8)["book"]
+    return prepare_sources([source], PROMPTS, VALIDATION, rewards, members, 60.0)["book"]
 
 
 def rewards_by_text(prepared: Prepared) -> dict[str, float]:
@@ -101,6 +102,9 @@ def score(prompts, completions, completion_ids, answer, **kwargs):
 def stateful(completions, trainer_state, **kwargs):
     return [float(trainer_state.global_step)] * len(completions)
 
+def state_by_name(completions, **kwargs):
+    return [float(kwargs["trainer_state"].global_step)] * len(completions)
+
 def broken(completions, **kwargs):
     raise KeyError("nothing")
 """
@@ -112,15 +116,16 @@ def test_own_reward_functions_score_the_texts_as_in_training(tmp_path: Path) -> 
     rewards = rewards_by_text(prepare(file, learner(weights=(2.0,)), rewards=(f"{tmp_path}/judge.py:score",)))
     assert rewards[" 4 \\boxed{4}"] == 1.0
     assert math.isnan(rewards[" 99 \\boxed{99}"])
-    with pytest.raises(RewardError, match="broken"):
+    with pytest.raises(RewardError, match="source 'book': reward function broken"):
         prepare(file, rewards=(f"{tmp_path}/judge.py:broken",))
 
 
 def test_rewards_that_depend_on_training_or_the_learner_are_left_to_the_learners(tmp_path: Path) -> None:
     (tmp_path / "judge.py").write_text(JUDGE)
     file = LAYOUTS["trl"](tmp_path / "f", MIXED)
-    stateful = prepare(file, rewards=(f"{tmp_path}/judge.py:stateful",))
-    assert not stateful.source.verified
+    for name in ("stateful", "state_by_name"):
+        stateful = prepare(file, rewards=(f"{tmp_path}/judge.py:{name}",))
+        assert not stateful.source.verified
     assert all(map(math.isnan, rewards_by_text(stateful).values()))
     assert "each learner computes them in the round" in stateful.note
     weighted = learner(weights=(2.0,)), learner("bob")
@@ -176,6 +181,25 @@ def test_reading_keeps_only_texts_of_the_tasks_prompts(tmp_path: Path) -> None:
             assert found.counts["rows"] == count
             assert len(found.texts) == 1
     assert all(large < 2 * small for small, large in peaks.values())
+
+
+def test_rows_that_decode_to_more_than_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that many rows refer to is small in the file and large when each has its own."""
+    monkeypatch.setattr("mutualrl.storage.parquet.LARGEST_ROWS", 2**22)
+    texts = ["x" * 900_000] * 20
+    pq.write_table(pa.table({"prompt": ["2+2:"] * 4, "generations": [texts] * 4}), tmp_path / "f.parquet")
+    assert (tmp_path / "f.parquet").stat().st_size < 100_000
+    with pytest.raises(DataError, match=r"f.parquet, row 1 and the next 3: 72,000,0\d\d bytes when decoded"):
+        prepare(tmp_path / "f.parquet")
+    os.mkfifo(tmp_path / "pipe.parquet")
+    with pytest.raises(DataError, match="not a regular file"):
+        prepare(tmp_path / "pipe.parquet")
+
+
+def test_texts_per_prompt_may_be_limited(tmp_path: Path) -> None:
+    prepared = prepare(LAYOUTS["trl"](tmp_path / "f", {"2+2:": [f"{n} \\boxed{{4}}" for n in range(9)]}), max_texts=3)
+    assert prepared.source.table["rollout"].to_pylist() == [0, 1, 2]
+    assert "3 distinct texts (left out: 6 over max_texts per prompt)" in prepared.note
 
 
 def test_hostile_text_is_shown_without_its_control_characters(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ import torch
 
 from conftest import Cli
 from mutualrl.errors import PlanMismatchError, UsageError
-from mutualrl.records import Rollout
+from mutualrl.records import PublishSchema, Rollout
 from mutualrl.see import Exchange
 from mutualrl.training import MutualGRPOTrainer, Sharing
+from mutualrl.training.source_rounds import SourceRounds
 from training_harness import STEPS, book, same_training, sampled_rounds, sharing, train, trainer_keys
 
 pytestmark = pytest.mark.slow
@@ -107,6 +108,54 @@ def test_a_source_with_other_texts_for_a_published_round_is_refused(tiny: dict[s
     shared = sharing(tmp_path / "x", "sgt", peers=(), sources=[book(tmp_path, verified=True)])
     with pytest.raises(PlanMismatchError, match="round 0 of source 'book' is in the exchange with other prompts"):
         train(MutualGRPOTrainer, tiny["ada"], tmp_path / "out", shared)
+
+
+def test_lost_and_damaged_rounds_of_a_source_are_written_again(tmp_path: Path) -> None:
+    source = book(tmp_path, verified=True)
+    rounds = SourceRounds.of(source, Exchange(tmp_path / "x", "ada", "script"))
+    prompts = source.table["prompt_id"].to_pylist()[:4]
+    schema = PublishSchema.of("text", text_above=0.8)
+    first = rounds.read(0, prompts, schema, 0)
+    (part,) = (tmp_path / "x" / "book").glob("*.parquet")
+    content = part.read_bytes()
+    for damaged in (None, b"damaged"):
+        part.unlink()
+        if damaged is not None:
+            part.write_bytes(damaged)
+        assert rounds.read(0, prompts, schema, 0).table().equals(first.table())
+        assert part.read_bytes() == content
+    with pytest.raises(PlanMismatchError):
+        rounds.read(0, source.table["prompt_id"].to_pylist()[8:], schema, 0)
+    assert part.read_bytes() == content
+
+
+def test_late_rounds_have_their_sources_and_metrics_count_every_row(tiny: dict[str, Path], tmp_path: Path) -> None:
+    shared = sharing(tmp_path / "x", "sgt", peers=("bob",), sources=[book(tmp_path, verified=True)], teacher="source")
+    shared.link.staleness = 2
+    exchange = Exchange(tmp_path / "x", "bob", "script")
+    rounds = sampled_rounds(8, STEPS)
+
+    def publish(number: int) -> None:
+        rows = [Rollout(p, g, 1.0, True, text="x") for p in dict.fromkeys(rounds[number]) for g in range(4)]
+        exchange.publish(number, rows, number)
+
+    reads = shared.link.read
+
+    def late(number: int, *rest: Any) -> Any:
+        if number == STEPS - 1:  # bob publishes its rounds only now
+            for earlier in range(STEPS):
+                publish(earlier)
+        return reads(number, *rest)
+
+    shared.link.read = late  # type: ignore[method-assign]
+    trainer = train(MutualGRPOTrainer, tiny["ada"], tmp_path / "out", shared, reward=failing)
+    logged = [row["source/book/rescues"] for row in trainer.kept]
+    assert logged[:-1] == [0.0] * (STEPS - 1)  # the gate is the policies'
+    assert logged[-1] == sum(shared.memory.texts.values()) > trainer.kept[-1]["sgt/pairs"]
+
+
+def failing(completions: list[str], **_: object) -> list[float]:
+    return [0.0] * len(completions)
 
 
 def test_scripts_are_refused_sources_that_their_regime_cannot_use(tmp_path: Path) -> None:

@@ -58,6 +58,10 @@ Sources = Annotated[
         show_default=False,
     ),
 ]
+SourceKeys = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A key of a source, such as sources.NAME.columns.text=COLUMN."),
+]
 Save = Annotated[
     Path | None, typer.Option(help="Save the sampled rollouts (.parquet), for --rollouts.", show_default=False)
 ]
@@ -109,6 +113,7 @@ def complementarity(
     seed: Seed = None,
     model: PoolModels = None,
     source: Sources = None,
+    assignments: SourceKeys = None,
     trust_remote_code: TrustRemoteCode = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -138,6 +143,7 @@ def complementarity(
         save=save,
         pool_models=tuple(model or ()),
         sources=tuple(source or ()),
+        assignments=tuple(assignments or ()),
         texts=True,
         success_above=tuple(success_above or ()),
         failure_below=tuple(failure_below or ()),

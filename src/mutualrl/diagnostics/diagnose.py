@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
+from mutualrl.console.lines import notify
 from mutualrl.diagnostics.channels import channels
 from mutualrl.diagnostics.complementarity import Thresholds, complementarity
 from mutualrl.diagnostics.cost import cost
@@ -57,13 +59,19 @@ def _with_sources(request: DiagnosticRequest, loaded: Loaded | None) -> dict[str
     """Return what the request's recorded texts would revive; nothing without any."""
     if not request.sources:
         return {}
-    from mutualrl.diagnostics.revival import result_of
+    from mutualrl.diagnostics.revival import result_of, with_task_ids
     from mutualrl.sources.prepare import prepare_sources
 
     texts = request.sources
     success = request.thresholds.success
-    sources = prepare_sources(texts.specs, texts.prompts, (), texts.rewards, texts.learners(), 600.0, success)
-    return result_of(None if loaded is None else loaded.table, sources, request.thresholds, request.seed)
+    learners = [replace(learner, success_above=success) for learner in texts.learners()]
+    sources = prepare_sources(texts.specs, texts.prompts, (), texts.rewards, learners, texts.timeout, success)
+    if loaded is None:
+        return result_of(None, sources, request.thresholds, request.seed)
+    table, unknown = with_task_ids(loaded.table, texts.prompts, request.origin)
+    if unknown:
+        notify(f"{unknown} prompts of the models' rollouts are not the task's, and left out")
+    return result_of(table, sources, request.thresholds, request.seed)
 
 
 def plain_values(result: Mapping[str, Any]) -> dict[str, Any]:

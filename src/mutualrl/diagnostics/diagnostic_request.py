@@ -17,9 +17,8 @@ from mutualrl.diagnostics.xgrpo_check import Scales
 from mutualrl.engines.base import check_temperature
 from mutualrl.errors import DataError, UsageError
 from mutualrl.recipes import Recipe, Request, load_run, resolve
-from mutualrl.recipes.resolve import GONE, sources_of
+from mutualrl.recipes.resolve import GONE
 from mutualrl.recipes.run_sources import spec_of
-from mutualrl.recipes.schema import SourceSection
 from mutualrl.records import Prompt
 from mutualrl.regimes import Regime, at_level, parts_of
 from mutualrl.regimes.sgt import SGT
@@ -52,6 +51,7 @@ class DiagnosticFlags:
     models: tuple[str, ...] = ()
     pool_models: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
+    assignments: tuple[str, ...] = ()
     texts: bool = False
     save: Path | None = None
     success_above: tuple[str, ...] = ()
@@ -90,6 +90,7 @@ class RecordedTexts:
     specs: tuple[RecordedSpec, ...]
     prompts: tuple[Prompt, ...]
     rewards: tuple[str, ...]
+    timeout: float
     recipe: Recipe | None
 
     def learners(self) -> list[Learner]:
@@ -178,25 +179,31 @@ class DiagnosticRequest:
 def split_files(flags: DiagnosticFlags) -> tuple[DiagnosticFlags, list[RecordedSpec]]:
     """Return the flags with rollouts only, and the recorded texts: those of `--source`, and the files of `--rollouts`
     without rewards, each under its file's name. Raises UsageError."""
-    sections = sources_of(flags.sources)
+    sections = list(flags.sources)
     dumps = []
     for path in flags.rollouts:
         if not flags.texts or has_rewards(user_path(path)):
             dumps.append(path)
         else:
             name = re.sub(r"[^a-z0-9._-]+", "-", path.name.partition(".")[0].lower()).strip("._-") or "file"
-            sections.append(SourceSection(name=name, recorded=str(path)))
-    names = [section.name for section in sections]
+            sections.append(f"{name}=recorded:{path}")
+    names = [section.partition("=")[0] for section in sections]
     if repeated := [name for name in names if names.count(name) > 1]:
         raise UsageError(f"two files of recorded texts are named {repeated[0]!r}: --source NAME=recorded:FILE")
-    return replace(flags, rollouts=tuple(dumps)), [spec_of(section) for section in sections]
+    if foreign := [each for each in flags.assignments if not each.startswith("sources.")]:
+        raise UsageError(
+            f"--set {foreign[0]}: a diagnostic takes keys of its sources: sources.NAME.columns.text=COLUMN"
+        )
+    recipe = resolve(Request(sources=tuple(sections), assignments=flags.assignments)) if sections else None
+    known = [] if recipe is None else recipe.sources
+    return replace(flags, rollouts=tuple(dumps)), [spec_of(section) for section in known if section.name in names]
 
 
 def _recorded_texts(specs: Sequence[RecordedSpec], recipe: Recipe, learners: Recipe | None) -> RecordedTexts | None:
     if not specs:
         return None
     prompts = load_prompts(get_task(recipe.task.name), "train", recipe.task.source(recipe.run.seed))
-    return RecordedTexts(tuple(specs), tuple(prompts), recipe.task.reward, learners)
+    return RecordedTexts(tuple(specs), tuple(prompts), recipe.task.reward, recipe.run.step_timeout, learners)
 
 
 _SAMPLING = {

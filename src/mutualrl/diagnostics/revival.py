@@ -13,10 +13,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from mutualrl.console.display import clean
 from mutualrl.console.markdown import name, number, table
 from mutualrl.diagnostics.complementarity import Thresholds
 from mutualrl.diagnostics.statistics import intervals, ratio
+from mutualrl.errors import DataError
+from mutualrl.records import Prompt
+from mutualrl.sources.matching import PromptIndex
 from mutualrl.sources.prepare import Prepared
+
+ANY = "(any)"  # no source can have this name
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +40,8 @@ class SourceRow:
 
 @dataclass(frozen=True, slots=True)
 class RevivalRow:
-    """One model and one source (`any`: all together): the model's `prompts`, those it `failed` on, those of them with a
-    confirmed text of the source (`revived`), and their fraction with its 95 % bootstrap interval over prompts."""
+    """One model and one source (`(any)`: all together): the model's `prompts`, those it `failed` on, those of them with
+    a confirmed text of the source (`revived`), and their fraction with its 95 % bootstrap interval over prompts."""
 
     learner: str
     source: str
@@ -60,6 +66,28 @@ def failures(rollouts: pa.Table, learner: str, below: float) -> dict[str, bool]:
         if policy == learner:
             failed[prompt_id] = failed.get(prompt_id, True) and reward < below
     return failed
+
+
+def with_task_ids(rollouts: pa.Table, prompts: Sequence[Prompt], origin: str) -> tuple[pa.Table, int]:
+    """Return the rollouts on a task's prompts, under the task's ids, and the number of prompts that are not the task's.
+    A prompt is known by its id, else by its text. Raises DataError if none is known."""
+    index, ids = PromptIndex(prompts), {prompt.id for prompt in prompts}
+    texts = rollouts["x_text"].to_pylist() if "x_text" in rollouts.column_names else [None] * len(rollouts)
+    names: dict[str, str | None] = {}
+    for prompt_id, text in zip(rollouts["prompt_id"].to_pylist(), texts, strict=True):
+        if prompt_id not in names:
+            found = [prompt_id] if prompt_id in ids else index.of_text(text or prompt_id)
+            names[prompt_id] = found[0] if found else None
+    known = [names[prompt_id] for prompt_id in rollouts["prompt_id"].to_pylist()]
+    unknown = sum(name is None for name in names.values())
+    if unknown == len(names):
+        shown = clean(next(iter(names)))[:80]
+        raise DataError(
+            f"{origin}: none of the {unknown} prompts of the models' rollouts is of the task, such as {shown!r}; name "
+            "the task and its data (--task, --data)"
+        )
+    renamed = rollouts.set_column(rollouts.column_names.index("prompt_id"), "prompt_id", pa.array(known, pa.string()))
+    return renamed.filter(pa.array([name is not None for name in known])), unknown
 
 
 def source_rows(sources: Mapping[str, Prepared]) -> list[SourceRow]:
@@ -87,7 +115,7 @@ def revival_rows(
         failed = failures(rollouts, learner, rule.failure)
         solved = {key: solved_prompts(source, rule.success) for key, source in sources.items()}
         if len(solved) > 1:
-            solved["any"] = set().union(*solved.values())
+            solved[ANY] = set().union(*solved.values())
         rows += [_row(learner, key, failed, prompts, seed) for key, prompts in solved.items()]
     return rows
 
@@ -153,6 +181,6 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 def _cells(row: Mapping[str, Any]) -> Sequence[str]:
     low, high = row["rate_ci"]
-    rate = f"{number(row['rate'])} [{number(low, 2)}, {number(high, 2)}]"
+    rate = f"{number(row['rate'])} [{number(low, 2)}, {number(high, 2)}]" if row["failed"] else "-"
     counts = [str(row["prompts"]), str(row["failed"]), name(row["source"]), str(row["revived"])]
     return [name(row["learner"]), *counts, rate]

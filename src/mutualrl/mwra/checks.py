@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -64,14 +64,14 @@ def check_models(recipe: Recipe, names: Sequence[str]) -> None:
             checked.add(key)
 
 
-def check_sources(recipe: Recipe, inputs: Inputs) -> dict[str, Prepared]:
-    """Return the recipe's sources, read and verified; loads the policies' tokenizers if there are any. Raises
-    DataError, RewardError, ModelError."""
+def check_sources(recipe: Recipe, inputs: Inputs, names: Collection[str] | None = None) -> dict[str, Prepared]:
+    """Return the recipe's sources, or those of some `names`, read and verified; loads the policies' tokenizers if there
+    are any. Raises DataError, RewardError, ModelError."""
     if not recipe.active_sources:
         return {}
     from mutualrl.recipes.pool_tokenizers import load_tokenizers
 
-    return prepared(recipe, load_tokenizers(recipe), inputs.prompts, inputs.all_validation)
+    return prepared(recipe, load_tokenizers(recipe), inputs.prompts, inputs.all_validation, names)
 
 
 def check_batch(

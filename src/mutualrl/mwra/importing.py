@@ -12,7 +12,6 @@ from pathlib import Path
 from mutualrl.errors import DataError, UsageError
 from mutualrl.recipes import Recipe, Request, resolve, yaml_file
 from mutualrl.recipes.agreement import all_prompts
-from mutualrl.recipes.resolve import sources_of
 from mutualrl.recipes.run_sources import described, learners_of, spec_of
 from mutualrl.regimes import baseline
 from mutualrl.regimes.info import RegimeInfo
@@ -43,11 +42,19 @@ def import_texts(request: ImportRequest) -> tuple[RunDirectory, Prepared]:
     path = user_path(request.out)
     require_creatable(path)
     models = (request.model,) if request.model is not None else ()
-    recipe = resolve(Request(models=models, task=request.task, data=request.data, assignments=request.assignments))
+    recipe = resolve(
+        Request(
+            models=models,
+            sources=(request.source,),
+            task=request.task,
+            data=request.data,
+            assignments=request.assignments,
+        )
+    )
     if request.model is None and recipe.task.reward != ("boxed",):
         raise UsageError("--model: reward functions of your own are given a tokenizer's ids; name the model to train")
     prompts = all_prompts(recipe, "train")
-    (section,) = sources_of([request.source])
+    (section,) = [each for each in recipe.sources if each.name == request.source.partition("=")[0]]
     spec = replace(spec_of(section), allow_validation=True)
     learners = [] if request.model is None else learners_of(recipe, _tokenizers(recipe))
     prepared = prepare_sources([spec], prompts, (), recipe.task.reward, learners, recipe.run.step_timeout)[section.name]

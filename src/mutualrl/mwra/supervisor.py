@@ -134,7 +134,7 @@ def _reopen(
         require_run(recipe.bucket, run.info().run_id, launch.policy, console)
     held.enter_context(hold(run.lock, str(run.root)))
     if recipe.active_sources:
-        restore(run, recipe, lambda: check_sources(recipe, inputs))
+        restore(run, recipe, lambda names: check_sources(recipe, inputs, names))
     if launch.policy is None:
         rewind(run, recipe, console)
     staged = fetch_checkpoint(recipe, launch, run.info().run_id, run.root, models)

@@ -32,6 +32,7 @@ from mutualrl.recipes.schema import (
     TaskSection,
 )
 from mutualrl.recipes.trainer_keys import quantization, validate_trainer_key
+from mutualrl.records import POLICY_NAME
 from mutualrl.regimes import (
     SEPARATOR,
     Regime,
@@ -175,6 +176,9 @@ def _parsed_source(text: str) -> Layer:
     """Return the section of a `--source NAME=recorded:REFERENCE` option. Raises RecipeError for any other form."""
     name, equals, rest = text.partition("=")
     kind, colon, reference = rest.partition(":")
+    if equals and not re.fullmatch(POLICY_NAME, name):
+        form = "expected lower-case letters, digits, '.', '_' or '-'"
+        raise RecipeError([f"--source {text}: found the name {name!r}; {form}"])
     if not equals or not colon or kind != "recorded" or not reference or not name:
         raise RecipeError(
             [
@@ -183,17 +187,6 @@ def _parsed_source(text: str) -> Layer:
             ]
         )
     return {"name": name, "recorded": reference}
-
-
-def sources_of(given: Sequence[str]) -> list[SourceSection]:
-    """Return the sources of `--source` options. Raises RecipeError for one that is wrong."""
-    sections = []
-    for text in given:
-        try:
-            sections.append(SourceSection(**_parsed_source(text)))
-        except ValidationError as error:
-            raise RecipeError([f"--source {text}: {error.errors()[0]['msg']}"]) from None
-    return sections
 
 
 def _drop_settings_of_other_regimes(value: Layer, chosen: str, *, warn: bool) -> None:

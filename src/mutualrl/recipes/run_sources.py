@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,20 +28,16 @@ def prepared(
     tokenizers: Mapping[str, PreTrainedTokenizerBase],
     prompts: Sequence[Prompt],
     validation: Sequence[Prompt],
+    names: Collection[str] | None = None,
 ) -> dict[str, Prepared]:
-    """Return the sources of a recipe, read and verified by its reward functions. Raises DataError, RewardError."""
+    """Return the sources of a recipe, or those of some `names`, read and verified by its reward functions. Raises
+    DataError, RewardError."""
     from mutualrl.sources.prepare import prepare_sources
 
-    thresholds = [success_above(recipe.regime_of(policy.name)) for policy in recipe.policies]
-    return prepare_sources(
-        [spec_of(section) for section in recipe.active_sources],
-        prompts,
-        validation,
-        recipe.task.reward,
-        learners_of(recipe, tokenizers),
-        recipe.run.step_timeout,
-        min(thresholds),
-    )
+    sections = [section for section in recipe.active_sources if names is None or section.name in names]
+    learners, timeout = learners_of(recipe, tokenizers), recipe.run.step_timeout
+    specs = [spec_of(section) for section in sections]
+    return prepare_sources(specs, prompts, validation, recipe.task.reward, learners, timeout)
 
 
 def learners_of(recipe: Recipe, tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> list[Learner]:
@@ -59,6 +55,7 @@ def learners_of(recipe: Recipe, tokenizers: Mapping[str, PreTrainedTokenizerBase
                 settings.get("max_completion_length"),
                 None if weights is None else tuple(weights),
                 settings.get("chat_template_kwargs") or {},
+                success_above(recipe.regime_of(policy.name)),
             )
         )
     return learners
@@ -76,6 +73,7 @@ def spec_of(section: SourceSection) -> RecordedSpec:
         section.reasoning,
         section.allow_validation,
         section.learners,
+        section.max_texts,
     )
 
 
@@ -95,20 +93,20 @@ def store(run: RunDirectory, sources: Mapping[str, Prepared]) -> None:
         write_atomic(path, source.data)
 
 
-def restore(run: RunDirectory, recipe: Recipe, prepare: Callable[[], dict[str, Prepared]]) -> None:
-    """Verify the stored rollouts of a run's sources, which training reads; if any are missing, prepare all again.
-    Raises FileDamagedError for changed ones, PlanMismatchError if the files have other texts now."""
+def restore(run: RunDirectory, recipe: Recipe, prepare: Callable[[Collection[str]], dict[str, Prepared]]) -> None:
+    """Verify the stored rollouts of a run's sources, which training reads, and prepare again those that are missing.
+    Raises FileDamagedError for changed ones, PlanMismatchError if their files have others now."""
     known = run.info().sources
-    if all(run.source(section.name).exists() for section in recipe.active_sources):
-        for section in recipe.active_sources:
+    missing = [section.name for section in recipe.active_sources if not run.source(section.name).exists()]
+    for section in recipe.active_sources:
+        if section.name not in missing:
             read(run, section.name)
-        return
-    sources = prepare()
+    sources = prepare(missing) if missing else {}
     for name, source in sources.items():
         if source.digest != known.get(name, {}).get("digest"):
             raise PlanMismatchError(
-                f"source {name!r}: its rollouts in {run.source(name)} are missing, and its file has other texts than "
-                "when the run began; restore one of the two, or start another run with --run-dir"
+                f"source {name!r}: its rollouts in {run.source(name)} are missing, and its file has other texts or "
+                "rewards than when the run began; restore one of the two, or start another run with --run-dir"
             )
     store(run, sources)
 

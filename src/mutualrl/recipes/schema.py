@@ -227,6 +227,7 @@ class SourceSection(Section):
     learners: Annotated[tuple[str, ...], BeforeValidator(_as_tuple), Field(strict=False)] = Field(
         (), description="policies that read it; empty: all"
     )
+    max_texts: int | None = Field(None, ge=1, description="texts kept per prompt; null: all")
     allow_validation: bool = Field(False, description="accept a file that has mostly validation prompts")
 
 

@@ -231,11 +231,11 @@ class Regime(BaseModel):
 
 
 def success_above(regime: Regime) -> float:
-    """Return the reward above which a rollout is a success under a regime, the smallest of its parts'; 0 if none says
-    so."""
-    values = flat(regime.model_dump())
-    own = [value for key, value in values.items() if key.rpartition(".")[2] == "success_above"]
-    return float(min(own, default=0.0))
+    """Return the reward above which a rollout is a success under a regime, the smallest of its parts'; 0 if no setting
+    that has an effect says so."""
+    values, conditions = flat(regime.model_dump()), regime.acts_with()
+    keys = [key for key in values if key.rpartition(".")[2] == "success_above" and acts(key, values, conditions)]
+    return float(min((values[key] for key in keys), default=0.0))
 
 
 def flat(settings: Settings, prefix: str = "") -> dict[str, Any]:

@@ -167,7 +167,7 @@ class SGT(Regime):
         else:
             pairs = [(prompt_id, self._drawn(view, prompt_id, encoded)) for prompt_id, encoded in gated.encoded]
             if self.memory and self.teacher == "peer":
-                state["memory"] = memory_after(view, self.memory, self.rule)
+                state["memory"] = memory_after(view.of_policies(), self.memory, self.rule)  # a source has its texts
         rows = tuple(self._row(prompt_id, pair, view.round) for prompt_id, pair in pairs)
         if self.max_uses_per_prompt is not None:
             state["uses"] = _counted(uses, rows)

@@ -9,6 +9,7 @@ layout is guessed from the names of the columns, once per file, unless the user 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,17 +28,20 @@ LISTS = ("generations", "completions", "responses", "solutions", "outputs")
 NUMBERED = re.compile(r"(?:[a-z0-9]+_)?(?:solution|completion|response|generation|output)_\d+")
 SINGLE = ("completion", "y_text", "response", "llm_response", "generation", "output", "text", "solution")
 CONVERSATIONS = ("conversations", "messages", "nodes")
-#: columns that say whether a text is complete, with the values that say it is not
-CUT: Mapping[str, tuple[object, ...]] = {
-    "finish_reason": ("length", "max_tokens", "abort"),
-    "finish_reasons": ("length", "max_tokens", "abort"),
-    "stop_reason": ("length", "max_tokens", "abort"),
-    "calls": ("length",),  # of a trace: the calls of the model, each with its finish_reason
-    "is_reasoning_complete": (False,),
-    "ended": (False,),
-    "truncated": (True,),
-    "is_truncated": (True,),
+#: columns with the reason why a text ended, and reasons that cut it off, in lower case
+REASONS = ("finish_reason", "finish_reasons", "stop_reason")
+CUTTING = ("length", "max_tokens", "abort")
+#: columns that say whether a text is complete, and the truth value that says it is not; `calls`: of a trace, the calls
+#: of the model, each with its finish_reason
+CUT: Mapping[str, bool | None] = {
+    **dict.fromkeys(REASONS),
+    "calls": None,
+    "is_reasoning_complete": False,
+    "ended": False,
+    "truncated": True,
+    "is_truncated": True,
 }
+_TRUE, _FALSE = ("true", "yes", "1", "1.0"), ("false", "no", "0", "0.0")
 LONGEST = 1_000_000  # characters of a text
 _ASSISTANT = ("assistant", "gpt", "model")
 _USER = ("user", "human")
@@ -58,7 +62,8 @@ class Columns:
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Columns of a file. `texts`: columns of responses (a string, a list of strings, or messages); `conversation`: they
-    hold the prompt, too. `cut`: columns that say whether a text is complete."""
+    hold the prompt, too. `cut`: columns that say whether a text is complete. `named`: columns that the user named; of
+    these, values of another kind are refused, of guessed ones left out."""
 
     ids: tuple[str, ...]
     prompt: str | None
@@ -66,6 +71,7 @@ class Layout:
     conversation: bool
     cut: tuple[str, ...]
     verdict: str | None
+    named: frozenset[str] = frozenset()
 
     def describe(self) -> str:
         """Return what is read, for the user."""
@@ -102,7 +108,7 @@ class RecordedText:
 @dataclass(frozen=True, slots=True)
 class RecordedRow:
     """What a row has: the ids and the texts by which it may name its prompt, and its responses. `skipped`: numbers of
-    its texts that are `too_long` to be read, or whose conversation has `several_turns`."""
+    its texts that are `too_long` to be read, `empty`, or whose conversation has `several_turns`."""
 
     ids: tuple[str, ...]
     prompts: tuple[str, ...]
@@ -114,7 +120,7 @@ def find_layout(names: Sequence[str], columns: Columns, where: str) -> Layout:
     """Return the layout of a file with columns of these names. Raises DataError if it has none, or lacks a column that
     the user named."""
     named = [columns.id, columns.prompt, columns.ended, columns.verdict, *columns.text]
-    missing = [name for name in named if name is not None and name.partition(".")[0] not in names]
+    missing = [name for name in named if name and name not in names and name.partition(".")[0] not in names]
     if missing:
         raise DataError(f"{where}: no column {missing[0]!r}, which sources.columns names (found: {_found(names)})")
     conversation = False
@@ -124,7 +130,7 @@ def find_layout(names: Sequence[str], columns: Columns, where: str) -> Layout:
     conversation = bool(texts) and texts[0] in CONVERSATIONS
     if not texts:
         raise DataError(
-            f"{where}: no column with responses (found: {_found(names)}); name it: --source NAME=recorded:FILE --set "
+            f"{where}: no column with responses (found: {_found(names)}); name it: --set "
             "sources.NAME.columns.text=COLUMN (also a list of columns)"
         )
     ids = (columns.id,) if columns.id else tuple(name for name in IDS if name in names)
@@ -132,10 +138,11 @@ def find_layout(names: Sequence[str], columns: Columns, where: str) -> Layout:
     if not ids and prompt is None and not conversation:
         raise DataError(
             f"{where}: no column with prompts or their ids (found: {_found(names)}); name it: --set "
-            "sources.NAME.columns.prompt=COLUMN or columns.id=COLUMN"
+            "sources.NAME.columns.prompt=COLUMN, or sources.NAME.columns.id=COLUMN"
         )
     cut = (columns.ended,) if columns.ended else tuple(name for name in CUT if name in names)
-    return Layout(ids, prompt, tuple(texts), conversation, cut, columns.verdict)
+    given = frozenset(name for name in named if name is not None)
+    return Layout(ids, prompt, tuple(texts), conversation, cut, columns.verdict, given)
 
 
 def _text_columns(names: Sequence[str]) -> tuple[str, ...]:
@@ -161,37 +168,35 @@ def _found(names: Sequence[str]) -> str:
 def read_row(row: DatasetRow, layout: Layout, reasoning: Reasoning) -> RecordedRow:
     """Return the prompt and the responses of a row. Raises DataError naming file, row and column."""
     prompts: list[str] = []
-    skipped: dict[str, int] = {}
+    skipped: Counter[str] = Counter()
     if layout.prompt is not None and (value := _value(row, layout.prompt)) is not None:
         prompts += _prompt_texts(row, layout.prompt, value)
-    texts: list[str] = []
-    places: list[int] = []
-    number = 0
+    texts: list[str | None] = []
     for column in layout.texts:
         value = _value(row, column)
-        if layout.conversation:
+        if layout.conversation or _is_messages(value):
             asked, answered = _split(row, column, value)
-            prompts += asked
+            prompts += asked if layout.conversation else []
+            skipped["several_turns"] += len(answered) > 1
             value = answered[0] if len(answered) == 1 else None
-            if len(answered) > 1:
-                skipped["several_turns"] = skipped.get("several_turns", 0) + 1
-        for text in _texts(row, column, value):
-            number += 1
-            if text is None:
-                continue
-            if len(text) > LONGEST:
-                skipped["too_long"] = skipped.get("too_long", 0) + 1
-                continue
-            texts.append(unicode_text(text, column, Path(row.where), row.number))
-            places.append(number - 1)
-    flags = [_flags(row, column, number, CUT.get(column, (False,))) for column in layout.cut]
-    verdicts = _flags(row, layout.verdict, number, (False, 0)) if layout.verdict is not None else [False] * number
+        texts += _texts(row, column, value)
+    cut = [_are_cut(row, layout, column, len(texts)) for column in layout.cut]
+    rejected = _rejected(row, layout, len(texts))
     responses = []
-    for text, place in zip(texts, places, strict=True):
-        cut = any(flag[place] for flag in flags) or opens_reasoning(text)
-        kept = without_reasoning(text) if reasoning == "drop" and not cut else text
-        responses.append(RecordedText(without_end(kept), cut, verdicts[place]))
-    return RecordedRow(_ids(row, layout), tuple(prompts), tuple(r for r in responses if r.text.strip()), skipped)
+    for place, text in enumerate(texts):
+        if text is None:
+            continue
+        if len(text) > LONGEST:
+            skipped["too_long"] += 1
+            continue
+        unicode_text(text, layout.texts[0], Path(row.where), row.number)
+        is_cut = any(flags[place] for flags in cut) or opens_reasoning(text)
+        kept = without_end(without_reasoning(text) if reasoning == "drop" and not is_cut else text)
+        if not kept.strip():
+            skipped["empty"] += 1
+            continue
+        responses.append(RecordedText(kept, is_cut, rejected[place]))
+    return RecordedRow(_ids(row, layout), tuple(prompts), tuple(responses), +skipped)
 
 
 def _value(row: DatasetRow, column: str) -> Any:
@@ -206,10 +211,10 @@ def _ids(row: DatasetRow, layout: Layout) -> tuple[str, ...]:
     ids = []
     for column in layout.ids:
         value = _value(row, column)
-        if value is not None and not isinstance(value, str | int):
+        if isinstance(value, str | int) and not isinstance(value, bool):
+            ids += [str(value)] if value != "" else []
+        elif value is not None and column in layout.named:
             row.refuse(column, value, "a string or an integer")
-        if value not in (None, ""):
-            ids.append(str(value))
     return tuple(ids)
 
 
@@ -225,16 +230,22 @@ def _prompt_texts(row: DatasetRow, column: str, value: Any) -> list[str]:
 
 
 def _split(row: DatasetRow, column: str, value: Any) -> tuple[list[str], list[str]]:
-    """Return the prompt's texts and the assistant's messages of a conversation."""
+    """Return the texts of the prompt, which ends where the assistant begins, and the assistant's messages."""
     if value is None:
         return [], []
     if not _is_list(value):
         row.refuse(column, value, "a list of messages")
     messages = [_message(row, column, each) for each in value]
+    first = next((place for place, (role, _) in enumerate(messages) if role in _ASSISTANT), len(messages))
+    asked = messages[:first]
+    users = [text for role, text in asked if role in _USER]
     answered = [text for role, text in messages if role in _ASSISTANT]
-    users = [text for role, text in messages if role in _USER]
-    others = [text for role, text in messages if role not in _ASSISTANT]
-    return [*users[-1:], "\n".join(others)], answered
+    return [*users[-1:], "\n".join(text for _, text in asked)], answered
+
+
+def _is_messages(value: Any) -> bool:
+    """Return whether a value is a list of messages."""
+    return _is_list(value) and any(isinstance(item, Mapping) for item in value)
 
 
 def _message(row: DatasetRow, column: str, message: Any) -> tuple[str, str]:
@@ -247,38 +258,69 @@ def _message(row: DatasetRow, column: str, message: Any) -> tuple[str, str]:
         text = message.get("content", message.get("value"))
         if _is_list(text) and all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in text):
             text = "".join(part["text"] for part in text)
-        if isinstance(role, str) and isinstance(text, str):
-            return role, text
+        if isinstance(role, str) and (text is None or isinstance(text, str)):
+            return role, text or ""
     return row.refuse(column, message, "a message with 'role' and 'content', or 'from' and 'value', both strings")
 
 
 def _texts(row: DatasetRow, column: str, value: Any) -> list[str | None]:
-    """Return the responses in a value: a string, a list of strings, or the messages of one completion."""
-    if value is None or isinstance(value, str):
+    """Return the responses in a value: a string, or a list of strings; None for one that is null."""
+    if value is None:
+        return []
+    if isinstance(value, str):
         return [value]
     if not _is_list(value):
         row.refuse(column, value, "a string, a list of strings, or a list of messages")
-    if any(isinstance(item, Mapping) for item in value):
-        answered = [text for role, text in (_message(row, column, each) for each in value) if role in _ASSISTANT]
-        return list(answered) if len(answered) == 1 else [None]
     for item in value:
         if item is not None and not isinstance(item, str):
             row.refuse(column, item, "a string")
     return list(value)
 
 
-def _flags(row: DatasetRow, column: str, count: int, positive: tuple[object, ...]) -> list[bool]:
-    """Return for each of `count` texts whether the column, one value or one per text, has a `positive` value."""
+def _are_cut(row: DatasetRow, layout: Layout, column: str, count: int) -> list[bool]:
+    """Return for each of `count` texts whether a column says that it was cut off."""
     value = _value(row, column)
-    if column == "calls" and _is_list(value):
-        reasons = [call.get("finish_reason") for call in value if isinstance(call, Mapping)]
-        return ["length" in reasons] * count
-    values = list(value) if _is_list(value) else [value] * count
-    if len(values) != count:
-        if not values:
-            return [False] * count
+    if column == "calls":
+        calls = value if _is_list(value) else []
+        return [any(isinstance(c, Mapping) and c.get("finish_reason") in CUTTING for c in calls)] * count
+    values = _per_text(row, column, value, count)
+    if column in REASONS and column not in layout.named:
+        return [isinstance(item, str) and item.lower() in CUTTING for item in values]
+    if column in REASONS and any(isinstance(item, str) and _truth(item) is None for item in values):
+        return [isinstance(item, str) and item.lower() in CUTTING for item in values]
+    incomplete = CUT.get(column, False)
+    return [_checked_truth(row, layout, column, item) is incomplete for item in values]
+
+
+def _rejected(row: DatasetRow, layout: Layout, count: int) -> list[bool]:
+    """Return for each of `count` texts whether its verdict is false."""
+    if layout.verdict is None:
+        return [False] * count
+    values = _per_text(row, layout.verdict, _value(row, layout.verdict), count)
+    return [_checked_truth(row, layout, layout.verdict, item) is False for item in values]
+
+
+def _per_text(row: DatasetRow, column: str, value: Any, count: int) -> list[Any]:
+    """Return one value per text: those of a list, or one for all."""
+    if not _is_list(value):
+        return [value] * count
+    if len(value) != count and count:
         row.refuse(column, value, f"one value per text: {count}")
-    return [any(item is each or (item == each and type(item) is type(each)) for each in positive) for item in values]
+    return list(value)[:count]
+
+
+def _checked_truth(row: DatasetRow, layout: Layout, column: str, value: Any) -> bool | None:
+    """Return a truth value, None if there is none. Raises DataError for another value in a column that the user
+    named."""
+    truth = _truth(value)
+    if truth is None and value not in (None, "") and column in layout.named:
+        row.refuse(column, value, "true or false")
+    return truth
+
+
+def _truth(value: Any) -> bool | None:
+    text = str(value).strip().lower() if isinstance(value, bool | int | float | str) else ""
+    return True if text in _TRUE else False if text in _FALSE else None
 
 
 def _is_list(value: object) -> bool:
@@ -307,10 +349,14 @@ def without_reasoning(text: str) -> str:
 
 
 #: tokens that end a response, written as text by some exports: the learner ends a text with its own
-_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "<|end|>", "</s>")
+_ENDS = (
+    *("<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "<|end|>", "</s>"),
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",  # DeepSeek
+)
 
 
 def without_end(text: str) -> str:
-    """Return a text without end tokens at its end."""
-    end = next((mark for mark in _ENDS if text.endswith(mark)), None)
-    return text if end is None else without_end(text.removesuffix(end))
+    """Return a text without end tokens at its end, and without whitespace after them."""
+    shorter = text.rstrip()
+    end = next((mark for mark in _ENDS if shorter.endswith(mark)), None)
+    return text if end is None else without_end(shorter.removesuffix(end))

@@ -7,8 +7,12 @@ from collections.abc import Iterable, Sequence
 from mutualrl.records import Prompt
 from mutualrl.sources.layouts import PROMPTS, RecordedRow
 
-#: characters of text that two prompts must have in common beyond a template: a shorter one identifies nothing
-SHORTEST = 1
+#: instructions that public data sets put before or after a problem
+INSTRUCTIONS = (
+    "Return your final response within \\boxed{}.",
+    "Please reason step by step, and put your final answer within \\boxed{}.",
+    "Let's think step by step and output the final answer within \\boxed{}.",
+)
 
 
 def normalized(text: str) -> str:
@@ -27,16 +31,14 @@ class PromptIndex:
     def __init__(self, prompts: Sequence[Prompt], rendered: Iterable[Sequence[str]] = ()) -> None:
         self._ids = {prompt.id for prompt in prompts}
         self._by_text: dict[str, list[str]] = {}
-        begin, end = template_of([prompt.text for prompt in prompts])
         for prompt in prompts:
-            texts = [prompt.text, prompt.text[len(begin) : len(prompt.text) - len(end)]]
-            texts += [text for role, text in prompt.messages if role == "user"][-1:]
+            texts = [prompt.text, *[text for role, text in prompt.messages if role == "user"][-1:]]
             columns = [prompt.columns.get(name) for name in PROMPTS]
-            texts += [value for value in columns if isinstance(value, str)]
-            self._add(prompt.id, texts)
+            self._add(prompt.id, [*texts, *(value for value in columns if isinstance(value, str))])
         for written in rendered:
             for prompt, text in zip(prompts, written, strict=True):
                 self._add(prompt.id, [text])
+        self._add_cores(prompts)
 
     def _add(self, prompt_id: str, texts: Iterable[str]) -> None:
         for key in {normalized(text) for text in texts} - {""}:
@@ -44,15 +46,42 @@ class PromptIndex:
             if prompt_id not in known:
                 known.append(prompt_id)
 
+    def _add_cores(self, prompts: Sequence[Prompt]) -> None:
+        """Add the texts without the task's template, where one belongs to prompts of one text only."""
+        begin, end = template_of([prompt.text for prompt in prompts])
+        if not begin and not end:
+            return
+        cores: dict[str, set[str]] = {}
+        for prompt in prompts:
+            core = normalized(prompt.text[len(begin) : len(prompt.text) - len(end)])
+            cores.setdefault(core, set()).add(prompt.text)
+        for prompt in prompts:
+            core = normalized(prompt.text[len(begin) : len(prompt.text) - len(end)])
+            if len(cores[core]) == 1:
+                self._add(prompt.id, [core])
+
+    def of_text(self, text: str) -> list[str]:
+        """Return the ids of the prompts with a text, as it is or without a known instruction."""
+        key = normalized(text)
+        if found := self._by_text.get(key):
+            return found
+        for instruction in INSTRUCTIONS:
+            shorter = key.removeprefix(instruction).removesuffix(instruction).strip()
+            if shorter != key and (found := self._by_text.get(shorter)):
+                return found
+        return []
+
     def find(self, row: RecordedRow) -> list[str]:
-        """Return the ids of the prompts that a row names; several if the task has one text more than once. A text that
-        is another prompt's than the id's decides: counters in two files are equal without meaning the same."""
+        """Return the ids of the prompts that a row names; several if the task has one text more than once.
+
+        A text that is another prompt's than the id's decides, and so does an unknown text beside an id that is a
+        number: counters in two files are equal without meaning the same.
+        """
         named = [prompt_id for prompt_id in row.ids if prompt_id in self._ids]
         for text in row.prompts:
-            found = self._by_text.get(normalized(text), [])
-            if found:
+            if found := self.of_text(text):
                 return [named[0]] if named and named[0] in found else found
-        return named[:1]
+        return [prompt_id for prompt_id in named if not row.prompts or not prompt_id.isdecimal()][:1]
 
 
 def common_prefix(texts: Sequence[str]) -> str:
@@ -63,11 +92,12 @@ def common_prefix(texts: Sequence[str]) -> str:
 
 
 def template_of(texts: Sequence[str]) -> tuple[str, str]:
-    """Return what all texts begin with and what they end with; nothing for fewer than two different texts."""
+    """Return what all texts begin with and what they end with, in whole words; nothing for fewer than two different
+    texts."""
     if len(set(texts)) < 2:
         return "", ""
     begin = common_prefix(texts)
-    shortest = min(len(text) for text in texts) - SHORTEST
-    begin = begin[: max(shortest, 0)]
-    end = common_prefix([text[len(begin) :][::-1] for text in texts])[::-1]
-    return begin, end[max(len(end) - max(shortest - len(begin), 0), 0) :]
+    begin = begin[: 1 + max((place for place, character in enumerate(begin) if character.isspace()), default=-1)]
+    end = common_prefix([text[len(begin) :][::-1] for text in texts])
+    end = end[: 1 + max((place for place, character in enumerate(end) if character.isspace()), default=-1)][::-1]
+    return begin, end

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from mutualrl.console.display import clean
 from mutualrl.console.lines import notify
-from mutualrl.errors import DataError, FileDamagedError, UsageError
+from mutualrl.errors import DataError, FileDamagedError, RewardError, UsageError
 from mutualrl.records import Completion, Prompt, Rollout
 from mutualrl.rollouts import SCHEMA, Rollouts
 from mutualrl.sources.layouts import Columns, Reasoning
@@ -35,13 +35,15 @@ from mutualrl.thl.text import encode_in_context
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-BATCH = 512  # texts per call of a reward function
+BATCH = 512  # texts that are encoded at once
+JUDGED = 64  # texts per call of a reward function of the user's
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedSpec:
     """A recorded source, as the recipe has it. `validation`: a file of the validation prompts is refused, or allowed
-    (its texts are left out in both cases). `learners`: the policies that read it; empty: all."""
+    (its texts are left out in both cases). `learners`: the policies that read it; empty: all. `max_texts`: per prompt,
+    the first by their order."""
 
     name: str
     recorded: str
@@ -49,18 +51,21 @@ class RecordedSpec:
     reasoning: Reasoning = "keep"
     allow_validation: bool = False
     learners: tuple[str, ...] = ()
+    max_texts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Learner:
     """What verification and encoding need of a policy. `max_completion_length`: in its own tokens, with the one that
-    ends a response. `template`: arguments of its chat template."""
+    ends a response. `template`: arguments of its chat template. `success_above`: the reward above which a text is a
+    success for it."""
 
     name: str
     tokenizer: PreTrainedTokenizerBase
     max_completion_length: int | None
     reward_weights: tuple[float, ...] | None
     template: Mapping[str, Any]
+    success_above: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,42 +97,73 @@ def prepare_sources(
     success_above: float = 0.0,
 ) -> dict[str, Prepared]:
     """Return the sources of a run by name. `prompts`, `validation`: those of the task; `rewards`: import paths of the
-    reward functions; `timeout`: limit of one call, in seconds; a text with a reward above `success_above` is confirmed.
+    reward functions; `timeout`: limit of one call, in seconds. A text is confirmed by a reward above the learners'
+    `success_above`, or above this one without learners.
 
     Raises DataError for a file that cannot be read, whose prompts are not the task's or are the validation set, or none
-    of whose texts earns a reward; RewardError for a reward function that fails.
+    of whose texts earns a reward; RewardError for a reward function that fails. Both name the source.
     """
     rendered = [_rendered(learner, prompts) for learner in learners]
     prepared = {}
     for spec in specs:
         notify(f"reading source {spec.name}: {spec.recorded}")
-        found = read_recorded(spec.recorded, spec.columns, spec.reasoning, prompts, validation, rendered)
-        _require_training_prompts(spec, found)
         readers = [learner for learner in learners if not spec.learners or learner.name in spec.learners]
-        pairs = list(found.in_order())
-        verified = has_one_verdict(rewards, readers)
-        scores = _scores(pairs, prompts, rewards, readers[:1], timeout) if verified else [math.nan] * len(pairs)
-        confirmed = [score > success_above for score in scores]
-        if verified and not any(confirmed):
-            raise DataError(_none_confirmed(spec, pairs, prompts, rewards, success_above))
-        source = StoredSource(spec.name, rollouts_table(spec.name, pairs, scores), verified, spec.learners or None)
-        summary = _summary(found, pairs, scores, confirmed, prompts, readers, verified=verified)
-        prepared[spec.name] = Prepared(source, summary, note_of(spec.name, summary))
+        threshold = min((learner.success_above for learner in readers), default=success_above)
+        try:
+            prepared[spec.name] = _prepared(spec, prompts, validation, rewards, readers, rendered, timeout, threshold)
+        except (DataError, RewardError) as error:
+            text = str(error).replace("sources.NAME.", f"sources.{spec.name}.")
+            raise type(error)(f"source {spec.name!r}: {text}") from error
     return prepared
 
 
+def _prepared(
+    spec: RecordedSpec,
+    prompts: Sequence[Prompt],
+    validation: Sequence[Prompt],
+    rewards: Sequence[str],
+    learners: Sequence[Learner],
+    rendered: Sequence[Sequence[str]],
+    timeout: float,
+    threshold: float,
+) -> Prepared:
+    found = read_recorded(spec.recorded, spec.columns, spec.reasoning, prompts, validation, rendered)
+    _require_training_prompts(spec, found)
+    pairs = list(found.in_order(spec.max_texts))
+    scores = _scores(pairs, prompts, rewards, learners, timeout)
+    verified = scores is not None
+    values = [math.nan] * len(pairs) if scores is None else scores
+    confirmed = [score > threshold for score in values]
+    if verified and not any(confirmed):
+        raise DataError(_none_confirmed(pairs, prompts, rewards, threshold))
+    source = StoredSource(spec.name, rollouts_table(spec.name, pairs, values), verified, spec.learners or None)
+    summary = _summary(found, pairs, values, confirmed, prompts, learners, verified=verified)
+    return Prepared(source, summary, note_of(spec.name, summary))
+
+
+class TrainerState:
+    """Stand-in for TRL's `trainer_state` outside a training: `asked` becomes true if a reward function looks at it."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __getattr__(self, name: str) -> Any:
+        object.__setattr__(self, "asked", True)
+        raise AttributeError(f"there is no trainer_state outside a training (asked for {name!r})")
+
+
 def has_one_verdict(rewards: Sequence[str], learners: Sequence[Learner]) -> bool:
-    """Return whether a text has one reward, for all learners and throughout training: a function that asks for the
-    trainer's state, policies with other weights of the functions, or with and without a chat template may not agree."""
+    """Return whether a text may have one reward for all learners and throughout training: not if a function takes the
+    trainer's state, or policies have other weights of the functions, or some have a chat template and some none."""
     if tuple(rewards) == BOXED:
         return True
     if not learners:
         raise UsageError(f"{', '.join(rewards)}: reward functions are given a tokenizer's ids; name a model")
     forms = {(learner.reward_weights, bool(learner.tokenizer.chat_template)) for learner in learners}
-    return len(forms) == 1 and not any(_asks_for_state(function) for function in load_rewards(rewards))
+    return len(forms) == 1 and not any(_takes_state(function) for function in load_rewards(rewards))
 
 
-def _asks_for_state(function: Any) -> bool:
+def _takes_state(function: Any) -> bool:
     try:
         return "trainer_state" in inspect.signature(original(function)).parameters
     except (TypeError, ValueError):  # no signature, as of a builtin
@@ -147,20 +183,29 @@ def _scores(
     rewards: Sequence[str],
     learners: Sequence[Learner],
     timeout: float,
-) -> list[float]:
-    """Return the reward of every text, NaN where it cannot be scored, as of the first learner's; the built-in reward
-    needs none."""
+) -> list[float] | None:
+    """Return the reward of every text, NaN where it cannot be scored; None where the learners must compute it."""
     by_id = {prompt.id: prompt for prompt in prompts}
+    if not has_one_verdict(rewards, learners):
+        return None
     if tuple(rewards) == BOXED:
         return [boxed_score(text, by_id[prompt_id].answer) for prompt_id, text in pairs]
-    (learner,) = learners
+    learner, state = learners[0], TrainerState()
     scores: list[float] = []
-    for start in range(0, len(pairs), BATCH):
+    for start in range(0, len(pairs), JUDGED):
         answered = []
-        for prompt_id, text in pairs[start : start + BATCH]:
+        for prompt_id, text in pairs[start : start + JUDGED]:
             ids = tuple(encode_in_context(text, learner.tokenizer)[0])
             answered.append((by_id[prompt_id], Completion(ids, text, ended=True)))
-        scores += rewards_of(rewards, learner.reward_weights, answered, learner.tokenizer, timeout)
+        try:
+            scores += rewards_of(rewards, learner.reward_weights, answered, learner.tokenizer, timeout, state)
+        except RewardError:
+            if not state.asked:
+                raise
+        if state.asked:
+            return None
+        if start % (16 * JUDGED) == 0 and start:
+            notify(f"{len(scores):,} of {len(pairs):,} texts have a reward")
     return scores
 
 
@@ -213,27 +258,23 @@ def _require_training_prompts(spec: RecordedSpec, found: MatchedTexts) -> None:
     held, matched = len(found.validation), len(found.texts)
     if held > matched and not spec.allow_validation:
         raise DataError(
-            f"source {spec.name!r}: {spec.recorded} has texts for {held} validation prompts and {matched} training "
-            "prompts: it seems to be the validation set. Texts of validation prompts are never used; to train with the "
-            f"others: --set sources.{spec.name}.allow_validation=true"
+            f"{spec.recorded} has texts for {held} validation prompts and {matched} training prompts: it seems to be "
+            "the validation set. Texts of validation prompts are never used; to train with the others: --set "
+            f"sources.{spec.name}.allow_validation=true"
         )
     if not found.texts:
         counts = ", ".join(f"{key} {number}" for key, number in sorted(found.counts.items()))
-        raise DataError(f"source {spec.name!r}: {spec.recorded} has no usable text for any training prompt ({counts})")
+        raise DataError(f"{spec.recorded} has no usable text for any training prompt ({counts})")
 
 
 def _none_confirmed(
-    spec: RecordedSpec,
-    pairs: Sequence[tuple[str, str]],
-    prompts: Sequence[Prompt],
-    rewards: Sequence[str],
-    success_above: float,
+    pairs: Sequence[tuple[str, str]], prompts: Sequence[Prompt], rewards: Sequence[str], threshold: float
 ) -> str:
     prompt_id, text = pairs[0]
     answer = next(prompt.answer for prompt in prompts if prompt.id == prompt_id)
     return (
-        f"source {spec.name!r}: none of its {len(pairs)} texts earns a reward above {success_above:g} from "
-        f"{', '.join(rewards)}. One of them ends with {clean(text[-120:])!r}; its answer is {clean(answer)[:80]!r}"
+        f"none of its {len(pairs)} texts earns a reward above {threshold:g} from {', '.join(rewards)}. One of them "
+        f"ends with {clean(text[-120:])!r}; its answer is {clean(answer)[:80]!r}"
     )
 
 
@@ -257,7 +298,8 @@ def _summary(
         "of_prompts": len(prompts),
         "validation_prompts": len(found.validation),
         "texts": len(pairs),
-        **{key: found.counts[key] for key in ("duplicates", "cut_off", "rejected", "too_long", "several_turns")},
+        **{key: found.counts[key] for key in LEFT_OUT},
+        "skipped_files": found.skipped,
         "verified": verified,
         "confirmed": sum(confirmed),
         "confirmed_prompts": len({key for (key, _), good in zip(pairs, confirmed, strict=True) if good}),
@@ -282,18 +324,20 @@ def _encodable(texts: Sequence[str], learner: Learner) -> dict[str, int]:
     return counts
 
 
-_LEFT_OUT = {
+LEFT_OUT = {
     "duplicates": "equal to another",
     "cut_off": "cut off",
     "rejected": "rejected by their verdict column",
     "too_long": "over 1,000,000 characters",
     "several_turns": "of several turns",
+    "empty": "empty",
+    "over_limit": "over max_texts per prompt",
 }
 
 
 def note_of(name: str, summary: Mapping[str, Any]) -> str:
     """Return what is said of a source before training."""
-    left_out = [f"{summary[key]:,} {words}" for key, words in _LEFT_OUT.items() if summary[key]]
+    left_out = [f"{summary[key]:,} {words}" for key, words in LEFT_OUT.items() if summary[key]]
     parts = [
         f"source {name}: {summary['rows']:,} rows ({summary['layout']})",
         f"{summary['prompts']:,} of {summary['of_prompts']:,} training prompts have a text",
@@ -309,6 +353,8 @@ def note_of(name: str, summary: Mapping[str, Any]) -> str:
     for learner, counts in summary["learners"].items():
         refused = [f"{counts[key]:,} {key.replace('_', ' ')}" for key in ("too_long", "changed") if counts[key]]
         parts.append(f"{learner} can learn {counts['encodable']:,}" + (f" ({', '.join(refused)})" if refused else ""))
+    if summary["skipped_files"]:
+        parts.append(f"files without recorded texts: {clean(', '.join(summary['skipped_files'][:5]))}")
     if summary["validation_prompts"]:
         parts.append(f"texts of {summary['validation_prompts']:,} validation prompts are left out")
     return "; ".join(parts)

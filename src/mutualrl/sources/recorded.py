@@ -4,6 +4,7 @@ solutions. Rows are read one after another; only texts of the task's prompts are
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,9 +30,9 @@ class MatchedTexts:
     """Distinct texts of each prompt, ordered by the sha256 of the text, and counts of what was read.
 
     `layout`: what was read, in words. `counts`: `rows`; `matched`, rows of one of the prompts; `duplicates`, texts that
-    a prompt had already; `cut_off`, `rejected` (by `columns.verdict`), `too_long` to be read, and texts of
+    a prompt had already; `cut_off`, `rejected` (by `columns.verdict`), `too_long` to be read, `empty`, and texts of
     `several_turns`: these are left out. `validation`: validation prompts with a text, which is left out.
-    `examples`: a prompt of the file, for messages.
+    `examples`: a prompt of the file, for messages. `skipped`: files of a directory without recorded texts.
     """
 
     layout: str = ""
@@ -39,6 +40,7 @@ class MatchedTexts:
     counts: Counter[str] = field(default_factory=Counter)
     validation: set[str] = field(default_factory=set)
     examples: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
 
     def add(self, prompt_ids: Sequence[str], responses: Sequence[RecordedText]) -> None:
         """Add the responses of a row to its prompts. A text that was cut off is no success, whatever its reward."""
@@ -52,10 +54,12 @@ class MatchedTexts:
                 self.counts["duplicates"] += key in known
                 known[key] = response.text
 
-    def in_order(self) -> Iterator[tuple[str, str]]:
-        """Yield (prompt id, text), the texts of a prompt in the order of their hashes."""
+    def in_order(self, most: int | None = None) -> Iterator[tuple[str, str]]:
+        """Yield (prompt id, text), the texts of a prompt in the order of their hashes, at most `most` of them."""
         for prompt_id in sorted(self.texts):
-            for _, text in sorted(self.texts[prompt_id].items()):
+            ordered = sorted(self.texts[prompt_id].items())
+            self.counts["over_limit"] += len(ordered[most:]) if most is not None else 0
+            for _, text in ordered[:most]:
                 yield prompt_id, text
 
 
@@ -76,15 +80,11 @@ def read_recorded(
         return _of_task(columns, prompts)
     found = MatchedTexts()
     index, held = PromptIndex(prompts, rendered), PromptIndex(validation)
-    layouts: dict[str, Layout] = {}
-    for where, number, values in _rows(reference, columns, found):
-        row = DatasetRow(values, where, number)
-        found.counts["rows"] += 1
-        if where not in layouts:
-            layouts[where] = find_layout([str(name) for name in values], columns, where)
-            found.layout = found.layout or layouts[where].describe()
-        recorded = read_row(row, layouts[where], reasoning)
-        _add(found, recorded, index, held)
+    for where, layout, rows in _readable(reference, columns, found):
+        found.layout = found.layout or layout.describe()
+        for number, values in rows:
+            found.counts["rows"] += 1
+            _add(found, read_row(DatasetRow(values, where, number), layout, reasoning), index, held)
     if not found.counts["rows"]:
         raise DataError(f"{reference}: has no rows")
     if not found.counts["matched"] and not found.validation:
@@ -95,9 +95,10 @@ def read_recorded(
 def _add(found: MatchedTexts, row: RecordedRow, index: PromptIndex, held: PromptIndex) -> None:
     if not found.examples and row.prompts:
         found.examples.append(row.prompts[0])
-    matched = index.find(row)
+    held_out = [prompt_id for text in row.prompts if not index.of_text(text) for prompt_id in held.of_text(text)]
+    matched = [] if held_out else index.find(row)
     if not matched:
-        found.validation.update(held.find(row) if row.responses else ())
+        found.validation.update((held_out or held.find(row)) if row.responses else ())
         return
     found.counts["matched"] += 1
     for reason, number in row.skipped.items():
@@ -119,7 +120,7 @@ def _of_task(columns: Columns, prompts: Sequence[Prompt]) -> MatchedTexts:
     if not found.counts["matched"]:
         raise DataError(
             f"none of the {len(prompts)} training prompts has a text in the column {' or '.join(map(repr, names))}; "
-            "expected rows with a solution (tasks math and dataset: field 'solution'), or another column: "
+            "expected rows with a solution (tasks math and dataset: field 'solution'), or another column: --set "
             "sources.NAME.columns.text=COLUMN"
         )
     return found
@@ -130,7 +131,7 @@ def _no_match(reference: str, found: MatchedTexts, prompts: Sequence[Prompt]) ->
     return (
         f"{reference}: none of its {found.counts['rows']:,} rows is of a training prompt ({found.layout}). A prompt of "
         f"the file: {theirs}; of the task: {_shown(prompts[0].text)} (id {_shown(prompts[0].id)}). Prompts are matched "
-        "by id, else by text; name the columns: sources.NAME.columns.prompt=COLUMN or columns.id=COLUMN"
+        "by id, else by text; other columns: --set sources.NAME.columns.prompt=COLUMN or sources.NAME.columns.id=COLUMN"
     )
 
 
@@ -142,45 +143,93 @@ def _shown(text: str) -> str:
 # ---- rows of a reference
 
 
-def _rows(reference: str, columns: Columns, found: MatchedTexts) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Yield (file, row number from 1, row) of everything that a reference names."""
+Rows = Iterator[tuple[int, dict[str, Any]]]
+
+
+def _readable(reference: str, columns: Columns, found: MatchedTexts) -> Iterator[tuple[str, Layout, Rows]]:
+    """Yield the files that a reference names, each with its layout and its rows. Raises DataError if there are none."""
     if reference.startswith(EMBEDDED):
         reference = str(embedded(reference))
     if is_hub(Path(reference)):
-        for number, row in hub_rows(parse_reference(Path(reference)), "train"):
-            yield reference, number, row
+        yield reference, *_with_layout(hub_rows(parse_reference(Path(reference)), "train"), columns, reference)
         return
     path = Path(reference)
     if try_stat(path) is None:
         raise DataError(f"recorded texts not found: {path} (expected a file, a directory, or hub:OWNER/NAME)")
     if (path / "run.json").is_file():
-        yield from _of_run(path)
+        where = str(path / "exchange")
+        yield where, *_with_layout(_of_run(path), columns, where)
         return
-    for file in _files(path):
-        if format_of(file) == ".parquet":
-            rows: Iterator[Mapping[str, Any]] = iter_rows(file, lambda names: _needed(names, columns, file))  # noqa: B023
-            yield from ((str(file), number, dict(row)) for number, row in enumerate(rows, 1))
-        else:
-            yield from ((str(file), number, row) for number, row in read_rows(file))
+    files = _files(path)
+    for file in files:
+        try:
+            layout, rows = _with_layout(_of_file(file, columns), columns, str(file))
+        except DataError:
+            if len(files) == 1 or len(found.skipped) + 1 == len(files):
+                raise
+            found.skipped.append(file.name)  # a directory may have other files, too
+            continue
+        yield str(file), layout, rows
+
+
+SAMPLE = 100  # rows from whose columns a layout is found
+
+
+def _with_layout(rows: Rows, columns: Columns, where: str) -> tuple[Layout, Rows]:
+    """Return the layout of rows, from the columns of the first ones, and the rows. A later row with a column that would
+    have changed the layout is refused."""
+    first = list(itertools.islice(rows, SAMPLE))
+    if not first:
+        raise DataError(f"{where}: has no rows")
+    names = dict.fromkeys(str(name) for _, values in first for name in values)
+    layout = find_layout(list(names), columns, where)
+
+    def checked() -> Rows:
+        known = set(names)
+        for number, values in itertools.chain(first, rows):
+            if not values.keys() <= known:
+                new = [str(name) for name in values if name not in known]
+                if find_layout([*names, *new], columns, where) != layout:
+                    raise DataError(
+                        f"{where}, row {number}: has the column {new[0]!r}, which the first {SAMPLE} rows lack and by "
+                        "which they would be read otherwise; name the columns: --set sources.NAME.columns.text=COLUMN"
+                    )
+                known.update(new)
+            yield number, values
+
+    return layout, checked()
+
+
+def _of_file(file: Path, columns: Columns) -> Rows:
+    if format_of(file) == ".parquet":
+        rows: Iterator[Mapping[str, Any]] = iter_rows(file, lambda names: _needed(names, columns, file))
+        return ((number, dict(row)) for number, row in enumerate(rows, 1))
+    if format_of(file) == ".json":
+        raise DataError(
+            f"{file}: a JSON array is not read row by row; expected JSON Lines, one object per line (.jsonl)"
+        )
+    return read_rows(file)
 
 
 def _needed(names: list[str], columns: Columns, file: Path) -> list[str]:
     """Return the columns of a Parquet file to decode."""
-    tops = [name.partition(".")[0] for name in find_layout(names, columns, str(file)).columns]
-    return [name for name in names if name in tops]
+    wanted = find_layout(names, columns, str(file)).columns
+    return [name for name in names if name in wanted or any(each.partition(".")[0] == name for each in wanted)]
 
 
 def _files(path: Path) -> list[Path]:
     """Return a file, or the data files of a directory, sorted; a directory that `datasets` saved is one."""
     if not path.is_dir() or (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
         return [path]
-    files = sorted(p for p in path.rglob("*") if format_of(p) in SUFFIXES and not p.name.startswith("."))
+    files = sorted(
+        p for p in path.rglob("*") if format_of(p) in SUFFIXES and p.is_file() and not p.name.startswith(".")
+    )
     if not files:
         raise DataError(f"{path}: the directory has no file of recorded texts ({', '.join(SUFFIXES)})")
     return files
 
 
-def _of_run(path: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
+def _of_run(path: Path) -> Rows:
     """Yield the rollouts in a run's exchange that have a text."""
     from mutualrl.see.inspection import tables, writers
     from mutualrl.see.location import record_store
@@ -191,7 +240,7 @@ def _of_run(path: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
     for table in tables(store, run.info().run_id, writers(store)):
         for row in table.select(["prompt_id", "ended", "x_text", "y_text"]).to_pylist():
             number += 1
-            yield str(path / "exchange"), number, row
+            yield number, row
 
 
 def embedded(reference: str) -> Path:

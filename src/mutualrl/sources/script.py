@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from mutualrl.console.lines import notify
-from mutualrl.errors import UsageError
+from mutualrl.errors import DataError, UsageError
 from mutualrl.records import Prompt, row_id
 from mutualrl.sources.layouts import Columns, Reasoning
 from mutualrl.sources.prepare import rollouts_table
 from mutualrl.sources.recorded import read_recorded
+from mutualrl.sources.references import EMBEDDED
 from mutualrl.sources.source import StoredSource
 from mutualrl.storage.files import user_path
 from mutualrl.tasks.hub_data import is_hub
@@ -28,15 +29,15 @@ def recorded_source(
 ) -> StoredSource:
     """Return the texts that a file has for the rows of a training set, as a source.
 
-    `recorded`: a file, a directory, or `hub:OWNER/NAME`. `dataset`: the trainer's `train_dataset`, with `prompt` and
-    further columns. The reward of a text is that of the trainer's reward functions, computed in the round that may draw
-    it: the trainer's may be models, or depend on its state. Raises DataError for a file that cannot be read, or that
-    has no text for any row.
+    `recorded`: a file, a directory, `hub:OWNER/NAME`, or `tiny:book`. `dataset`: the trainer's `train_dataset`, with
+    `prompt` and further columns. The reward of a text is that of the trainer's reward functions, computed in the round
+    that may draw it: the trainer's may be models, or depend on its state. Raises DataError for a file that cannot be
+    read, or that has no text for any row.
     """
     prompts = [_prompt(row) for row in dataset]
     if not prompts:
         raise UsageError(f"recorded_source({name!r}): the dataset has no rows")
-    reference = recorded if is_hub(Path(recorded)) else str(user_path(recorded))
+    reference = recorded if is_hub(Path(recorded)) or recorded.startswith(EMBEDDED) else str(user_path(recorded))
     found = read_recorded(reference, columns or Columns(), reasoning, prompts, ())
     pairs = list(found.in_order())
     notify(
@@ -50,6 +51,8 @@ def _prompt(row: Mapping[str, Any]) -> Prompt:
     """Return a row as a prompt: its id, its text, and the columns by which a file may name it."""
     value = row.get("prompt")
     messages = value if isinstance(value, list) else []
+    if not isinstance(value, str) and not (messages and all(isinstance(each, Mapping) for each in messages)):
+        raise DataError(f"dataset: found the prompt {value!r:.80}, expected a string or a list of messages")
     pairs = tuple((str(message.get("role")), str(message.get("content"))) for message in messages)
     text = value if isinstance(value, str) else "\n".join(content for _, content in pairs)
     columns = {key: item for key, item in row.items() if isinstance(item, str)}

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mutualrl.errors import DataError
 
 LARGEST = 8 * 2**30  # bytes of a file when decoded
 ROWS = 1024  # decoded per batch
+LARGEST_ROWS = 2**29  # bytes of the rows that are decoded at once
 
 
 def require_bounded(file: pq.ParquetFile, where: str, limit: int = LARGEST) -> None:
@@ -43,18 +45,41 @@ def read_table(path: Path, limit: int = LARGEST) -> pa.Table:
 
 def iter_rows(path: Path, columns: Callable[[list[str]], list[str]], rows: int = 64) -> Iterator[dict[str, Any]]:
     """Yield the rows of a regular Parquet file, some at a time. `columns`: given the file's, returns those to decode.
-    Raises DataError naming the row at which the file cannot be read, or a row group of more than LARGEST bytes."""
+
+    Texts stay encoded by their dictionary until the size of the rows is known. Raises DataError naming the row at which
+    the file cannot be read, and for rows that take more than LARGEST_ROWS bytes.
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: not a regular file")
     read = 0
     try:
         with pq.ParquetFile(path) as file:
-            for group in range(file.metadata.num_row_groups):
-                declared = file.metadata.row_group(group).total_byte_size
-                if declared > LARGEST:
-                    raise DataError(f"{path}: a row group of {declared:,} bytes, expected at most {LARGEST:,}")
-            for batch in file.iter_batches(rows, columns=columns(file.schema_arrow.names)):
+            names = columns(file.schema_arrow.names)
+            leaves = [file.schema.column(n).path for n in range(len(file.schema.names))]
+        with pq.ParquetFile(path, read_dictionary=[leaf for leaf in leaves if leaf.partition(".")[0] in names]) as file:
+            for batch in file.iter_batches(rows, columns=names):
+                if (size := sum(map(_decoded_bytes, batch.columns))) > LARGEST_ROWS:
+                    raise DataError(
+                        f"{path}, row {read + 1} and the next {len(batch) - 1}: {size:,} bytes when decoded, expected "
+                        f"at most {LARGEST_ROWS:,}"
+                    )
                 yield from batch.to_pylist()
                 read += len(batch)
     except UnicodeDecodeError as error:
         raise DataError(f"{path}, row {read + 1} or later: not UTF-8 ({error.reason})") from None
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: not readable as Parquet ({error})") from None
+
+
+def _decoded_bytes(array: pa.Array) -> int:
+    """Return the size of an array's texts when each is decoded by itself, and of its other values."""
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        lengths = pc.binary_length(array.dictionary).to_numpy(zero_copy_only=False)
+        used = array.indices.drop_null().to_numpy(zero_copy_only=False)
+        return int(lengths[used].sum()) if len(used) else 0
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _decoded_bytes(array.flatten())
+    if pa.types.is_struct(kind):
+        return sum(map(_decoded_bytes, array.flatten()))
+    return int(array.nbytes)

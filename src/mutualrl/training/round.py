@@ -174,7 +174,8 @@ class Rounds:
         if self.trainer.accelerator.is_main_process and self.sharing.regime.reads_peers:
             try:
                 peers = self.sharing.link.read(own.number, self._begin_work)
-                read = PeerRounds(peers.current, peers.late, peers.waited, peers.lags, self._sources(own))
+                sources = self._sources(own.number, own.prompts)
+                read = PeerRounds(peers.current, peers.late, peers.waited, peers.lags, sources)
             except RoundAbortedError as error:
                 notify(error)
                 aborted = [True]
@@ -197,6 +198,8 @@ class Rounds:
                 of_peers = peers.late.get(number, {})
                 if self.sharing.same_prompts:
                     require_same_prompts(policy, number, past.rollouts.prompt_ids, of_peers)
+                if of_peers:  # on the main rank
+                    of_peers = {**of_peers, **self._sources(number, past.rollouts.prompt_ids)}
                 unused = [prompt_id not in past.prompts_with_nll_rows for prompt_id in past.rollouts.prompt_ids]
                 rounds.append(SharedRound(OwnRound(number, past.rollouts.where(unused), {}), of_peers))
             main = self.trainer.accelerator.is_main_process
@@ -268,8 +271,6 @@ class Rounds:
             prompts = tuple(sorted({*past.prompts_with_nll_rows, *learnt}))
             memory.past[shared.own.number] = replace(past, prompts_with_nll_rows=prompts)
         memory.uses.update(learnt)
-        for name, value in memory.use(plan.rows, self.sharing.source_names).items():
-            log_value(self.trainer, name, value)
         if self.sharing.regime.reads_peers:
             for reason in ("too_long", "changed"):
                 log_value(self.trainer, f"thl/{reason}", float(self.transfer.refused[reason]))
@@ -289,6 +290,9 @@ class Rounds:
     def log(self, plans: Sequence[Plan], own: OwnRound) -> None:
         """Log the metrics of this round's plan, and of the prompts."""
         for name, value in plans[-1].metrics.items():
+            log_value(self.trainer, name, value)
+        rows = [row for plan in plans for row in plan.rows]
+        for name, value in self.sharing.memory.use(rows, self.sharing.source_names).items():
             log_value(self.trainer, name, value)
         if self.sharing.link.staleness:
             log_value(self.trainer, "see/late_rows", float(sum(len(plan.rows) for plan in plans[:-1])))
@@ -382,12 +386,11 @@ class Rounds:
             logps = token_logps(trainer, trainer.model, ids, mask, keep, batch_size=size)
         return logps.cpu()
 
-    def _sources(self, own: OwnRound) -> dict[str, Shard]:
-        """Return the sources' rollouts on the round's prompts, published if no learner has yet."""
-        sharing, step = self.sharing, self.trainer.state.global_step
-        return {
-            rounds.source.name: rounds.read(own.number, own.prompts, sharing.schema, step) for rounds in sharing.sources
-        }
+    def _sources(self, number: int, prompt_ids: Iterable[str]) -> dict[str, Shard]:
+        """Return the sources' rollouts on a round's prompts, published if no learner has yet."""
+        step, prompts = self.trainer.state.global_step, set(prompt_ids)
+        rounds = {each.source.name: each for each in self.sharing.sources}
+        return {name: each.read(number, prompts, self.sharing.schema, step) for name, each in rounds.items()}
 
     def _verified(self, view: RoundView, shared: SharedRound) -> RoundView:
         """Return the view with this policy's rewards of the texts of sources that are not verified."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -12,6 +14,7 @@ from mutualrl.records import PublishSchema
 from mutualrl.regimes.round import Response, Results
 from mutualrl.rollouts import SCHEMA, Rollouts
 from mutualrl.see import Exchange, Shard
+from mutualrl.see.schema import encode
 from mutualrl.sources.source import Source
 
 
@@ -29,19 +32,31 @@ class SourceRounds:
 
     def read(self, number: int, prompt_ids: Collection[str], schema: PublishSchema | None, step: int) -> Shard:
         """Return the round's rollouts on these prompts, published if no learner has yet: from then on they are what the
-        exchange has. Raises PlanMismatchError if it has others."""
-        rollouts = self.source.rollouts(number, sorted(set(prompt_ids)))
-        try:
-            self.exchange.publish(number, rollouts.published(self._published(schema)), step)
-        except FencedError:
+        exchange has, and a lost or damaged part is written again. Raises PlanMismatchError if it has others."""
+        name, exchange = self.source.name, self.exchange
+        rollouts = self.source.rollouts(number, sorted(set(prompt_ids))).published(self._published(schema))
+        data = encode(name, number, rollouts)
+        if exchange.marker_of(name, number) is None:
+            # its content is in the part's name: learners with other texts would not write over each other
+            part = exchange.write_part(number, rollouts, part=int(hashlib.sha256(data).hexdigest()[:8], 16))
+            with suppress(FencedError):  # published meanwhile, with other texts
+                exchange.commit(number, [part], step)
+        marker = exchange.marker_of(name, number)
+        if marker is None:
+            raise ExchangeDamagedError(f"{exchange.location(name)}: round {number} was published and no longer exists")
+        (part,) = marker.parts
+        if part.sha256 != hashlib.sha256(data).hexdigest():
             raise PlanMismatchError(
-                f"round {number} of source {self.source.name!r} is in the exchange with other prompts or texts: all "
-                "learners of a run need the same prompts in a round, and a resumed run the same texts"
-            ) from None
-        shard = self.exchange.read(self.source.name, number)
+                f"round {number} of source {name!r} is in the exchange with other prompts or texts: all learners of a "
+                "run need the same prompts in a round, and a resumed run the same texts"
+            )
+        try:
+            shard = exchange.read(name, number)
+        except ExchangeDamagedError:
+            exchange.store.put(name, part.file, data)
+            shard = exchange.read(name, number)
         if shard is None:
-            where = self.exchange.location(self.source.name)
-            raise ExchangeDamagedError(f"{where}: round {number} was published and no longer exists")
+            raise ExchangeDamagedError(f"{exchange.location(name)}: round {number} was published and no longer exists")
         return shard
 
     def _published(self, schema: PublishSchema | None) -> PublishSchema:
