@@ -102,6 +102,8 @@ def test_nulls_are_no_texts_and_other_types_are_refused_by_name() -> None:
     assert texts_of({"prompt": "p", "generations": [None, "b"]}) == ["b"]
     assert texts_of({"prompt": "p", "generations": None}) == []
     assert texts_of({"prompt": "p", "generations": None, "finish_reasons": ["stop", "stop"]}) == []
+    columns = {"r1_solution_1": "a", "r1_solution_2": None, "r1_solution_3": "c"}
+    assert texts_of({"prompt": "p", **columns, "finish_reasons": ["stop", None, "length"]}) == ["a"]
     assert texts_of({"prompt": "p", "completion": "a", "id": float("nan")}) == ["a"]  # a guessed column
     assert texts_of({"messages": [{"role": "user", "content": "p"}, {"role": "assistant", "content": None}]}) == []
     assert texts_of({"prompt": "p", "r1.sol": "a"}, Columns(text=("r1.sol",))) == ["a"]

@@ -43,7 +43,7 @@ CUT: Mapping[str, bool | None] = {
 }
 _TRUE, _FALSE = ("true", "yes", "1", "1.0"), ("false", "no", "0", "0.0")
 LONGEST = 1_000_000  # characters of a text
-_ASSISTANT = ("assistant", "gpt", "model")
+_ASSISTANT = ("assistant", "gpt", "model", "chatgpt", "bot")
 _USER = ("user", "human")
 
 
@@ -179,7 +179,8 @@ def read_row(row: DatasetRow, layout: Layout, reasoning: Reasoning) -> RecordedR
             prompts += asked if layout.conversation else []
             skipped["several_turns"] += len(answered) > 1
             value = answered[0] if len(answered) == 1 else None
-        texts += _texts(row, column, value)
+        found = _texts(row, column, value)
+        texts += found or ([None] if len(layout.texts) > 1 else [])  # flags count the columns
     cut = [_are_cut(row, layout, column, len(texts)) for column in layout.cut]
     rejected = _rejected(row, layout, len(texts))
     responses = []
