@@ -210,7 +210,8 @@ def _require_peers(policy: str, peers: Sequence[str], regime: type[Regime], sour
     if policy in peers:
         raise UsageError(f"Sharing.over: peers={list(peers)!r} has policy={policy!r} itself; name only the others")
     if repeated := [name for name, count in Counter([policy, *peers, *sources]).items() if count > 1]:
-        raise UsageError(f"Sharing.over: peers={list(peers)!r} and the sources name {repeated[0]!r} twice")
+        others = f" and sources={list(sources)!r}" if sources else ""
+        raise UsageError(f"Sharing.over: peers={list(peers)!r}{others} names {repeated[0]!r} twice")
     if regime.reads_peers and not peers and not sources:
         raise UsageError(
             f"Sharing.over: regime {regime.name!r} shares between policies; expected at least one name in peers, or a "
