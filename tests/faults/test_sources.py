@@ -148,7 +148,7 @@ def test_run_with_one_policy_and_a_source_is_killed_and_resumed(tmp_path: Path, 
     other = book.read_text()
     book.write_text(other.replace("98", "97"))
     result = cli("train", "--resume", "--run-dir", run.path)
-    assert "its file has other texts than when the run began" in result.stderr
+    assert "its file has other texts or rewards than when the run began" in result.stderr
     book.write_text(other)
     run.begin("--resume")
     finished(run)

@@ -27,9 +27,10 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tu
 def by_dotted_key(value: Any, at: str = "") -> dict[str, object]:
     """Return the leaves of a recipe by dotted key, with policies keyed by name."""
     if isinstance(value, dict):
-        pairs = [(f"{at}.{key}" if at else key, item) for key, item in value.items()]
+        pairs = [(f"{at}.{key}" if at else str(key), item) for key, item in value.items()]
     elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        pairs = [(f"{at}.{item.get('name', i)}", item) for i, item in enumerate(value)]
+        names = [item.get("name", place) if isinstance(item, dict) else place for place, item in enumerate(value)]
+        pairs = [(f"{at}.{name}", item) for name, item in zip(names, value, strict=True)]
     else:
         return {at: value}
     return {key: leaf for path, item in pairs for key, leaf in by_dotted_key(item, path).items()}
