@@ -37,7 +37,7 @@ from mutualrl.mwra.session import (
 from mutualrl.mwra.stop import StopSignals, request_stop, stop_signals, stopped
 from mutualrl.process.status import StatusWriter
 from mutualrl.recipes import Recipe, load_run
-from mutualrl.recipes.run_sources import described, restore, store
+from mutualrl.recipes.run_sources import described, recorded_digests, restore, store
 from mutualrl.reporting.progress import Progress
 from mutualrl.reporting.run_notes import notes_of
 from mutualrl.storage.files import try_stat, write_checksummed
@@ -178,8 +178,7 @@ def planned(recipe: Recipe, machine: Machine, launch: Launch, resumed: RunDirect
     if resumed is None:
         digests = {name: source.digest for name, source in sources.items()}
     else:
-        known = resumed.info().sources
-        digests = {source.name: str(known.get(source.name, {}).get("digest", "")) for source in recipe.active_sources}
+        digests = recorded_digests(resumed.info(), recipe)
     recipe, plan = check_batch(recipe, placement.allocations[0].batch, inputs, digests)
     return Planned(recipe, placement, plan, inputs, sources)
 

@@ -11,6 +11,7 @@ from mutualrl.recipes.schema import Recipe, SourceSection
 from mutualrl.regimes.regime import success_above
 from mutualrl.sources.layouts import Columns
 from mutualrl.storage.files import read_regular, write_atomic
+from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import RunDirectory
 
 if TYPE_CHECKING:
@@ -83,6 +84,11 @@ def described(sources: Mapping[str, Prepared]) -> dict[str, dict[str, object]]:
         name: {**source.summary, "digest": source.digest, "learners_only": list(source.source.learners or ())}
         for name, source in sources.items()
     }
+
+
+def recorded_digests(info: RunInfo, recipe: Recipe) -> dict[str, str]:
+    """Return the digests of a recipe's sources that run.json has, by name; empty for one that it lacks."""
+    return {source.name: str(info.sources.get(source.name, {}).get("digest", "")) for source in recipe.active_sources}
 
 
 def store(run: RunDirectory, sources: Mapping[str, Prepared]) -> None:

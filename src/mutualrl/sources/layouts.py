@@ -89,11 +89,8 @@ class Layout:
     @property
     def columns(self) -> list[str]:
         """Return all columns that are read."""
-        return [*self.ids, *([self.prompt] if self.prompt else []), *self.texts, *self.cut, *self._verdicts]
-
-    @property
-    def _verdicts(self) -> list[str]:
-        return [self.verdict] if self.verdict else []
+        single = [name for name in (self.prompt, self.verdict) if name]
+        return [*self.ids, *single, *self.texts, *self.cut]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +120,6 @@ def find_layout(names: Sequence[str], columns: Columns, where: str) -> Layout:
     missing = [name for name in named if name and name not in names and name.partition(".")[0] not in names]
     if missing:
         raise DataError(f"{where}: no column {missing[0]!r}, which sources.columns names (found: {_found(names)})")
-    conversation = False
     texts = columns.text or _text_columns(names)
     if not texts:
         texts = tuple(name for name in CONVERSATIONS if name in names)[:1]

@@ -27,7 +27,7 @@ from mutualrl.recipes.agreement import (
 )
 from mutualrl.recipes.batch_plan import plan_batch
 from mutualrl.recipes.pool_tokenizers import load_tokenizers
-from mutualrl.recipes.run_sources import read
+from mutualrl.recipes.run_sources import read, recorded_digests
 from mutualrl.recipes.schema import TaskSection
 from mutualrl.see import Exchange, Heartbeat, MissingPeers, ReadLog
 from mutualrl.seeds import policy_seed
@@ -75,9 +75,7 @@ def build_trainer(
     allocation = info.placement[policy]
     batch = plan_batch(recipe, policy, allocation.processes)
     prompts, validation = all_prompts(recipe, "train"), all_prompts(recipe, "validation")
-    digests = {
-        source.name: str(info.sources.get(source.name, {}).get("digest", "")) for source in recipe.active_sources
-    }
+    digests = recorded_digests(info, recipe)
     plan = fingerprint(recipe, batch, prompts, validation_sample(recipe, validation), digests)
     compare(policy, plan, info.fingerprint)
     tokenizers = load_tokenizers(recipe)
