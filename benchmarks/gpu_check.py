@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
+from mutualrl.storage.rundir import versions
 
 REGIMES = ("grpo", "grpo-noise", "xgrpo", "prp", "sgt")
 
@@ -113,7 +114,7 @@ def main() -> None:
                     runs.append({"layout": layout, "engine": engine, "regime": regime, "policies": policies})
                     print(json.dumps(runs[-1]), flush=True)
     command = "python benchmarks/gpu_check.py" + (" --cpu" if args.cpu else "")
-    result = {"command": command, "gpus": gpu_names, "runs": runs}
+    result = {"command": command, "versions": versions(), "gpus": gpu_names, "runs": runs}
     harness.write(args.out, "gpu_check", result)
     sys.exit(any("error" in entry["policies"] for entry in runs))
 

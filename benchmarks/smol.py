@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import harness
 import sweep_results as sweeps
@@ -28,8 +30,11 @@ TAUGHT, TRAINED, HELD_OUT = 384, 512, 64  # problems of each skill
 SFT = {"num_train_epochs": 1, "per_device_train_batch_size": 16, "learning_rate": 3e-5, "seed": 0, "data_seed": 0}
 
 
-def fine_tune(model: Path, rows: Sequence[Mapping[str, str]], target: Path) -> None:
-    """Train the model on solutions as assistant turns, with TRL's SFTTrainer."""
+def fine_tune(
+    model: Path, rows: Sequence[Mapping[str, str]], target: Path, sft: Mapping[str, Any] = MappingProxyType(SFT)
+) -> None:
+    """Train a model on solutions as assistant turns, with TRL's SFTTrainer, in bf16, on the GPU if there is one."""
+    import torch
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
@@ -39,7 +44,7 @@ def fine_tune(model: Path, rows: Sequence[Mapping[str, str]], target: Path) -> N
         examples.append({"prompt": prompt, "completion": [{"role": "assistant", "content": row["solution"]}]})
     settings = SFTConfig(
         output_dir=str(target),
-        use_cpu=True,
+        use_cpu=not torch.cuda.is_available(),
         bf16=True,
         gradient_checkpointing=False,
         save_strategy="no",
@@ -48,7 +53,7 @@ def fine_tune(model: Path, rows: Sequence[Mapping[str, str]], target: Path) -> N
         lr_scheduler_type="cosine",
         completion_only_loss=True,
         model_init_kwargs={"dtype": "float32"},
-        **SFT,
+        **sft,
     )
     trainer = SFTTrainer(model=str(model), args=settings, train_dataset=Dataset.from_list(examples))
     trainer.train()

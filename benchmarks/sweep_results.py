@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -90,9 +91,11 @@ def _key(piece: Mapping[str, Any]) -> tuple[str, str, int]:
     return piece["pool"], piece["arm"], piece["seed"]
 
 
-def smoke_sweep(name: str, arms: Sequence[str], out: Path, **settings: Any) -> Path:
+def smoke_sweep(
+    name: str, arms: Sequence[str], out: Path, keys: Mapping[str, Any] = MappingProxyType({}), **settings: Any
+) -> Path:
     """Copy a sweep with its pool and rewards below `out`, with these arms, one seed, two steps and no claims; return
-    the copy. `settings`: further keys of the sweep file."""
+    the copy. `keys`: settings of the runs; `settings`: further keys of the sweep file."""
     directory = out / "sweeps"
     directory.mkdir(parents=True, exist_ok=True)
     for path in SWEEPS.glob("*.yaml"):
@@ -101,7 +104,7 @@ def smoke_sweep(name: str, arms: Sequence[str], out: Path, **settings: Any) -> P
         shutil.copy(path, out)
     sweep = yaml.safe_load((SWEEPS / f"{name}.yaml").read_text(encoding="utf-8"))
     few = {"run.steps": 2, "run.validate_every": 0, "run.validation_limit": 2, "run.save_every": 0}
-    few |= {"trainer.bf16": False}
+    few |= {"trainer.bf16": False, **keys}
     sweep |= {"seeds": 1, "arms": {arm: sweep["arms"][arm] for arm in arms}, "set": {**sweep["set"], **few}, **settings}
     sweep |= {"claims": None, "reference": arms[0]}
     copy = directory / f"{name}.yaml"

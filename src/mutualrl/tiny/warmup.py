@@ -49,7 +49,7 @@ def warm_up(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, spec: Ti
         rate = spec.learning_rate * min(1.0, (step + 1) / WARM_STEPS) * (0.05 + 0.95 * cosine)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        ids, labels = batch([draw() for _ in range(spec.batch_size)], tokenizer)
+        ids, labels = (each.to(model.device) for each in batch([draw() for _ in range(spec.batch_size)], tokenizer))
         logits = model(input_ids=ids).logits[:, :-1]
         loss = F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
         optimizer.zero_grad()
