@@ -29,8 +29,16 @@ from mutualrl.storage.rundir import versions
 from mutualrl.tiny.spec import POLICIES
 
 NAMES = ("ada", "bob")
-REGIMES = ("grpo", "xgrpo", "sgt", "prp")
-LARGE = {"hidden": 1024, "intermediate": 4096, "layers": 8, "heads": 16, "head_dim": 64, "learning_rate": 3e-4}
+REGIMES = ("grpo", "sgt", "xgrpo", "prp")
+LARGE = {
+    "hidden": 1024,
+    "intermediate": 4096,
+    "layers": 8,
+    "heads": 16,
+    "head_dim": 64,
+    "learning_rate": 3e-4,
+    "steps": 150,
+}
 SMALL = {"steps": 20}
 PROMPTS = 32
 TRAINER = {
@@ -128,7 +136,7 @@ def run_ours(regime: str, pool: Path, steps: int, directory: Path) -> dict[str, 
 
 def write_pool(path: Path, models: Path, names: tuple[str, ...], *, cpu: bool) -> Path:
     """Write a pool of these models."""
-    shared = {"share_gpus": True} if len(names) > 1 and not cpu else {}
+    shared = {"strategy": "ddp", "share_gpus": len(names) > 1 and not cpu}
     pool = {
         "policies": [{"name": name, "model": str(models / name)} for name in names],
         "task": "arithmetic",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
@@ -271,4 +273,19 @@ def _require_loadable(arguments: Mapping[str, Any]) -> None:
     trusted = bool(loading.get("trust_remote_code", getattr(args, "trust_remote_code", False)))
     if Path(model).is_dir():
         require_no_adapter(Path(model))
-    require_loadable(model, loading.get("revision"), trust_remote_code=trusted)
+    with _without_zero3(args):
+        require_loadable(model, loading.get("revision"), trust_remote_code=trusted)
+
+
+@contextmanager
+def _without_zero3(args: Any) -> Iterator[None]:
+    """Suspend the ZeRO-3 settings of these arguments, under which transformers refuses the meta device."""
+    config = getattr(args, "hf_deepspeed_config", None)
+    if config is None:
+        yield
+        return
+    unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        set_hf_deepspeed_config(config)
