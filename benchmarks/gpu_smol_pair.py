@@ -60,7 +60,7 @@ def main() -> None:
     parser = harness.options(__doc__)
     parser.add_argument("--models", type=Path, help="directory of the two pretrained models")
     parser.add_argument("--runs", type=Path, default=Path("runs") / "smol-pair", help="directory of the sweep")
-    parser.add_argument("--jobs", type=int, default=6, help="runs side by side on the GPU, each of two processes")
+    parser.add_argument("--jobs", type=int, default=5, help="runs side by side, 14 GiB of the GPU each")
     parser.add_argument("--make", action="store_true", help="only make the problems and the specialists")
     parser.add_argument("--table", action="store_true", help="run nothing, only write the table of the existing pieces")
     args = harness.parse(parser)

@@ -209,7 +209,8 @@ def main() -> None:
             print(json.dumps(run), file=sys.stderr, flush=True)
             runs.append(run)
     command = "python benchmarks/gpu_step_time.py" + (" --cpu" if args.cpu else "")
-    result = {"command": command, "versions": versions(), "gpus": gpus(), "steps": args.steps, "runs": runs}
+    sizes = {"repeats": args.repeats, "steps": args.steps}
+    result = {"command": command, "versions": versions(), "gpus": gpus(), **sizes, "runs": runs}
     harness.write(args.out, "gpu_step_time", result, table(runs))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,13 @@ def test_only_the_adapter_trains_and_the_reference_is_the_base_model(
 def test_policies_on_several_processes_train_adapters_from_the_command_line(
     cli: Any, tmp_path: Path, tiny: dict[str, Path], zero_ready: None
 ) -> None:
-    """Under ZeRO-3; adapters under DDP are trained and resumed in tests/faults/test_resume.py."""
+    """Under ZeRO-3, with models of one's own, whose weights are checked before they are loaded; adapters under DDP are
+    trained and resumed in tests/faults/test_resume.py."""
     processes = 2
+    own = []
+    for policy in ("ada", "bob"):
+        shutil.copytree(tiny[policy], tmp_path / "models" / policy)
+        own += ["--set", f"policies.{policy}.model={tmp_path / 'models' / policy}"]
     result = cli(
         "train",
         "--regime",
@@ -80,6 +86,7 @@ def test_policies_on_several_processes_train_adapters_from_the_command_line(
         f"launch.processes={processes}",
         "--set",
         f"trainer.per_device_train_batch_size={128 // processes}",
+        *own,
         timeout=PATIENCE,
     )
     assert result.returncode == 0, result.stderr[-3000:]
