@@ -122,7 +122,7 @@ def disturb(run: Path, supervisor: subprocess.Popen[bytes], action: str, rng: ra
     if action in ("SIGINT", "SIGTERM"):
         supervisor.send_signal(getattr(signal, action))
         return
-    module = "mutualrl.mwra.agent" if action == "kill agent" else "mutualrl.training.worker"
+    module = "mutualrl.launch.agent" if action == "kill agent" else "mutualrl.training.worker"
     chosen = [process for process in processes(run) if module in " ".join(process.cmdline())]
     if not chosen:
         return

@@ -141,7 +141,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         "see.exchange",
         "see.liveness",
         "process.status",
-        "mwra.policy_supervisor",
+        "launch.policy_supervisor",
         "reporting.progress",
     )
     for module in modules:

@@ -6,6 +6,8 @@ Exit codes: 0 ok, 1 the run failed, 2 usage or recipe, 3 a gate was not met, 4 e
 
 from __future__ import annotations
 
+DIED = "died"  # kind in the failure file of a worker that ended by any other exception
+
 
 class MutualRLError(Exception):
     """Base class of the errors that mutualrl raises deliberately: the message suffices, without a traceback."""

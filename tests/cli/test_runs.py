@@ -161,7 +161,7 @@ def test_run_succeeds_if_its_report_cannot_be_written(
         raise OSError(28, "No space left on device")
 
     summary = json.loads((run / "summary.json").read_text())
-    monkeypatch.setattr("mutualrl.mwra.supervisor.train", lambda *a: (RunDirectory(run), summary))
+    monkeypatch.setattr("mutualrl.launch.supervisor.train", lambda *a: (RunDirectory(run), summary))
     monkeypatch.setattr("mutualrl.reporting.report.write_report", raise_disk_full)
     monkeypatch.setattr("mutualrl.reporting.upload.require_hub", lambda owner: None)
     monkeypatch.setattr("mutualrl.reporting.upload.push", lambda root, owner: pushed.append(root) or [])

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from conftest import Cli
 from mutualrl.errors import DiskError, FileDamagedError, MachineError, UsageError
-from mutualrl.mwra.group import agent
+from mutualrl.launch.group import agent
 from mutualrl.mwra.placement import Allocation
 from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.reporting.verify_run import verify_run

@@ -238,7 +238,7 @@ def test_reward_errors_are_reported_and_not_retried(cluster: RayCluster, tmp_pat
 END_RANKS = """
 import sys, time
 import ray
-from mutualrl.mwra.ray_worker import end_ranks
+from mutualrl.launch.ray_worker import end_ranks
 ray.init(address=sys.argv[1], log_to_driver=False)
 train = ray.remote(lambda: time.sleep(0.01))
 for _ in range(500):

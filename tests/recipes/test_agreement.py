@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mutualrl.errors import DataError, PlanMismatchError
-from mutualrl.mwra.joining import decisive
+from mutualrl.launch.joining import decisive
 from mutualrl.recipes import Recipe, Request, resolve
 from mutualrl.recipes.agreement import (
     compare,

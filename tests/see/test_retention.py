@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fake_clock import Clock
 from mutualrl.errors import ExchangeDamagedError, FencedError, PeerLostError, RoundAbortedError, WaitTimeoutError
-from mutualrl.process.status import PolicyStatus, StatusReader, StatusWriter
+from mutualrl.process.status import PolicyState, PolicyStatus, StatusReader, StatusWriter
 from mutualrl.records import Rollout
 from mutualrl.see import Exchange, Heartbeat, MissingPeers, WaitCallbacks, WaitTimeouts, open_store
 from mutualrl.see.files import committed_rounds, round_of
@@ -141,16 +141,16 @@ def test_reader_under_wait_waits_beyond_the_peer_timeout(tmp_path: Path, clock: 
 
 def test_status_of_a_live_supervisor_counts_and_of_a_dead_one_does_not(tmp_path: Path, clock: Clock) -> None:
     status_writer = StatusWriter(tmp_path, session=0)
-    status_writer.publish("bob", PolicyStatus("lost", 2))
+    status_writer.publish("bob", PolicyStatus(PolicyState("lost"), 2))
     status_reader = StatusReader(tmp_path)
     assert status_reader.of("bob") == PolicyStatus()  # no beat observed yet: it may be of an earlier session
-    status_writer.publish("bob", PolicyStatus("restarting", 2))
-    assert status_reader.of("bob") == PolicyStatus("restarting", 2)
+    status_writer.publish("bob", PolicyStatus(PolicyState("restarting"), 2))
+    assert status_reader.of("bob") == PolicyStatus(PolicyState("restarting"), 2)
     assert status_reader.of("zoe") == PolicyStatus()
     exchange = reader(tmp_path, status_reader, peer_timeout=10.0)
     began = clock.now
     clock.every(0.5, status_writer.beat)
-    clock.at(100, lambda: status_writer.publish("bob", PolicyStatus("lost", 2)))
+    clock.at(100, lambda: status_writer.publish("bob", PolicyStatus(PolicyState("lost"), 2)))
     with pytest.raises(PeerLostError, match="its supervisor gave it up"):
         exchange.wait(["bob"], 0)
     assert 100 < clock.now - began < 102  # the reader waits for a restarting policy
@@ -167,7 +167,7 @@ def test_status_of_a_live_supervisor_counts_and_of_a_dead_one_does_not(tmp_path:
 def test_starting_policy_without_a_heartbeat_is_not_lost_under_a_supervisor(tmp_path: Path, clock: Clock) -> None:
     status_writer = StatusWriter(tmp_path, session=0)
     status_reader = StatusReader(tmp_path)
-    status_writer.publish("bob", PolicyStatus("running", 1))
+    status_writer.publish("bob", PolicyStatus(PolicyState("running"), 1))
     status_reader.of("bob")
     clock.every(0.5, status_writer.beat)
     with pytest.raises(WaitTimeoutError):  # the supervisor watches the start
@@ -178,7 +178,7 @@ def test_supervised_peer_gets_three_more_seconds_for_its_supervisor_to_report(tm
     Heartbeat(tmp_path / "exchange", "bob").beat()
     status_writer = StatusWriter(tmp_path, session=0)
     status_reader = StatusReader(tmp_path)
-    status_writer.publish("bob", PolicyStatus("running", 0))
+    status_writer.publish("bob", PolicyStatus(PolicyState("running"), 0))
     status_reader.of("bob")
     clock.every(0.5, status_writer.beat)
     began = clock.now

@@ -18,9 +18,9 @@ import pytest
 from conftest import PATIENCE, REPOSITORY
 from mutualrl.cli.results import show_summary
 from mutualrl.errors import RewardError, UsageError
-from mutualrl.mwra.group import reward_failure
+from mutualrl.launch.death import reward_failure
 from mutualrl.records import Prompt
-from mutualrl.see.liveness import SCORING, Heartbeat
+from mutualrl.see.liveness import Heartbeat, Phase
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks.rewards import adapt, distinct_names, load_rewards, weighted
 from mutualrl.tasks.scoring import score_rewards
@@ -106,12 +106,12 @@ def test_reward_is_blamed_only_for_a_crash_while_it_runs(tmp_path: Path) -> None
     heartbeat = Heartbeat(run.exchange, "ada")
     abort, segv = 128 + signal.SIGABRT, 128 + signal.SIGSEGV
     for phase, code, blamed in (
-        (f"{SCORING}: reward function f", abort, True),
-        (f"{SCORING}: reward function f", segv, True),
-        (f"{SCORING}: reward function f", -signal.SIGKILL, False),  # the agent was killed
-        (f"{SCORING}: reward function f", 128 + signal.SIGKILL, False),  # the rank was
-        (f"{SCORING}: reward function f", 4, False),  # e.g. a full disk
-        (SCORING, segv, False),  # it had returned
+        (f"{Phase.SCORING}: reward function f", abort, True),
+        (f"{Phase.SCORING}: reward function f", segv, True),
+        (f"{Phase.SCORING}: reward function f", -signal.SIGKILL, False),  # the agent was killed
+        (f"{Phase.SCORING}: reward function f", 128 + signal.SIGKILL, False),  # the rank was
+        (f"{Phase.SCORING}: reward function f", 4, False),  # e.g. a full disk
+        (Phase.SCORING, segv, False),  # it had returned
         ("updating", segv, False),
     ):
         heartbeat.set(phase)

@@ -14,14 +14,14 @@ from mutualrl.cli.output import emit, screen, show_table
 from mutualrl.console.display import clean, print_text
 from mutualrl.engines.model_files import is_local
 from mutualrl.errors import DataUnavailableError, MachineError, MutualRLError
+from mutualrl.launch.checks import check_batch, check_inputs, check_models, check_sources
+from mutualrl.launch.session import Launch, stored
+from mutualrl.launch.supervisor import check_resumption
 from mutualrl.machine.devices import Machine, this_machine
 from mutualrl.machine.requirements import missing_requirements, require_ports
-from mutualrl.mwra.checks import check_batch, check_inputs, check_models, check_sources
 from mutualrl.mwra.device_map import read_device_map
 from mutualrl.mwra.memory import Estimate, estimate_allocation, format_estimate
 from mutualrl.mwra.placement import Placement, place
-from mutualrl.mwra.session import Launch, stored
-from mutualrl.mwra.supervisor import check_resumption
 from mutualrl.recipes import Recipe, dump
 from mutualrl.recipes.agreement import all_prompts, fitting_prompts, require_enough, too_long_notes
 from mutualrl.recipes.trainer_table import defaults

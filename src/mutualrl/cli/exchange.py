@@ -120,7 +120,7 @@ def import_file(
 
     Example: mutualrl exchange import openr1.parquet --out expert --task dataset --data math_train.jsonl
     """
-    from mutualrl.mwra.importing import ImportRequest, import_texts
+    from mutualrl.launch.importing import ImportRequest, import_texts
 
     request = ImportRequest(
         source=f"{name}=recorded:{file}",

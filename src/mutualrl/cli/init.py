@@ -310,7 +310,7 @@ def _check(pool: Path, *, as_json: bool, accept_unsafe: bool = False) -> Plan:
     from mutualrl.diagnostics.thl.thl_check import check
     from mutualrl.diagnostics.thl.thl_request import ThlFlags, ThlRequest
     from mutualrl.diagnostics.thl.thl_tables import verdict
-    from mutualrl.mwra.session import Launch
+    from mutualrl.launch.session import Launch
 
     recipe = _recipe(pool)
     result = check(ThlRequest.of(ThlFlags(pool=str(pool), suite="tokenizers")), prose())

@@ -70,7 +70,7 @@ def join(
     from mutualrl.cli.post_run import close
     from mutualrl.cli.resolve_args import default_directory, recipe_to_join
     from mutualrl.cli.results import show_summary
-    from mutualrl.mwra.supervisor import train as supervise
+    from mutualrl.launch.supervisor import train as supervise
     from mutualrl.recipes import Request
     from mutualrl.storage.files import read_json, user_path
     from mutualrl.storage.rundir import RunDirectory

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mutualrl.errors import UsageError
-from mutualrl.mwra.session import Launch, open_resumable_run
+from mutualrl.launch.session import Launch, open_resumable_run
 from mutualrl.recipes import Recipe, Request, resolve, revise
 from mutualrl.storage.bucket_url import redacted, require_url
 from mutualrl.storage.files import try_read_json, user_path

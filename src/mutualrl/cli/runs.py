@@ -13,6 +13,7 @@ from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, prose, reports_errors, show_table, show_verification
 from mutualrl.cli.results import run_row
 from mutualrl.console.display import cell, print_text
+from mutualrl.process.status import RunState
 
 if TYPE_CHECKING:
     from mutualrl.reporting.run_reader import Overview
@@ -52,7 +53,7 @@ def ls(
         run, row = overview.run, run_row(overview)
         accuracies = []
         for name, policy in row["policies"].items():
-            if policy["step"] == 0 and policy["last"] is not None and run.state != "finished":
+            if policy["step"] == 0 and policy["last"] is not None and run.state != RunState.FINISHED:
                 accuracies.append(f"{name} {policy['last']:.2f} before training")
             elif policy["last"] is not None:
                 before = "" if policy["before"] is None else f"{policy['before']:.2f} -> "
@@ -74,7 +75,7 @@ def ls(
 def _state(overview: Overview) -> str:
     """Return a run's state; for one that ended early, also if it has no checkpoint to resume from."""
     run = overview.run
-    if run.state in ("running", "finished", "elsewhere") or overview.has_checkpoint:
+    if run.state in (RunState.RUNNING, RunState.FINISHED, RunState.ELSEWHERE) or overview.has_checkpoint:
         return run.state
     return f"{run.state} before its first checkpoint"
 

@@ -149,7 +149,7 @@ def train(
     """
     from mutualrl.cli.post_run import close
     from mutualrl.cli.resolve_args import cluster_address, recipe_of
-    from mutualrl.mwra.session import Launch
+    from mutualrl.launch.session import Launch
     from mutualrl.recipes import Request
 
     if exchange is not None:
@@ -177,7 +177,7 @@ def train(
         show(resolved, launch, as_json=as_json)
         return
     from mutualrl.cli.results import show_summary
-    from mutualrl.mwra.supervisor import train as supervise
+    from mutualrl.launch.supervisor import train as supervise
 
     if push_to_hub is not None:
         from mutualrl.reporting.upload import require_hub

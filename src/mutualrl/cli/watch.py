@@ -15,6 +15,7 @@ from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, reports_errors, screen
 from mutualrl.cli.results import run_row
 from mutualrl.console.display import clean, print_text
+from mutualrl.process.status import RunState
 
 if TYPE_CHECKING:
     from mutualrl.reporting.run_reader import Run
@@ -62,16 +63,16 @@ def watch(
             fetch_run(run, path)
             return not directory.summary.exists()
 
-        if current.state in ("running", "elsewhere"):
+        if current.state in (RunState.RUNNING, RunState.ELSEWHERE):
             terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
             follow = _follow_on_screen if terminal and not plain else _follow_lines
             follow(run, current, is_live, REMOTE_SECONDS if remote else LOCAL_SECONDS)
             current = read_run(path, logs=False)
-        if current.state in ("running", "elsewhere"):  # the user left the screen
+        if current.state in (RunState.RUNNING, RunState.ELSEWHERE):  # the user left the screen
             print_text(screen(), f"{run} is still running")
-        elif current.by_scripts and current.state == "finished":
+        elif current.by_scripts and current.state == RunState.FINISHED:
             print_text(screen(), f"{run} has finished; its scripts measure no accuracy. See: mutualrl report {run}")
-        elif current.summary is None or current.state != "finished":
+        elif current.summary is None or current.state != RunState.FINISHED:
             raise MutualRLError(f"the run {clean(run)} is {current.state}: {'; '.join(current.notes)}")
         else:
             show_summary(current.summary, run if remote else current.root)
@@ -131,7 +132,7 @@ def _follow_on_screen(source: str, current: Run, is_live: Callable[[], bool], se
 def stop_run(run: RunDirectory) -> str:
     """Send a stop request to a run's supervisor, and return a message. Raises UsageError if the run has ended."""
     from mutualrl.errors import UsageError
-    from mutualrl.mwra.stop import write_stop_request
+    from mutualrl.launch.stop import write_stop_request
     from mutualrl.storage.rundir import holder_of
 
     holder = holder_of(run.lock)

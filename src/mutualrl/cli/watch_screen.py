@@ -23,6 +23,7 @@ from textual_plotext import PlotextPlot
 
 from mutualrl.console.display import clean, duration
 from mutualrl.errors import MutualRLError
+from mutualrl.process.status import RunState
 from mutualrl.reporting.live_run import Curve, LivePolicy, LiveRun
 from mutualrl.storage.files import JsonObject
 
@@ -113,7 +114,7 @@ class WatchScreen(App[None]):
         self._steps = steps
         self._seconds = seconds
         self._look, self._stop, self._report = look, stop, report
-        self._state = "running"
+        self._state: str = RunState.RUNNING
         self._reporting = False
         self._shown: dict[str, str] = {}  # last content of each widget: only changes are redrawn
 
@@ -176,7 +177,7 @@ class WatchScreen(App[None]):
         if problem is not None:
             self._state = clean(problem, 200)
         else:
-            self._state = "running" if is_live else "ended"
+            self._state = RunState.RUNNING if is_live else RunState.ENDED
         self._choose_curves()
         self._show()
 
@@ -214,7 +215,9 @@ class WatchScreen(App[None]):
     def _head(self) -> str:
         step = min((policy.step for policy in self._live.policies.values()), default=0)
         seconds = self._live.seconds_left(self._steps)
-        remaining = f" · about {duration(seconds)} of training left" if self._state == "running" and seconds > 0 else ""
+        remaining = (
+            f" · about {duration(seconds)} of training left" if self._state == RunState.RUNNING and seconds > 0 else ""
+        )
         return one_line(f"step {step}/{self._steps} · {self._state}{remaining} · {self._heading}")
 
     def _cells(self, policy: LivePolicy) -> list[str]:

@@ -1,1 +1,1 @@
-"""Multi-Worker Resource Allocation (MWRA): devices, placement, launch and supervision of process groups."""
+"""Multi-Worker Resource Allocation (MWRA): devices, memory and placement of the policies."""

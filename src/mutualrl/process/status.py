@@ -8,6 +8,7 @@ import os
 import platform
 import time
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,36 @@ ELSEWHERE = "elsewhere"  # prefix, before a colon, of the outcome of a run that 
 STALE_SECONDS = 5.0  # a status is ignored when its counter has not advanced for this long
 
 
+class PolicyState(StrEnum):
+    """State of a policy in its run, as its supervisor knows it; UNKNOWN to a reader without a live supervisor."""
+
+    UNKNOWN = "unknown"
+    STARTING = "starting"
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    STOPPED = "stopped"
+    LOST = "lost"
+    FINISHED = "finished"
+
+
+class RunState(StrEnum):
+    """State of a run, as read from its directory. ENDED: without a final status, such as after `kill -9`; ELSEWHERE:
+    viewed from another machine."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    ENDED = "ended"
+    ELSEWHERE = "elsewhere"
+    UNKNOWN = "unknown"
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyStatus:
-    """Last published status: `state` is running, restarting, lost or finished; `attempt` counts the starts."""
+    """Last published status of a policy; `attempt` counts the starts."""
 
-    state: str = "unknown"
+    state: PolicyState = PolicyState.UNKNOWN
     attempt: int = 0
 
 
@@ -76,7 +102,8 @@ class StatusWriter:
 
 def status_of(state: JsonObject, policy: str) -> PolicyStatus:
     """Return a policy's status in a supervisor's published state; `unknown` if it has none."""
-    return PolicyStatus(**state["policies"][policy]) if policy in state["policies"] else PolicyStatus()
+    entry = state["policies"].get(policy)
+    return PolicyStatus() if entry is None else PolicyStatus(PolicyState(entry["state"]), entry["attempt"])
 
 
 def _is_state(value: JsonObject) -> bool:
@@ -93,8 +120,12 @@ def _is_state(value: JsonObject) -> bool:
 
 
 def _is_status(entry: object) -> bool:
-    kinds = {"state": str, "attempt": int}
-    return isinstance(entry, dict) and set(entry) == set(kinds) and all(type(entry[k]) is kinds[k] for k in kinds)
+    return (
+        isinstance(entry, dict)
+        and set(entry) == {"state", "attempt"}
+        and entry["state"] in list(PolicyState)
+        and type(entry["attempt"]) is int
+    )
 
 
 class StatusReader:

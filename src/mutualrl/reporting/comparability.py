@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mutualrl.process.status import RunState
 from mutualrl.recipes.differences import by_dotted_key
 from mutualrl.recipes.free import may_differ
 from mutualrl.recipes.schema import Recipe
@@ -74,7 +75,7 @@ def _unmatched(runs: Sequence[Run]) -> list[str]:
         seeds = [run.seed for run in members]
         if len(set(map(str, seeds))) < len(seeds):
             notes.append(f"{arm}: duplicate seeds ({', '.join(map(str, seeds))}); the spread is underestimated")
-        if unfinished := [run.name for run in members if run.state != "finished"]:
+        if unfinished := [run.name for run in members if run.state != RunState.FINISHED]:
             notes.append(f"{arm}: not finished: {', '.join(unfinished)}; curves end with the shortest run")
     return notes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
+from mutualrl.process.status import RunState
 from mutualrl.regimes import at_level, baseline
 from mutualrl.reporting.comparability import Comparison
 from mutualrl.reporting.figure_specs import Bars, Figure, Panel, filled, over
@@ -118,11 +119,13 @@ def _accuracy_figure(arms: Arms, name: str, title: str, paper: str = "") -> Figu
 
 def _policy_runs(runs: Sequence[Run], name: str) -> list[PolicyRun]:
     """Return the policy in all runs, except those that finished without it."""
-    return [run.policies[name] for run in runs if run.state != "finished" or run.policies[name].result is not None]
+    return [
+        run.policies[name] for run in runs if run.state != RunState.FINISHED or run.policies[name].result is not None
+    ]
 
 
 def _no_policy_lost(run: Run) -> bool:
-    return run.state != "finished" or all(policy.result is not None for policy in run.policies.values())
+    return run.state != RunState.FINISHED or all(policy.result is not None for policy in run.policies.values())
 
 
 def _spread(arms: Arms) -> str:
@@ -311,7 +314,7 @@ def _group_bars(arms: Arms, slug: str, paper: str) -> Figure | None:
     group_names: set[str] = set()
     for arm, runs in arms.items():
         for run in runs:
-            if run.state == "finished":
+            if run.state == RunState.FINISHED:
                 finished.setdefault(arm, []).append(run)
                 group_names.update(*(run.policies[name].groups for name in names))
     groups = sorted(group_names)

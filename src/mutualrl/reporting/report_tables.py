@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mutualrl.process.status import RunState
 from mutualrl.regimes import baseline
 from mutualrl.reporting.comparability import Comparison
 from mutualrl.reporting.pace import busy_seconds, simulate
@@ -183,7 +184,7 @@ def arms(comparison: Comparison) -> Table:
     names = policies_of(comparison.runs)
     finished: dict[str, list[Run]] = {}
     for arm, runs in comparison.arms.items():
-        finished[arm] = [run for run in runs if run.state == "finished"]
+        finished[arm] = [run for run in runs if run.state == RunState.FINISHED]
     grpo_curve = _pool_curve(finished.get(baseline().name, ()), names)
     target = grpo_curve[-1].value if grpo_curve else None
     rows = []

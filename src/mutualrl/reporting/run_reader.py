@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mutualrl.errors import FileDamagedError, RecipeError, UsageError
-from mutualrl.process.status import ELSEWHERE, status_file
+from mutualrl.errors import FileDamagedError, RecipeError, RunInterruptedError, UsageError
+from mutualrl.process.status import ELSEWHERE, RunState, status_file
 from mutualrl.recipes import yaml_file
 from mutualrl.recipes.agreement import data_note
 from mutualrl.records import POLICY_NAME
@@ -124,8 +124,8 @@ class Evaluation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run. `name`: name of its directory, with more of the path if ambiguous. `state`: finished, running, stopped,
-    failed, ended, elsewhere or unknown; `notes`: messages about damaged or missing data."""
+    """Run. `name`: name of its directory, with more of the path if ambiguous; `notes`: messages about damaged or
+    missing data."""
 
     root: Path
     name: str
@@ -133,7 +133,7 @@ class Run:
     recipe: Row
     policies: Mapping[str, PolicyRun]
     summary: Row | None
-    state: str
+    state: RunState
     notes: tuple[str, ...]
     evaluations: tuple[Evaluation, ...] = ()
 
@@ -499,46 +499,46 @@ def _lines(path: Path, recorded: FileDigest | None, notes: list[str], root: Path
     return tuple(rows)
 
 
-def _state_of_scripts(run: RunDirectory, policies: Sequence[str], notes: list[str]) -> str:
+def _state_of_scripts(run: RunDirectory, policies: Sequence[str], notes: list[str]) -> RunState:
     """Return the state of a run whose policies are trained by users' own scripts."""
     if any(holder_of(run.policy(name).lock) for name in policies):
         notes.append("it is still running: this page shows its state at the time of the report")
-        return "running"
+        return RunState.RUNNING
     unfinished = [name for name in policies if not run.policy(name).result.exists()]
     if not unfinished:
-        return "finished"
+        return RunState.FINISHED
     notes.append(
         f"the script of {', '.join(unfinished)} ended before its last step, or has not begun; resume it with "
         "Sharing.over(..., resume=True) and train(resume_from_checkpoint=True)"
     )
-    return "ended"
+    return RunState.ENDED
 
 
-def _state(run: RunDirectory, summary: Row | None, notes: list[str], scripts: Sequence[str] = ()) -> str:
+def _state(run: RunDirectory, summary: Row | None, notes: list[str], scripts: Sequence[str] = ()) -> RunState:
     if summary is not None:
-        return "finished"
+        return RunState.FINISHED
     if scripts:
         return _state_of_scripts(run, scripts, notes)
     try:
         holder = holder_of(run.lock)
     except OSError as error:
         notes.append(f"cannot determine whether it is running ({error.strerror}: {run.lock.name})")
-        return "unknown"
+        return RunState.UNKNOWN
     if holder is not None:
         notes.append("it is still running: this page shows its state at the time of the report")
-        return "running"
+        return RunState.RUNNING
     outcome = (try_read_json(status_file(run.root)) or {}).get("outcome")
     if not isinstance(outcome, str):
         notes.append(
             "it ended without a final status (killed, or on another machine); `mutualrl train --resume` resumes it"
         )
-        return "ended"
-    if outcome == "finished":
+        return RunState.ENDED
+    if outcome == RunState.FINISHED:
         notes.append("it finished but has no readable summary")
-        return "ended"
+        return RunState.ENDED
     kind, _, message = outcome.partition(": ")
     if kind == ELSEWHERE:
         notes.append(message)
-        return "elsewhere"
+        return RunState.ELSEWHERE
     notes.append(f"it ended before its last step: {message or kind}")
-    return "stopped" if kind == "interrupted" else "failed"
+    return RunState.STOPPED if kind == RunInterruptedError.kind else RunState.FAILED

@@ -22,11 +22,11 @@ from mutualrl.errors import (
     RoundAbortedError,
     WaitTimeoutError,
 )
-from mutualrl.process.status import StatusReader
+from mutualrl.process.status import PolicyState, StatusReader
 from mutualrl.records import Rollout
 from mutualrl.rollouts import Rollouts
 from mutualrl.see.files import committed_rounds, marker_name
-from mutualrl.see.liveness import LONGEST_GAP, NOT_STARTED, WAITING, HeartbeatMonitor
+from mutualrl.see.liveness import LONGEST_GAP, HeartbeatMonitor, Phase
 from mutualrl.see.schema import SCHEMA_VERSION, Marker, Part, combined_hash, encode
 from mutualrl.see.shard import Shard, load_shard
 from mutualrl.see.store import ExchangeStore, LocalStore, Location, open_store, reread
@@ -283,7 +283,7 @@ class Exchange:
             if not missing:
                 return {peer: shards[peer] for peer in peers if peer in shards}
             if not announced:
-                callbacks.waiting(f"{WAITING} for round {round_index} of {', '.join(missing)}")
+                callbacks.waiting(f"{Phase.WAITING} for round {round_index} of {', '.join(missing)}")
                 announced = True
             if callbacks.stopping():
                 raise RoundAbortedError(f"stop requested while waiting for round {round_index} of {', '.join(missing)}")
@@ -305,14 +305,14 @@ class Exchange:
     def _describe_wait(self, peer: str, round_index: int, seconds: float) -> str:
         """Return a message about a long wait for a peer that may still publish."""
         silent, phase = self._heartbeats.seconds_since(peer)
-        if phase.startswith(NOT_STARTED):
+        if Phase.NOT_STARTED.is_in(phase):
             state = "it has not started"
         elif silent <= self.timeouts.peer_timeout:
             state = "its heartbeat continues"
         else:
             state = f"no heartbeat for {silent:.0f} s (last seen: {phase})"
         return (
-            f"{WAITING} for round {round_index} of {peer} for {seconds:.0f} s; {state} (until run.round_timeout, "
+            f"{Phase.WAITING} for round {round_index} of {peer} for {seconds:.0f} s; {state} (until run.round_timeout, "
             f"{self.timeouts.round_timeout:.0f} s)"
         )
 
@@ -353,18 +353,18 @@ class Exchange:
         limit = self.timeouts.peer_timeout
         if self._status_reader is not None:
             state = self._status_reader.of(peer).state
-            if state == "lost":
+            if state == PolicyState.LOST:
                 return f"its supervisor gave it up (last seen: {phase})"
-            if state == "restarting" or (state == "running" and phase.startswith(NOT_STARTED)):
+            if state == PolicyState.RESTARTING or (state == PolicyState.RUNNING and Phase.NOT_STARTED.is_in(phase)):
                 self._heartbeats.reset(peer)  # restart its time-out
                 return None
-            if state == "finished":
+            if state == PolicyState.FINISHED:
                 return "it finished without publishing the round"
-            if state == "running":
+            if state == PolicyState.RUNNING:
                 limit += _SUPERVISED_SECONDS
         if silent <= limit or self.timeouts.on_peer_loss == "wait":
             return None
-        if self.timeouts.late_start and phase.startswith(NOT_STARTED):
+        if self.timeouts.late_start and Phase.NOT_STARTED.is_in(phase):
             return None
         return f"no heartbeat for {silent:.0f} s (last seen: {phase})"
 

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from dataclasses import dataclass
+from enum import StrEnum
 
 from mutualrl.console.lines import notify
 from mutualrl.errors import DiskError
@@ -22,10 +23,31 @@ from mutualrl.storage.files import JsonObject, parse_or_none
 HEARTBEAT = "heartbeat.json"
 INTERVAL_SECONDS = 1.0
 LONGEST_GAP = 15.0  # seconds between two polls of a bucket; see `HeartbeatMonitor`
-WAITING = "waiting"  # prefix of the phase while a policy waits for its peers
-LOADING = "loading"  # the phase before the trainer is built
-SCORING = "scoring"  # prefix of the phase while a reward function runs
-NOT_STARTED = "not started"  # the phase of a policy without a heartbeat
+
+
+class Phase(StrEnum):
+    """Phase of a policy, as its heartbeat reports it. A phase may be followed by a detail (`waiting for round 3`,
+    `scoring: reward function judge`): ask `is_in`."""
+
+    NOT_STARTED = "not started"  # to a reader: no heartbeat
+    STARTING = "starting"
+    LOADING = "loading"  # before the trainer is built
+    VALIDATING = "validating"
+    TRAINING = "training"
+    GENERATING = "generating"
+    SCORING = "scoring"
+    WAITING = "waiting"  # for peers
+    UPDATING = "updating"
+    SAVING = "saving"
+    TRAINED = "trained"
+    FINISHED = "finished"
+
+    def is_in(self, reported: str) -> bool:
+        """Return whether a reported phase is this one, with or without a detail."""
+        return reported.startswith(self)
+
+
+_WITHOUT_PROGRESS = (Phase.WAITING, Phase.LOADING, Phase.NOT_STARTED)  # these have other time-outs
 
 
 class Heartbeat:
@@ -43,7 +65,7 @@ class Heartbeat:
         self.rank = rank
         self._interval = interval
         self._counter = 0
-        self._phase = "starting"
+        self._phase: str = Phase.STARTING
         self._step = 0
         self._progress = 0
         self._written = True  # the last one
@@ -164,10 +186,10 @@ class HeartbeatMonitor:
         """
         self.seconds_since(peer)
         seen = self._seen.get((peer, HEARTBEAT))
-        if seen is None or seen.phase.startswith((WAITING, LOADING, NOT_STARTED)):
-            return 0.0, NOT_STARTED if seen is None else seen.phase
+        if seen is None or any(phase.is_in(seen.phase) for phase in _WITHOUT_PROGRESS):
+            return 0.0, Phase.NOT_STARTED if seen is None else seen.phase
         phases = [each.phase for (policy, _), each in sorted(self._seen.items()) if policy == peer]
-        phase = next((each for each in phases if each.startswith(SCORING)), seen.phase)
+        phase = next((each for each in phases if Phase.SCORING.is_in(each)), seen.phase)
         return time.monotonic() - seen.progress_at, phase
 
     def _exclude_own_gap(self, peer: str) -> None:
@@ -189,10 +211,10 @@ class HeartbeatMonitor:
         try:
             data = self._store.get(peer, name)
         except OSError:  # no new information: keep counting from the last heartbeat
-            return (0.0, NOT_STARTED) if before is None else (now - before.at, before.phase)
+            return (0.0, Phase.NOT_STARTED) if before is None else (now - before.at, before.phase)
         state = parse_or_none(data) or {}
         counter, progress = (_count(state.get(key)) for key in ("counter", "progress"))
-        phase = str(state.get("phase", NOT_STARTED))
+        phase = str(state.get("phase", Phase.NOT_STARTED))
         seen = self._seen.get((peer, name))
         if seen is None or seen.counter != counter:
             progress_at = now if seen is None or seen.progress != progress else seen.progress_at

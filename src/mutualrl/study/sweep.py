@@ -20,8 +20,8 @@ from rich.console import Console
 
 from mutualrl.console.display import print_text
 from mutualrl.errors import FileDamagedError, RunInterruptedError, UsageError
+from mutualrl.launch.stop import StopSignals, stop_signals
 from mutualrl.machine.devices import this_machine
-from mutualrl.mwra.stop import StopSignals, stop_signals
 from mutualrl.process.parent_watch import PARENT
 from mutualrl.reporting.run_reader import read_run
 from mutualrl.storage.files import JsonObject, read_checksummed, remove_temporaries, write_checksummed

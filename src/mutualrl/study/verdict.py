@@ -8,14 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mutualrl.plugins import is_import_path
+from mutualrl.process.status import RunState
 from mutualrl.regimes import at_level, baseline
 from mutualrl.reporting.comparability import Comparison
 from mutualrl.reporting.page import Verdict
 from mutualrl.reporting.run_reader import Run, part, policies_in
 from mutualrl.study.statistics import MIN_VALUES, paired
-
-RUNNING = "running"
-FINISHED = "finished"
 
 
 def verdicts(comparisons: Sequence[Comparison]) -> list[Verdict]:
@@ -35,13 +33,13 @@ def pool_accuracy(run: Run) -> float | None:
 
 def _of_one(run: Run) -> Verdict:
     final = pool_accuracy(run)
-    if run.state == RUNNING:
+    if run.state == RunState.RUNNING:
         return Verdict(f"{run.name} is running: no result yet.", (), (f"mutualrl watch {_quoted(run)}",))
-    if run.state == FINISHED and run.by_scripts:
+    if run.state == RunState.FINISHED and run.by_scripts:
         return Verdict(f"{run.name} was trained by scripts, which measure no accuracy: the gain is unknown.", (), ())
-    if run.state != FINISHED and run.by_scripts:
+    if run.state != RunState.FINISHED and run.by_scripts:
         return Verdict(f"{run.name} has not finished ({run.state}): no result yet.", (), ())
-    if run.state != FINISHED:
+    if run.state != RunState.FINISHED:
         again = (f"mutualrl train --resume --run-dir {_quoted(run)}",) if _is_local(run) else ()
         return Verdict(f"{run.name} has not finished ({run.state}): no result yet.", (), again)
     if final is None:
@@ -78,7 +76,7 @@ def _of_one(run: Run) -> Verdict:
 def _of_several(comparison: Comparison) -> list[Verdict]:
     by_arm: dict[str, dict[int, float]] = {}
     for arm, runs in comparison.arms.items():
-        ended = [(run.seed, pool_accuracy(run)) for run in runs if run.state == FINISHED]
+        ended = [(run.seed, pool_accuracy(run)) for run in runs if run.state == RunState.FINISHED]
         by_arm[arm] = {seed: value for seed, value in ended if type(seed) is int and value is not None}
     plain = by_arm.get(baseline().name)
     if not plain:

@@ -15,6 +15,7 @@ from transformers import TrainerControl as Control
 from transformers import TrainerState as State
 from transformers import TrainingArguments as Args
 
+from mutualrl.see.liveness import Phase
 from mutualrl.storage.run_info import Validation
 from mutualrl.training.peers import PeerLink
 from mutualrl.training.random_state import StepEnd, random_state
@@ -32,17 +33,17 @@ class SharingCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transfo
     def on_train_begin(self, args: Args, state: State, control: Control, **kwargs: object) -> None:
         """Start the heartbeat, unless it is already running."""
         if self._link.heartbeat is not None and state.is_world_process_zero:
-            self._link.set_phase("training", state.global_step)
+            self._link.set_phase(Phase.TRAINING, state.global_step)
             self._link.heartbeat.start()
 
     def on_step_end(self, args: Args, state: State, control: Control, **kwargs: object) -> None:
         """Publish the step."""
-        self._link.set_phase("training", state.global_step)
+        self._link.set_phase(Phase.TRAINING, state.global_step)
 
     def on_train_end(self, args: Args, state: State, control: Control, **kwargs: object) -> None:
         """Publish that no further round follows."""
         if state.is_world_process_zero:
-            self._link.set_phase("trained", state.global_step)
+            self._link.set_phase(Phase.TRAINED, state.global_step)
 
 
 class AlreadyTrainedError(Exception):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from mutualrl.console.lines import notify
 from mutualrl.errors import ExchangeDamagedError
 from mutualrl.see import Exchange, Heartbeat, MissingPeers, ReadLog, Shard, WaitCallbacks
+from mutualrl.see.liveness import Phase
 
 Meanwhile = Callable[[Mapping[str, Shard]], None]  # called with the rounds that have arrived
 
@@ -132,7 +133,7 @@ class PeerLink:
     def _waited(self, began: float) -> float:
         """End a wait that started at `began`; return its seconds."""
         waited = time.monotonic() - began
-        self.set_phase("training")
+        self.set_phase(Phase.TRAINING)
         self.wait_seconds += waited
         return waited
 

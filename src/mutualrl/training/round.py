@@ -26,6 +26,7 @@ from mutualrl.regimes.losses import BY_ROWS
 from mutualrl.regimes.regime import success_above
 from mutualrl.regimes.round import PHASES
 from mutualrl.rollouts import Rollouts
+from mutualrl.see.liveness import Phase
 from mutualrl.thl import decode_completion, end_token, ended, last_tokens
 from mutualrl.training.extra_rows import ExtraRows
 from mutualrl.training.memory import PastRound
@@ -244,7 +245,7 @@ class Rounds:
         if not self.sharing.regime.requests_anything():
             return view
         trainer = self.trainer
-        self.sharing.link.set_phase("scoring passages")
+        self.sharing.link.set_phase(f"{Phase.SCORING} passages")
         made: list[Requests] = []
         for _ in range(PHASES):
             requests = self._new_requests(view)

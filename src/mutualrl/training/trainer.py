@@ -18,7 +18,7 @@ from mutualrl.engines.generation_defaults import neutralize
 from mutualrl.engines.model_files import require_loadable, require_no_adapter
 from mutualrl.errors import RewardError, UsageError
 from mutualrl.recipes.ratios import aggregation_problem, ratio_problems
-from mutualrl.see.liveness import SCORING
+from mutualrl.see.liveness import Phase
 from mutualrl.storage.files import JsonObject
 from mutualrl.tasks.rewards import adapt, distinct_names
 from mutualrl.thl.table import table_of
@@ -145,24 +145,24 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         """Set the phase to generating, and the rollouts' prefixes if the regime has any."""
         self.prefixes = None
         if self.rounds is not None and self.model.training:
-            self.rounds.sharing.link.set_phase("generating")
+            self.rounds.sharing.link.set_phase(Phase.GENERATING)
             self.prefixes = self.rounds.prefixes(inputs)
 
     def _on_reward(self, name: str) -> None:
         """Set the phase to the running reward function: it may hang, or end the process."""
         if self.sharing is not None:
-            self.sharing.link.set_phase(f"{SCORING}: reward function {name}", at_once=True)
+            self.sharing.link.set_phase(f"{Phase.SCORING}: reward function {name}", at_once=True)
 
     def _on_reward_returned(self) -> None:
         """Set the phase back: what ends the process from here on is not the reward function."""
         if self.sharing is not None:
-            self.sharing.link.set_phase(SCORING, at_once=True)
+            self.sharing.link.set_phase(Phase.SCORING, at_once=True)
 
     def compute_rewards(self, score: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Score with TRL's reward functions. Raises RewardError naming them if the result is not a reward."""
         if self.sharing is None:
             return score()
-        self.sharing.link.set_phase(SCORING)
+        self.sharing.link.set_phase(Phase.SCORING)
         names = ", ".join(self.reward_func_names)
         try:
             return score()
@@ -187,7 +187,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         """Return TRL's loss plus that of the round's extra rows."""
         own_loss = super().compute_loss
         if self.sharing is not None and self.model.training:
-            self.sharing.link.set_phase("updating")
+            self.sharing.link.set_phase(Phase.UPDATING)
         if self.sharing is None or not self.model.training:
             trl_loss: torch.Tensor = own_loss(model, inputs, return_outputs, num_items_in_batch)
             return trl_loss
@@ -219,7 +219,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
             write_state(target, self.accelerator.process_index, self.packed())
 
         if self.sharing is not None:
-            self.sharing.link.set_phase("saving")
+            self.sharing.link.set_phase(Phase.SAVING)
         if self.checkpointer is not None:
             self.checkpointer.save(self, write_into)
         else:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 from mutualrl.console.lines import notify
 from mutualrl.engines.model_files import model_digest
 from mutualrl.errors import (
+    DIED,
     CheckpointDamagedError,
     DiskError,
     MutualRLError,
@@ -38,7 +39,7 @@ from mutualrl.recipes.agreement import compare_models
 from mutualrl.see import Exchange, Heartbeat, WaitTimeouts
 from mutualrl.see.bucket import PROBE_SECONDS
 from mutualrl.see.checkpoint_copies import CheckpointCopies
-from mutualrl.see.liveness import LOADING
+from mutualrl.see.liveness import Phase
 from mutualrl.see.location import record_store
 from mutualrl.see.mirror import BEATS, Mirror
 from mutualrl.see.store import remote_store
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         leave(error.exit_code)
     except Exception as error:  # noqa: BLE001  (top level: report the error, then exit)
         traceback.print_exc()
-        kind = DiskError.kind if is_disk_failure(error) else "died"
+        kind = DiskError.kind if is_disk_failure(error) else DIED
         _report(files, kind, f"{type(error).__name__}: {error}")
         leave(exit_code_of(kind) or 1)
 
@@ -108,7 +109,7 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest, *, els
     heartbeat = Heartbeat(run.exchange, policy, rank=rank)
     if rank == 0:
         exchange.claim()
-    heartbeat.set(LOADING)
+    heartbeat.set(Phase.LOADING)
     heartbeat.start()
     if recipe.bucket is not None and rank == 0:
         heartbeat.mirror_to(exchange.store, recipe.bucket.heartbeat_seconds)
@@ -176,14 +177,14 @@ def _build_and_train(
     )
     trainer.add_callback(StopCallback(trainer, lambda: bool(stop)))
     if progress.initial_validation is None:
-        heartbeat.set("validating")
+        heartbeat.set(Phase.VALIDATING)
         progress.initial_validation = validator()
         if rank == 0:
             write_checksummed(files.before, progress.initial_validation.to_json(), root=run.root)
     _train(trainer, progress, checkpoint, stop, heartbeat)
-    heartbeat.set("validating")
+    heartbeat.set(Phase.VALIDATING)
     final = validator()
-    heartbeat.set("saving")
+    heartbeat.set(Phase.SAVING)
     identity = {"run_id": info.run_id, "policy": policy, "step": trainer.state.global_step}
     save_model(trainer, files.model, files.adapter, identity)
     if rank == 0:
@@ -207,7 +208,7 @@ def _train(
     except AlreadyTrainedError:
         notify("already trained to the last step")
     except RoundAbortedError:
-        heartbeat.set("saving")
+        heartbeat.set(Phase.SAVING)
         trainer.save_as_of_step_end()
         raise
     except MutualRLError:
@@ -252,7 +253,7 @@ def leave_group(trainer: GRPOTrainer, heartbeat: Heartbeat | None = None) -> NoR
     trainer.accelerator.wait_for_everyone()
     trainer.accelerator.end_training()
     if heartbeat is not None:
-        heartbeat.stop("finished")
+        heartbeat.stop(Phase.FINISHED)
     leave(0)
 
 

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from mutualrl.errors import ExchangeDamagedError
-from mutualrl.mwra.rewind import resume_cursors, rewind
+from mutualrl.launch.rewind import resume_cursors, rewind
 from mutualrl.recipes import Request, resolve
 from mutualrl.see.files import marker_name
 from mutualrl.storage.artifacts import file_sum

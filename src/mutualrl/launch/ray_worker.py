@@ -1,8 +1,8 @@
-"""One policy of a run as a Ray task, with one task per further rank.
+"""One attempt of a policy as a Ray task, with one task per further rank.
 
 Each rank is a subprocess of its task, because a rank handles signals and exits without interpreter shutdown. Its output
-goes to the Ray worker's. Ray restarts a policy's task when it raises PolicyDiedError, or its worker or node dies; the
-task returns if a restart would end in the same way.
+goes to the Ray worker's. A task raises PolicyDiedError if its attempt ended without a result; the launcher decides
+whether another one begins.
 """
 
 from __future__ import annotations
@@ -16,18 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mutualrl.console.lines import notify
+from mutualrl.launch.death import describe_death, failure_of
+from mutualrl.launch.group import ProcessTag, clear_attempt, environment, next_attempt
+from mutualrl.launch.watch import Watch
 from mutualrl.machine.ray_cluster import Resources
-from mutualrl.mwra.group import (
-    CONSEQUENCES,
-    ProcessTag,
-    back_off,
-    clear_attempt,
-    describe_death,
-    environment,
-    failure_of,
-    next_attempt,
-)
-from mutualrl.mwra.watch import Watch
 from mutualrl.process import loopback
 from mutualrl.process.parent_watch import become_subreaper, end_children
 from mutualrl.process.ports import free_port
@@ -43,7 +35,15 @@ SIBLING_SECONDS = 10.0  # after another rank of the policy failed: this one may 
 
 
 class PolicyDiedError(RuntimeError):
-    """Policy that ended before its result was written and may be restarted."""
+    """Attempt of a policy that ended before its result was written. `code`: exit code of its rank 0, if it ended."""
+
+    def __init__(self, reason: str, code: int | None = None) -> None:
+        super().__init__(reason, code)  # both are arguments, so that the error can be unpickled
+        self.reason = reason
+        self.code = code
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def ranks_on(nodes: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
 def train_policy(task: PolicyTask, group: PlacementGroup, resources: Resources) -> None:
     """Train a policy: rank 0 in this task (the first bundle of its placement group), each further rank in its own task.
 
-    Raises PolicyDiedError if it died, or if the run directory is not on this node.
+    Raises PolicyDiedError if it ended without a result, or if the run directory is not on this node.
     """
     import ray
 
@@ -89,16 +89,13 @@ def train_policy(task: PolicyTask, group: PlacementGroup, resources: Resources) 
     try:
         attempt = next_attempt(task.run, task.policy)
         clear_attempt(task.run, task.policy)
-        problem = _train_ranks(task, attempt, group, resources)
+        _train_ranks(task, attempt, group, resources)
     except (OSError, ray.exceptions.RayError) as error:
         raise PolicyDiedError(f"policy {task.policy!r} could not be trained: {error}") from error
-    if problem is not None and not _is_final(task.run, task.policy):
-        time.sleep(back_off(attempt))
-        raise PolicyDiedError(f"policy {task.policy!r} {problem}")
 
 
-def _train_ranks(task: PolicyTask, attempt: int, group: PlacementGroup, resources: Resources) -> str | None:
-    """Train the ranks of an attempt until rank 0 ends. Return the problem, or None."""
+def _train_ranks(task: PolicyTask, attempt: int, group: PlacementGroup, resources: Resources) -> None:
+    """Train the ranks of an attempt until rank 0 ends. Raises PolicyDiedError if it ends without a result."""
     import ray
     from ray.util import placement_group_table
 
@@ -113,7 +110,7 @@ def _train_ranks(task: PolicyTask, attempt: int, group: PlacementGroup, resource
         for bundle, variables in others:
             rank = in_bundle(train_rank, group, bundle, resources)
             siblings.append(rank.remote(task, attempt, variables | rendezvous))
-        return _wait_for(_start_rank(task, attempt, first | rendezvous), task, siblings)
+        _wait_for(_start_rank(task, attempt, first | rendezvous), task, siblings)
     finally:
         end_children()
         end_ranks(siblings)
@@ -180,12 +177,13 @@ def _start_rank(task: PolicyTask, attempt: int, variables: dict[str, str]) -> su
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=inherited | tag | variables | local)
 
 
-def _wait_for(process: subprocess.Popen[bytes], task: PolicyTask, siblings: list[ray.ObjectRef[None]]) -> str | None:
-    """Wait until the policy's rank 0 ends, is frozen, makes no progress, or waits for a failed rank. Return the
-    problem, or None."""
+def _wait_for(process: subprocess.Popen[bytes], task: PolicyTask, siblings: list[ray.ObjectRef[None]]) -> None:
+    """Wait until the policy's rank 0 ends. Raises PolicyDiedError if it ended without a result and without a stop
+    request, is frozen, makes no progress, or waits for a failed rank."""
     import ray
 
     watch = Watch(task.run.exchange, task.policy, load_run(task.run, without_models=True).run, notify)
+    subject = f"policy {task.policy!r}"
     failed_at, running = None, siblings
     while (code := process.poll()) is None:
         time.sleep(POLL_SECONDS)
@@ -193,14 +191,13 @@ def _wait_for(process: subprocess.Popen[bytes], task: PolicyTask, siblings: list
         if failed_at is None and (failure_of(task.run, task.policy) is not None or _failed(ended)):
             failed_at = time.monotonic()
         if failed_at is not None and time.monotonic() > failed_at + SIBLING_SECONDS:
-            return "waited for another rank, which failed"
+            raise PolicyDiedError(f"{subject} waited for another rank, which failed")
         if (silent := watch.frozen_for()) is not None:
-            return f"is frozen: no heartbeat for {silent}"
+            raise PolicyDiedError(f"{subject} is frozen: no heartbeat for {silent}")
         if (stalled := watch.stalled_for()) is not None:
-            return f"is alive but hangs: {stalled}"
-    if code == 0 and (task.run.policy(task.policy).result.exists() or task.run.stop_file.exists()):
-        return None
-    return describe_death(task.run, task.policy, code)
+            raise PolicyDiedError(f"{subject} is alive but hangs: {stalled}")
+    if code != 0 or not (task.run.policy(task.policy).result.exists() or task.run.stop_file.exists()):
+        raise PolicyDiedError(f"{subject} {describe_death(task.run, task.policy, code)}", code)
 
 
 def _failed(ended: list[ray.ObjectRef[None]]) -> bool:
@@ -212,11 +209,3 @@ def _failed(ended: list[ray.ObjectRef[None]]) -> bool:
     except ray.exceptions.RayError:
         return True
     return False
-
-
-def _is_final(run: RunDirectory, policy: str) -> bool:
-    """Return whether a restart would end in the same way: a stop is requested, the result is written, or the policy
-    recorded its own error."""
-    failure = failure_of(run, policy)
-    own_error = failure is not None and failure[0] not in ("died", *CONSEQUENCES)
-    return own_error or run.stop_file.exists() or run.policy(policy).result.exists()

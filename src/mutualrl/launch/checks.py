@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mutualrl.engines.model_files import check_model
 from mutualrl.errors import ModelError
-from mutualrl.mwra.session import counted
+from mutualrl.launch.session import counted
 from mutualrl.recipes import Recipe
 from mutualrl.recipes.agreement import data_note, fingerprint, read_splits, require_enough, validation_sample
 from mutualrl.recipes.batch_plan import BatchPlan

@@ -11,7 +11,7 @@ from types import FrameType
 from rich.console import Console
 
 from mutualrl.errors import RunInterruptedError
-from mutualrl.mwra.session import Launch
+from mutualrl.launch.session import Launch
 from mutualrl.recipes import Recipe
 from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.files import write_json

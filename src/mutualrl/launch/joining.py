@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from mutualrl.errors import ExchangeDamagedError, PlanMismatchError, UsageError
-from mutualrl.mwra.session import Launch
+from mutualrl.launch.session import Launch
 from mutualrl.recipes import Recipe
 from mutualrl.recipes.agreement import compare
 from mutualrl.recipes.differences import decisive, differing
@@ -19,15 +19,13 @@ from mutualrl.see import MissingPeers
 from mutualrl.see.bucket import PROBE_SECONDS
 from mutualrl.see.checkpoint_copies import Staged, forget, has_copy, stage
 from mutualrl.see.files import committed_rounds
-from mutualrl.see.liveness import last_heartbeat
+from mutualrl.see.liveness import Phase, last_heartbeat
 from mutualrl.see.location import record_store
 from mutualrl.see.manifest import Manifest, read_manifest, write_manifest
 from mutualrl.see.store import remote_store
 from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.run_info import Fingerprint
 from mutualrl.storage.rundir import RunDirectory
-
-FINISHED = "finished"
 
 
 def claim_exchange(recipe: Recipe, plan: Fingerprint, launch: Launch, console: Console) -> str:
@@ -120,7 +118,7 @@ def require_not_running(bucket: Bucket, policy: str, console: Console) -> None:
     intervals, unless the policy has not started or has finished."""
     store = remote_store(bucket.url, PROBE_SECONDS)
     before = last_heartbeat(store, policy)
-    if before is None or before.get("phase") == FINISHED:
+    if before is None or before.get("phase") == Phase.FINISHED:
         return
     seconds = 1.5 * bucket.heartbeat_seconds
     console.print(f"Checking for {seconds:.0f} s whether {policy} runs elsewhere", markup=False, highlight=False)

@@ -1,6 +1,6 @@
 """Agent of one policy's process group: starts the ranks, ends all when one fails, and ends with its supervisor.
 
-python -m mutualrl.mwra.agent --run-dir DIR --policy NAME --attempt A --processes N --parent PID
+python -m mutualrl.launch.agent --run-dir DIR --policy NAME --attempt A --processes N --parent PID
 """
 
 from __future__ import annotations

@@ -13,18 +13,13 @@ from rich.console import Console
 from mutualrl.console.display import print_text
 from mutualrl.engines.model_files import model_digest
 from mutualrl.errors import MutualRLError, RunInterruptedError, UsageError
-from mutualrl.machine.devices import Machine, this_machine
-from mutualrl.machine.ray_cluster import join_cluster, require_capacity
-from mutualrl.machine.requirements import require
-from mutualrl.mwra.checks import Inputs, check_batch, check_inputs, check_models, check_sources
-from mutualrl.mwra.device_map import read_device_map
-from mutualrl.mwra.group import GRACE_SECONDS, ProcessTag, end
-from mutualrl.mwra.joining import claim_exchange, fetch_checkpoint, install_checkpoint, require_run
-from mutualrl.mwra.placement import Placement, place
-from mutualrl.mwra.policy_supervisor import PolicySupervisor
-from mutualrl.mwra.ray_launcher import bundles, run_on_cluster
-from mutualrl.mwra.rewind import rewind
-from mutualrl.mwra.session import (
+from mutualrl.launch.checks import Inputs, check_batch, check_inputs, check_models, check_sources
+from mutualrl.launch.group import GRACE_SECONDS, ProcessTag, end
+from mutualrl.launch.joining import claim_exchange, fetch_checkpoint, install_checkpoint, require_run
+from mutualrl.launch.policy_supervisor import PolicySupervisor
+from mutualrl.launch.ray_launcher import bundles, run_on_cluster
+from mutualrl.launch.rewind import rewind
+from mutualrl.launch.session import (
     Launch,
     accept_changes,
     next_session,
@@ -34,8 +29,13 @@ from mutualrl.mwra.session import (
     start_run,
     verify_finished_policies,
 )
-from mutualrl.mwra.stop import StopSignals, request_stop, stop_signals, stopped
-from mutualrl.process.status import StatusWriter
+from mutualrl.launch.stop import StopSignals, request_stop, stop_signals, stopped
+from mutualrl.machine.devices import Machine, this_machine
+from mutualrl.machine.ray_cluster import join_cluster, require_capacity
+from mutualrl.machine.requirements import require
+from mutualrl.mwra.device_map import read_device_map
+from mutualrl.mwra.placement import Placement, place
+from mutualrl.process.status import RunState, StatusWriter
 from mutualrl.recipes import Recipe, load_run
 from mutualrl.recipes.run_sources import described, recorded_digests, restore, store
 from mutualrl.reporting.progress import Progress
@@ -214,7 +214,7 @@ def run_policies(
                 require_same()
                 if deadline is None and (request.received or run.stop_file.exists()):
                     deadline = time.monotonic() + recipe.run.round_timeout
-                    policy_supervisor.stopping = True
+                    policy_supervisor.stop()
                     request_stop(run, console)
                 if len(request.received) > 1 or (deadline is not None and time.monotonic() > deadline):
                     kill_immediately = True
@@ -225,7 +225,7 @@ def run_policies(
             progress.update()
         if policy_supervisor.stopping or kill_immediately:
             raise RunInterruptedError(stopped(run, recipe, launch, request))
-        status_writer.close("finished")
+        status_writer.close(RunState.FINISHED)
     except MutualRLError as error:
         if run.run_json.exists():
             status_writer.close(f"{error.kind}: {error}")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from mutualrl.console.display import clean
 from mutualrl.recipes.schema import RunSection
-from mutualrl.see.liveness import LOADING, NOT_STARTED, HeartbeatMonitor
+from mutualrl.see.liveness import HeartbeatMonitor, Phase
 from mutualrl.see.store import Location
 
 START_SECONDS = 300.0  # longest time from the start of a process group to its first heartbeat
@@ -27,7 +27,7 @@ class Watch:
         """Return the time that the policy has been frozen, as text, or None if it is not."""
         silent, phase = self._heartbeats.seconds_since(self._policy)
         limit = self._limits.peer_timeout
-        if silent <= (max(limit, START_SECONDS) if phase.startswith(NOT_STARTED) else limit):
+        if silent <= (max(limit, START_SECONDS) if Phase.NOT_STARTED.is_in(phase) else limit):
             return None
         return f"{silent:.0f} s (last seen: {phase})"
 
@@ -47,7 +47,7 @@ class Watch:
 
     def past_its_start(self) -> bool:
         """Return whether the newest attempt got past its start, so that a failure is a new one."""
-        return self._heartbeats.seconds_since(self._policy)[1] not in (NOT_STARTED, LOADING)
+        return self._heartbeats.seconds_since(self._policy)[1] not in (Phase.NOT_STARTED, Phase.LOADING)
 
     def reset(self) -> None:
         """Restart the count of silence at the next check, for a restarted policy."""

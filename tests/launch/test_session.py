@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from mutualrl.errors import FileDamagedError, UsageError
-from mutualrl.machine.devices import Machine
-from mutualrl.mwra.placement import place
-from mutualrl.mwra.session import (
+from mutualrl.launch.session import (
     Launch,
     accept_changes,
     counted,
@@ -21,6 +19,8 @@ from mutualrl.mwra.session import (
     resume_run,
     start_run,
 )
+from mutualrl.machine.devices import Machine
+from mutualrl.mwra.placement import place
 from mutualrl.recipes import Recipe, Request, load_run, resolve
 from mutualrl.recipes.differences import changed_keys
 from mutualrl.recipes.free import may_differ

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from mutualrl.launch.ray_worker import ranks_on
 from mutualrl.machine.devices import Machine
 from mutualrl.machine.ray_cluster import first_unplaceable, machine_of
-from mutualrl.mwra.ray_worker import ranks_on
 
 
 def test_ranks_of_one_node_are_consecutive_and_rank_0_has_the_first_bundle() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -15,20 +14,15 @@ from typing import IO
 
 import psutil
 
-from mutualrl.console.display import clean
 from mutualrl.mwra.placement import Allocation
 from mutualrl.process import loopback
 from mutualrl.see.exchange import claimed_attempt
-from mutualrl.see.liveness import SCORING, clear_heartbeats, last_heartbeat
+from mutualrl.see.liveness import clear_heartbeats
 from mutualrl.see.location import record_store
-from mutualrl.storage.files import remove_temporaries, try_read_json
+from mutualrl.storage.files import remove_temporaries
 from mutualrl.storage.rundir import RunDirectory
 
 GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
-BACK_OFF_SECONDS = 1.0  # before the first restart; doubled before each further one
-LONGEST_BACK_OFF_SECONDS = 60.0
-#: error kinds of a worker that ends because a peer ended: consequences, not causes
-CONSEQUENCES = ("peer-lost", "wait-timeout", "interrupted")
 
 
 class ProcessGroup:
@@ -72,7 +66,7 @@ def agent(run: RunDirectory, allocation: Allocation, attempt: int) -> ProcessGro
     command = [
         sys.executable,
         "-m",
-        "mutualrl.mwra.agent",
+        "mutualrl.launch.agent",
         f"--run-dir={run.root}",
         f"--policy={allocation.policy}",
         f"--attempt={attempt}",
@@ -175,44 +169,3 @@ def _signal(process: psutil.Process, *, kill: bool) -> None:
             process.kill() if kill else process.terminate()
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return  # ended, or another user's
-
-
-def failure_of(run: RunDirectory, policy: str) -> tuple[str, str] | None:
-    """Return the kind and message of a policy's failure file, or None if there is none."""
-    value = try_read_json(run.policy(policy).failure)
-    return None if value is None else (str(value.get("kind")), str(value.get("message")))
-
-
-def back_off(restarts: int) -> float:
-    """Return the seconds to wait before a policy's next restart, after `restarts` restarts."""
-    return min(BACK_OFF_SECONDS * 2.0 ** min(restarts, 10), LONGEST_BACK_OFF_SECONDS)
-
-
-def describe_death(run: RunDirectory, policy: str, code: int) -> str:
-    """Return how a policy's process ended, for a message: its exit code, its own error, if any, and otherwise what it
-    was last seen at, such as a reward function whose library crashed."""
-    failure = failure_of(run, policy)
-    beat = last_heartbeat(record_store(run), policy) or {}
-    seen = f", last seen: {clean(str(beat['phase']), 200)}" if beat.get("phase") else ""
-    cause = f", no error recorded{seen}" if failure is None else f": {failure[1]}"
-    return f"died (exit code {code}{cause})"
-
-
-def reward_failure(run: RunDirectory, policy: str, code: int) -> str | None:
-    """Return the message for a policy whose process crashed while a reward function ran, because its library aborts or
-    reads invalid memory: a restart would end in the same way. None for any other end."""
-    beat = last_heartbeat(record_store(run), policy) or {}
-    phase = str(beat.get("phase", ""))
-    crashes = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
-    if not phase.startswith(f"{SCORING}: ") or code not in {128 + number for number in crashes}:
-        return None
-    return f"{clean(phase.removeprefix(f'{SCORING}: '), 200)} ended its process (exit code {code})"
-
-
-def tail(log: Path, lines: int = 5) -> str:
-    """Return the last lines of a log."""
-    try:
-        text = log.read_text("utf-8", "replace")
-    except OSError:
-        return ""
-    return "\n".join(text.splitlines()[-lines:])

@@ -13,9 +13,9 @@ from rich.console import Console
 
 from fake_clock import Clock
 from mutualrl.errors import DiskError, MutualRLError, PeerLostError
+from mutualrl.launch.policy_supervisor import PolicySupervisor
 from mutualrl.machine.devices import Machine
 from mutualrl.mwra.placement import Allocation, place
-from mutualrl.mwra.policy_supervisor import PolicySupervisor
 from mutualrl.process.status import StatusReader, StatusWriter
 from mutualrl.recipes import Recipe, Request, resolve
 from mutualrl.see import Heartbeat
@@ -362,7 +362,7 @@ def test_finished_policy_is_not_restarted_and_stopping_restarts_no_policy(tmp_pa
     pool = Supervised(tmp_path, "run.max_restarts=3")
     assert pool.states() == {"ada": "finished", "bob": "running"}
     assert pool.launcher.started == [("bob", 0)]
-    pool.supervisor.stopping = True
+    pool.supervisor.stop()
     pool.end("bob", 130)
     pool.supervisor.poll()
     assert pool.states()["bob"] == "stopped"
@@ -373,7 +373,7 @@ def test_policy_awaiting_its_restart_is_stopped_when_the_run_stops(supervised: C
     pool = supervised("run.max_restarts=3")
     pool.end("bob")
     pool.supervisor.poll()
-    pool.supervisor.stopping = True
+    pool.supervisor.stop()
     pool.supervisor.poll()
     assert pool.states()["bob"] == "stopped"
 

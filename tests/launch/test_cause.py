@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mutualrl.errors import RunDirectoryError, UsageError, exit_code_of
-from mutualrl.mwra.group import next_attempt
+from mutualrl.launch.group import next_attempt
 from mutualrl.see import Exchange
 from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import RunDirectory, check_free, create, default_path, hold, holder_of

@@ -1,0 +1,301 @@
+"""Policies of a run on a Ray cluster, one placement group each: Ray places them and keeps their logs.
+
+The run directory is on a file system that all nodes share. Rounds, checkpoints and results are as on one machine. An
+attempt of a policy is a task; when it dies, `launch.life` decides on the next one, which resumes from the newest
+checkpoint. Ray moves the bundles of a lost node.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from mutualrl.errors import MachineError, MutualRLError, PeerLostError, RunInterruptedError
+from mutualrl.launch.death import failure_of, own_error
+from mutualrl.launch.life import (
+    Action,
+    Begin,
+    Die,
+    Event,
+    Finish,
+    Life,
+    Stop,
+    Tick,
+    advance,
+    may_continue,
+    restart_message,
+)
+from mutualrl.launch.ray_worker import PolicyDiedError, PolicyTask, in_bundle, train_policy
+from mutualrl.launch.session import Launch
+from mutualrl.launch.stop import StopSignals, request_stop, stopped
+from mutualrl.machine.ray_cluster import HeadWatch, Resources
+from mutualrl.mwra.placement import Allocation, Placement
+from mutualrl.process.status import PolicyState, PolicyStatus, RunState, StatusWriter
+from mutualrl.recipes import Recipe
+from mutualrl.reporting.progress import Progress
+from mutualrl.see.liveness import HeartbeatMonitor, Phase
+from mutualrl.storage.checkpoints import Checkpoints
+from mutualrl.storage.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    import ray
+    from ray.util.placement_group import PlacementGroup
+
+POLL_SECONDS = 0.2
+RESOURCE_WAIT_SECONDS = 30.0  # without training, before the policy's placement group is checked
+SILENT_SECONDS = 5.0  # without a heartbeat: Ray is placing the policy, or its watch is about to end it
+LOGS = "; its log is in Ray's session directory on its node, and in the dashboard"
+
+
+@dataclass
+class _RayPolicy:
+    """Policy on the cluster: its life, its placement group, and the result of its attempt's task."""
+
+    allocation: Allocation
+    life: Life = field(default_factory=Life)
+    group: PlacementGroup | None = None
+    result: ray.ObjectRef[None] | None = None
+
+    @property
+    def name(self) -> str:
+        """Return the policy's name."""
+        return self.allocation.policy
+
+    @property
+    def state(self) -> PolicyState:
+        """Return the state of its life."""
+        return self.life.state
+
+
+def run_on_cluster(
+    run: RunDirectory, recipe: Recipe, placement: Placement, session: int, console: Console, request: StopSignals
+) -> None:
+    """Run the policies on the connected cluster; end all of them if the run fails or is stopped."""
+    launcher = _RayLauncher(run, recipe, placement, StatusWriter(run.root, session), console)
+    head, names = HeadWatch(), [policy.name for policy in recipe.policies]
+    try:
+        launcher.start()
+        limit = recipe.task.max_prompt_tokens
+        with Progress(run, names, recipe.run.steps, console, recipe.regime_class.metrics, limit) as progress:
+            deadline = None
+            while launcher.active:
+                if deadline is None and (request.received or run.stop_file.exists()):
+                    deadline = time.monotonic() + recipe.run.round_timeout
+                    launcher.stop()
+                    request_stop(run, console)
+                if len(request.received) > 1 or (deadline is not None and time.monotonic() > deadline):
+                    break
+                if (news := head.news()) is not None:
+                    console.print(news, markup=False)
+                launcher.poll()
+                if head.answers:
+                    launcher.check_absent(stopping=deadline is not None)
+                progress.update()
+        if request.received or run.stop_file.exists():
+            raise RunInterruptedError(stopped(run, recipe, Launch(), request))
+        launcher.status.close(RunState.FINISHED)
+    except MutualRLError as error:
+        launcher.status.close(f"{error.kind}: {error}")
+        raise
+    finally:
+        launcher.end()
+
+
+class _RayLauncher:
+    """Launcher of the policies: turns ended tasks into events, and carries out what their lives demand."""
+
+    def __init__(
+        self, run: RunDirectory, recipe: Recipe, placement: Placement, status: StatusWriter, console: Console
+    ) -> None:
+        self.run = run
+        self.recipe = recipe
+        self.status = status
+        self._console = console
+        self._policies = [_RayPolicy(placement.allocation(policy.name)) for policy in recipe.policies]
+        self._heartbeats = HeartbeatMonitor(run.exchange)
+        self._trained: dict[str, float] = {}
+        self._waiting_for_resources: set[str] = set()
+
+    @property
+    def active(self) -> bool:
+        """Return whether a policy is running or will run."""
+        return any(policy.life.active for policy in self._policies)
+
+    def start(self) -> None:
+        """Start every policy that has not finished in an earlier session."""
+        for policy in self._policies:
+            files = self.run.policy(policy.name)
+            files.failure.unlink(missing_ok=True)  # from an earlier session
+            self._handle(policy, Finish() if files.result.exists() else Begin())
+
+    def stop(self) -> None:
+        """Restart no policy from now on."""
+        for policy in self._policies:
+            self._handle(policy, Stop())
+
+    def poll(self) -> None:
+        """Handle ended tasks and due restarts, and publish who sends heartbeats. Raises the error that ends the run."""
+        import ray
+
+        running = {policy.result: policy for policy in self._policies if policy.state is PolicyState.RUNNING}
+        if running:
+            ended, _ = ray.wait(list(running), timeout=POLL_SECONDS)
+        else:
+            time.sleep(POLL_SECONDS)
+            ended = []
+        for result in ended:
+            self._handle(running[result], self._ending(running[result]))
+        for policy in self._policies:
+            self._handle(policy, Tick(time.monotonic()))
+            if policy.state is PolicyState.RUNNING:
+                self._publish_liveness(policy)
+        self.status.beat()
+
+    def end(self) -> None:
+        """Remove every placement group."""
+        for policy in self._policies:
+            self._remove_group(policy)
+
+    def check_absent(self, *, stopping: bool) -> None:
+        """Report policies that wait for resources of the cluster, and end them if a stop was requested. Raises
+        PeerLostError for a policy that does not train: Ray would wait for resources without limit."""
+        import ray
+
+        for policy in self._policies:
+            if policy.state is not PolicyState.RUNNING:
+                continue
+            absent = time.monotonic() - self._trained.setdefault(policy.name, time.monotonic())
+            if absent < RESOURCE_WAIT_SECONDS:
+                self._waiting_for_resources.discard(policy.name)
+            if absent < (1.0 if stopping else RESOURCE_WAIT_SECONDS):
+                continue
+            state = ray.util.placement_group_table(policy.group)["state"]
+            if state != "CREATED" and stopping:
+                self._handle(policy, Die(time.monotonic(), "it waited for resources", fresh=False))
+            elif absent > self.recipe.run.round_timeout:
+                raise PeerLostError(
+                    f"policy {policy.name!r} has not trained for {absent:.0f} s (run.round_timeout); its placement "
+                    f"group is {state}; --resume resumes the run"
+                )
+            elif state != "CREATED" and policy.name not in self._waiting_for_resources:
+                self._waiting_for_resources.add(policy.name)
+                self._say(f"policy {policy.name!r} waits for resources on the Ray cluster ({state})")
+
+    # ---- from an event to its actions
+
+    def _handle(self, policy: _RayPolicy, event: Event) -> None:
+        """Let an event change a policy's life, carry out the actions, and publish a new state. Raises PeerLostError if
+        the run cannot go on without the policy."""
+        before = policy.state
+        policy.life, actions = advance(policy.life, event, self.recipe.run)
+        if policy.state is not before:
+            self._publish(policy, policy.state)
+        for action in actions:
+            match action:
+                case Action.START:
+                    self._submit(policy)
+                case Action.END:  # a restart keeps the group, so that its place in the cluster stays
+                    if not policy.life.active:
+                        self._remove_group(policy)
+                case Action.RESTART:
+                    step = max(Checkpoints(self.run.policy(policy.name).root).steps(), default=0)
+                    self._say(restart_message(policy.life, step, self.recipe.run))
+                case Action.GIVE_UP:
+                    self._give_up(policy)
+
+    def _submit(self, policy: _RayPolicy) -> None:
+        """Submit an attempt, in a placement group with one bundle per rank."""
+        import ray
+
+        resources, allocation = _resources(policy.allocation), policy.allocation
+        if policy.group is None:
+            bundles = [resources] * allocation.processes
+            policy.group = ray.util.placement_group(bundles, name=policy.name, strategy="PACK")
+        train = in_bundle(train_policy, policy.group, 0, resources, name=f"mutualrl {policy.name}")
+        task = PolicyTask(self.run, policy.name, allocation.threads, ray.util.get_node_ip_address())
+        policy.result = train.remote(task, policy.group, resources)
+
+    def _give_up(self, policy: _RayPolicy) -> None:
+        failure = failure_of(self.run, policy.name)
+        cause = policy.life.reason if failure is None else failure[1]
+        message = f"policy {policy.name!r} died, with no restart left (run.max_restarts): {cause}{LOGS}"
+        if not may_continue((other.state for other in self._policies if other is not policy), self.recipe.run):
+            raise PeerLostError(message)
+        self._say(f"{message}\nIt is lost; the others continue without it (run.on_peer_loss: continue)")
+
+    # ---- from what is seen to an event
+
+    def _ending(self, policy: _RayPolicy) -> Event:
+        """Return how a policy's task ended. Raises the error that ends the run."""
+        import ray
+
+        name, reason, code = policy.name, f"policy {policy.name!r} ended without a result", None
+        try:
+            ray.get(policy.result)
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            reason = str(cause)
+            code = cause.code if isinstance(cause, PolicyDiedError) else None
+        except ray.exceptions.RayError as error:
+            reason = f"policy {name!r}: {str(error).strip().partition(chr(10))[0] or type(error).__name__}"
+        if self.run.policy(name).result.exists():
+            return Finish()
+        if self.run.stop_file.exists():  # seen by the policy before it was seen here
+            self.stop()
+        own = None if policy.life.stopping else own_error(self.run, name, code, LOGS)
+        if own is not None:
+            raise own
+        _, phase = self._heartbeats.seconds_since(name)
+        return Die(time.monotonic(), reason, fresh=phase not in (Phase.NOT_STARTED, Phase.LOADING))
+
+    def _publish_liveness(self, policy: _RayPolicy) -> None:
+        """Publish whether a policy sends heartbeats: without them, it is being placed."""
+        silent, phase = self._heartbeats.seconds_since(policy.name)
+        absent = silent > SILENT_SECONDS or Phase.NOT_STARTED.is_in(phase)
+        self._publish(policy, PolicyState.RESTARTING if absent else PolicyState.RUNNING)
+        if not absent and not Phase.LOADING.is_in(phase):
+            self._trained[policy.name] = time.monotonic()
+
+    def _publish(self, policy: _RayPolicy, state: PolicyState) -> None:
+        """Publish a policy's state if it has changed."""
+        if self.status.statuses.get(policy.name) != PolicyStatus(state):
+            self.status.publish(policy.name, PolicyStatus(state))
+
+    def _remove_group(self, policy: _RayPolicy) -> None:
+        """Remove a policy's placement group, which ends its running tasks."""
+        import ray
+
+        if policy.group is None:
+            return
+        # ray.cancel of a task that completes at this moment ends this process (ray-project/ray#54798)
+        try:
+            ray.util.remove_placement_group(policy.group)
+        except ray.exceptions.RayError as error:  # still end the others
+            self._say(f"the placement group of {policy.name!r} was not removed: {error}")
+        policy.group = None
+
+    def _say(self, message: str) -> None:
+        self._console.print(message, markup=False)
+
+
+def bundles(placement: Placement) -> list[Resources]:
+    """Return the resources of each process of the pool. Raises MachineError if ranks of one policy could share a GPU:
+    Ray packs fractions onto one GPU before it uses the next."""
+    for allocation in placement.allocations:
+        if allocation.gpus and allocation.processes > 1 and _resources(allocation)["GPU"] < 1:
+            raise MachineError(
+                f"--launcher ray: policy {allocation.policy!r} shares its {allocation.processes} GPUs with others; "
+                "expected whole GPUs, or one: --set launch.share_gpus=false"
+            )
+    return [_resources(allocation) for allocation in placement.allocations for _ in range(allocation.processes)]
+
+
+def _resources(allocation: Allocation) -> Resources:
+    """Return the resources of one process of a policy: its threads, and its GPU or fraction of one."""
+    resources = {"CPU": float(allocation.threads)}
+    if allocation.gpus:
+        resources["GPU"] = allocation.memory or 1.0 / allocation.policies_per_gpu
+    return resources
