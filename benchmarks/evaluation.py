@@ -117,8 +117,9 @@ def generation(engine_name: str, model: str, samples: int, directory: Path, repe
 
     from mutualrl.engines import choice
     from mutualrl.engines.transformers_engine import load_tokenizer
-    from mutualrl.evaluation.eval_request import EvalFlags, EvalRequest
+    from mutualrl.evaluation.eval_request import EvalRequest
     from mutualrl.evaluation.evaluate import evaluate_models
+    from mutualrl.evaluation.flags import EvalFlags
     from mutualrl.tasks.prompting import prompt_ids
     from mutualrl.tiny import path_of
 

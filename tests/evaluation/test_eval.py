@@ -251,7 +251,8 @@ def test_pool_with_custom_rewards_is_evaluated_and_compared_by_them(
 
 def test_suite_has_one_limit_of_new_tokens_for_every_model_source(tmp_path: Path) -> None:
     from made_runs import add_model, edit_recipe, made_run
-    from mutualrl.evaluation.eval_request import EvalFlags, EvalRequest
+    from mutualrl.evaluation.eval_request import EvalRequest
+    from mutualrl.evaluation.flags import EvalFlags
 
     data = tmp_path / "math.jsonl"
     rows = [{"problem": f"{n} + 1?", "answer": str(n + 1), "subject": "Algebra", "level": 1} for n in range(4)]

@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 from conftest import HEAVY, PATIENCE, Cli, imported
-from mutualrl.evaluation.eval_request import EvalFlags, EvalRequest
+from mutualrl.evaluation.eval_request import EvalRequest
+from mutualrl.evaluation.flags import EvalFlags
 
 
 def write(path: Path, *rows: object) -> Path:

@@ -123,7 +123,7 @@ def test_package_root_has_only_shared_modules() -> None:
 
 #: diagnostics of a single regime, and modules that use TRL's loss type with the name of our baseline
 ONE_REGIME = {"diagnostics/sgt_check.py", "diagnostics/xgrpo_check.py"}
-LOSS_TYPES = {"recipes/trainer_keys.py", "recipes/resolve.py", "regimes/losses.py"}
+LOSS_TYPES = {"recipes/trainer_keys.py", "recipes/resolution.py", "regimes/losses.py"}
 
 
 def strings(path: Path) -> Iterator[tuple[int, str]]:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
+from mutualrl.cli.command import command, options_of
 from mutualrl.cli.completion import run_directories
 from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, prose, reports_errors, screen, show_table, show_verification
-from mutualrl.cli.train import AssignmentsOption, DataOption, TaskOption
 from mutualrl.console.display import print_text
+from mutualrl.console.options import JSON, Option
+from mutualrl.recipes.request import Request
 
 if TYPE_CHECKING:
     from mutualrl.see.inspection import PolicyInspection
     from mutualrl.storage.rundir import RunDirectory
 
+REQUEST = options_of(Request)
 exchange = typer.Typer(help="Inspect the exchange of a run: rounds, bytes, damage.", no_args_is_help=True)
 
 RunArgument = Annotated[
@@ -99,23 +103,23 @@ def export(
         print_text(screen(), f"{rows:,} records written to {target}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ImportOptions:
+    """Options of `exchange import`."""
+
+    file: Annotated[str, Option("Recorded texts: a file, a directory, or hub:OWNER/NAME.", argument=True)]
+    out: Annotated[Path, Option("Directory of the new exchange.")]
+    name: Annotated[str, Option("Name of the member that has the texts.")] = "recorded"
+    task: Annotated[str | None, REQUEST["task"]] = None
+    data: Annotated[Path | None, REQUEST["data"]] = None
+    model: Annotated[str | None, Option("The model to train, for a reward function of your own.")] = None
+    assignments: Annotated[tuple[str, ...], REQUEST["assignments"]] = ()
+    as_json: Annotated[bool, JSON] = False
+
+
 @exchange.command("import")
-@reports_errors
-def import_file(
-    file: Annotated[
-        str, typer.Argument(help="Recorded texts: a file, a directory, or hub:OWNER/NAME.", show_default=False)
-    ],
-    out: Annotated[Path, typer.Option("--out", help="Directory of the new exchange.", show_default=False)],
-    name: Annotated[str, typer.Option(help="Name of the member that has the texts.")] = "recorded",
-    task: TaskOption = None,
-    data: DataOption = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="The model to train, for a reward function of your own.", show_default=False),
-    ] = None,
-    assignments: AssignmentsOption = None,
-    as_json: JsonFlag = False,
-) -> None:
+@command(ImportOptions)
+def import_file(options: ImportOptions) -> None:
     """Make an exchange of a file: its texts for the task's prompts, verified by the task's reward.
 
     Example: mutualrl exchange import openr1.parquet --out expert --task dataset --data math_train.jsonl
@@ -123,15 +127,15 @@ def import_file(
     from mutualrl.launch.importing import ImportRequest, import_texts
 
     request = ImportRequest(
-        source=f"{name}=recorded:{file}",
-        task=task,
-        data=data,
-        model=model,
-        assignments=tuple(assignments or ()),
-        out=out,
+        source=f"{options.name}=recorded:{options.file}",
+        task=options.task,
+        data=options.data,
+        model=options.model,
+        assignments=options.assignments,
+        out=options.out,
     )
     run, prepared = import_texts(request)
-    if as_json:
+    if options.as_json:
         emit({"run_dir": str(run.root), "source": prepared.summary})
         return
     print_text(screen(), prepared.note)

@@ -169,7 +169,7 @@ def _build_starter(
     from mutualrl.errors import UsageError
     from mutualrl.machine.devices import this_machine
     from mutualrl.plugins import absolute_path
-    from mutualrl.recipes.resolve import data_path
+    from mutualrl.recipes.resolution import data_path
     from mutualrl.recipes.starter import BOXED, OWN, Starter, named
     from mutualrl.storage.files import user_path
     from mutualrl.tasks import get_task
@@ -307,8 +307,9 @@ def _check(pool: Path, *, as_json: bool, accept_unsafe: bool = False) -> Plan:
     Raises the errors of the underlying commands; exits with 3 if two tokenizers are unsafe together.
     """
     from mutualrl.cli.dry_run import plan_of, show_plan
+    from mutualrl.diagnostics.thl.flags import ThlFlags
     from mutualrl.diagnostics.thl.thl_check import check
-    from mutualrl.diagnostics.thl.thl_request import ThlFlags, ThlRequest
+    from mutualrl.diagnostics.thl.thl_request import ThlRequest
     from mutualrl.diagnostics.thl.thl_tables import verdict
     from mutualrl.launch.session import Launch
 

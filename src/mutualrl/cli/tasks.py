@@ -59,7 +59,7 @@ def show(
 ) -> None:
     """Print prompts exactly as a model sees them (before its chat template), with the canonical answers."""
     from mutualrl.errors import UsageError
-    from mutualrl.recipes.resolve import data_path
+    from mutualrl.recipes.resolution import data_path
     from mutualrl.tasks import TaskSource, get_task
 
     if split not in ("train", "validation"):

@@ -11,13 +11,14 @@ from typing import Any, Literal
 
 from mutualrl.console.lines import notify
 from mutualrl.diagnostics.complementarity import Thresholds
+from mutualrl.diagnostics.flags import DiagnosticFlags
 from mutualrl.diagnostics.rollout_reader import has_rewards
 from mutualrl.diagnostics.thl.endpoints import Endpoint
 from mutualrl.diagnostics.xgrpo_check import Scales
 from mutualrl.engines.base import check_temperature
 from mutualrl.errors import DataError, UsageError
 from mutualrl.recipes import Recipe, Request, load_run, resolve
-from mutualrl.recipes.resolve import GONE
+from mutualrl.recipes.resolution import GONE
 from mutualrl.recipes.run_sources import spec_of
 from mutualrl.records import Prompt
 from mutualrl.regimes import Regime, at_level, parts_of
@@ -31,33 +32,6 @@ from mutualrl.tasks.base import sample_evenly
 from mutualrl.tasks.turns import require_one_turn
 
 PROMPTS = 256  # the paper's batch (Section "SGT diagnostics")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DiagnosticFlags:
-    """Command-line flags as typed; None or empty: not given. `texts`: the diagnostic takes recorded texts, too."""
-
-    run: Path | None = None
-    rollouts: tuple[Path, ...] = ()
-    pool: str | None = None
-    task: str | None = None
-    data: Path | None = None
-    prompts: int | None = None
-    samples: int | None = None
-    max_new_tokens: int | None = None
-    temperature: float | None = None
-    engine: str | None = None
-    rounds: str | None = None
-    models: tuple[str, ...] = ()
-    pool_models: tuple[str, ...] = ()
-    sources: tuple[str, ...] = ()
-    assignments: tuple[str, ...] = ()
-    texts: bool = False
-    save: Path | None = None
-    success_above: tuple[str, ...] = ()
-    failure_below: tuple[str, ...] = ()
-    seed: int | None = None
-    trust_remote_code: bool = False
 
 
 @dataclass(frozen=True)

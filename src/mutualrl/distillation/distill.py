@@ -15,8 +15,9 @@ from mutualrl.distillation.sources import SourceRun, require_same_prompts, sourc
 from mutualrl.distillation.successes import DistillationExample, SuccessSet, collect_successes, distillation_examples
 from mutualrl.engines.model_files import check_model
 from mutualrl.errors import DataError, UsageError
-from mutualrl.evaluation.eval_request import EvalFlags, EvalRequest, ModelRequest
+from mutualrl.evaluation.eval_request import EvalRequest, ModelRequest
 from mutualrl.evaluation.evaluate import evaluate_models
+from mutualrl.evaluation.flags import EvalFlags
 from mutualrl.process.loading import fast_imports
 from mutualrl.records import Prompt
 from mutualrl.regimes import baseline

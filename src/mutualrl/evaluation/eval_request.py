@@ -11,8 +11,9 @@ from pydantic import ValidationError
 
 from mutualrl.engines.base import Sampling, check_temperature
 from mutualrl.errors import UsageError
+from mutualrl.evaluation.flags import EvalFlags
 from mutualrl.recipes import Recipe, Request, resolve
-from mutualrl.recipes.resolve import data_path
+from mutualrl.recipes.resolution import data_path
 from mutualrl.recipes.schema import Policy, TaskSection, known_model
 from mutualrl.recipes.yaml_file import parse_mapping
 from mutualrl.records import POLICY_NAME, Prompt
@@ -26,31 +27,6 @@ from mutualrl.tasks.rewarding import BOXED, REWARD_SECONDS
 from mutualrl.tasks.turns import require_one_turn
 
 ALIASES = {"paper": PAPER}
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvalFlags:
-    """Flags of the command as typed; None means not given."""
-
-    run: Path | None = None
-    models: tuple[str, ...] = ()
-    pool: str | None = None
-    initial: bool = False
-    suite: str | None = None
-    data: Path | None = None
-    data_dir: Path | None = None
-    limit: int | None = None
-    max_new_tokens: int | None = None
-    samples: int | None = None
-    temperature: float | None = None
-    engine: str | None = None
-    batch_size: int = 64
-    seed: int = 0
-    template: str | None = None
-    answer: str | None = None
-    also: tuple[str, ...] = ()
-    step_timeout: float = REWARD_SECONDS
-    trust_remote_code: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,23 @@
-"""Recipes: schema, loading, and the recipes shipped with mutualrl. No torch."""
+"""Recipes: schema, loading, and the recipes shipped with mutualrl. No torch. Modules are imported on use: the command
+line reads `Request` for its help."""
 
-from mutualrl.recipes.layers import recipe_root, shipped, templates
-from mutualrl.recipes.resolve import Request, dump, load, load_run, resolve, revise
-from mutualrl.recipes.schema import Policy, Recipe
+from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mutualrl.recipes.layers import recipe_root, shipped, templates
+    from mutualrl.recipes.request import Request
+    from mutualrl.recipes.resolution import dump, load, load_run, resolve, revise
+    from mutualrl.recipes.schema import Policy, Recipe
+
+_MODULES = {
+    "layers": ("recipe_root", "shipped", "templates"),
+    "request": ("Request",),
+    "resolution": ("dump", "load", "load_run", "resolve", "revise"),
+    "schema": ("Policy", "Recipe"),
+}
 __all__ = [
     "Policy",
     "Recipe",
@@ -17,3 +31,11 @@ __all__ = [
     "shipped",
     "templates",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return a public name from its module."""
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from mutualrl.diagnostics.passages import load_passages
 from mutualrl.diagnostics.thl.endpoints import Endpoint
+from mutualrl.diagnostics.thl.flags import ThlFlags
 from mutualrl.errors import UsageError
 from mutualrl.recipes import Request, resolve
 from mutualrl.recipes.schema import Recipe
@@ -22,26 +22,6 @@ SPANS, SEQUENCES, PROMPTS, SAMPLES = 1024, 64, 256, 5
 MAX_NEW_TOKENS = 64
 BUNDLED = "the package's text"
 OPENING = 8  # words per prompt taken from the text
-
-
-@dataclass(frozen=True, kw_only=True)
-class ThlFlags:
-    """Command-line flags as typed; None: not given."""
-
-    pool: str | None = None
-    source: str | None = None
-    target: str | None = None
-    text: Path | None = None
-    task: str | None = None
-    data: Path | None = None
-    prompts: int | None = None
-    samples: int | None = None
-    max_new_tokens: int | None = None
-    suite: str | None = None
-    anchor: str | None = None
-    limit: int | None = None
-    seed: int = 0
-    trust_remote_code: bool = False
 
 
 @dataclass(frozen=True)

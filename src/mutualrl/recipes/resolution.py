@@ -6,7 +6,7 @@ import difflib
 import logging
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from mutualrl.recipes import yaml_file
 from mutualrl.recipes.batch_plan import TRL_BATCHING_KEYS
 from mutualrl.recipes.layers import Layer, Layers, anchor_code, find, recipe_file, shipped, with_name_keys
 from mutualrl.recipes.ratios import aggregation_problem, ratio_problems, server_problems
+from mutualrl.recipes.request import Request
 from mutualrl.recipes.schema import (
     ExchangeSection,
     HardwareSection,
@@ -75,23 +76,6 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "lora": LoraSection,
     "exchange": ExchangeSection,
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """Command-line options; None and empty mean not given."""
-
-    recipe: Path | None = None
-    regime: str | None = None
-    pool: str | None = None
-    models: tuple[str, ...] = ()
-    sources: tuple[str, ...] = ()
-    task: str | None = None
-    data: Path | None = None
-    steps: int | None = None
-    seed: int | None = None
-    run_dir: Path | None = None
-    assignments: tuple[str, ...] = field(default_factory=tuple)
 
 
 def resolve(request: Request) -> Recipe:

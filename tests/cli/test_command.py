@@ -1,0 +1,86 @@
+"""A command as a function of one dataclass: what a field says is what the command line takes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from mutualrl.cli.command import command, given, options_of
+from mutualrl.console.options import Option
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """Options of several commands."""
+
+    pool: Annotated[str | None, Option("A pool.", complete="pool_names")] = None
+    rows: Annotated[tuple[Path, ...], Option("Files. Repeatable.", "--row", metavar="FILE")] = ()
+    models: Annotated[tuple[str, ...], Option("A model.", "--model")] = ("tiny:ada",)
+    internal: int = 7
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Shared):
+    """Options of one command."""
+
+    models: tuple[str, ...] = ("hidden",)
+    name: Annotated[str, Option("A name.", argument=True)]
+    target: Annotated[Path, Option("A directory.")]
+    samples: Annotated[int, Option("Samples.", min=1, max=8, variable="SAMPLES")] = 4
+    report: Annotated[bool, Option("Write a report.", "--report/--no-report")] = True
+    dry_run: Annotated[bool, Option("Start nothing.")] = False
+
+
+@command(Options)
+def show(options: Options) -> None:
+    """Show the options."""
+    values = {**asdict(options), "rows": [str(row) for row in options.rows], "target": str(options.target)}
+    typer.echo(json.dumps({**values, "given": given(options)}))
+
+
+app = typer.Typer()
+app.command()(show)
+
+
+def run(*arguments: str, code: int = 0, **environment: str) -> str:
+    result = CliRunner().invoke(app, [*arguments], env={"COLUMNS": "200", **environment})
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_defaults_and_required_options() -> None:
+    shown = json.loads(run("one", "--target", "here"))
+    assert shown == {
+        "pool": None, "rows": [], "models": ["hidden"], "internal": 7, "name": "one", "target": "here",
+        "samples": 4, "report": True, "dry_run": False, "given": ["name", "--target"],
+    }  # fmt: skip
+    assert "--target" in run("one", code=2)
+    assert "NAME" in run("--target", "here", code=2).upper()
+
+
+def test_values_flags_and_repeated_options() -> None:
+    arguments = ("--row", "a", "--row", "b", "--samples", "8", "--no-report", "--dry-run", "--pool", "tiny")
+    shown = json.loads(run("one", "--target", "here", *arguments))
+    assert (shown["rows"], shown["samples"], shown["report"], shown["dry_run"]) == (["a", "b"], 8, False, True)
+    assert shown["given"] == ["name", "--target", "--pool", "--row", "--samples", "--report/--no-report", "--dry-run"]
+    assert json.loads(run("one", "--target", "here", SAMPLES="2"))["samples"] == 2
+
+
+@pytest.mark.parametrize("arguments", [("--samples", "9"), ("--samples", "0"), ("--model", "x"), ("--internal", "1")])
+def test_bounds_and_hidden_options_are_refused(arguments: tuple[str, str]) -> None:
+    assert arguments[0] in run("one", "--target", "here", *arguments, code=2)
+
+
+def test_help_has_every_option_once() -> None:
+    text = run("--help")
+    for name in ("--pool", "--row", "--target", "--samples", "--no-report", "--dry-run"):
+        assert text.count(f" {name} ") == 1, name
+    assert "--model" not in text
+    assert "FILE" in text
+    assert options_of(Shared)["rows"].help == "Files. Repeatable."
