@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from mutualrl.cli.app import COMMANDS, LazyCommand
 from mutualrl.cli.command import command, given, options_of
 from mutualrl.console.options import Option
 
@@ -84,3 +87,19 @@ def test_help_has_every_option_once() -> None:
     assert "--model" not in text
     assert "FILE" in text
     assert options_of(Shared)["rows"].help == "Files. Repeatable."
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_summary_of_a_command_is_the_start_of_its_help(name: str) -> None:
+    command = LazyCommand(name, COMMANDS[name]).load()
+    assert command.name == name
+    assert " ".join(command.help.partition("\n\n")[0].split()) == COMMANDS[name].summary
+
+
+def test_listing_the_commands_imports_none_of_them() -> None:
+    code = "import sys; from mutualrl.cli.app import app\ntry: app(['--help'])\nexcept SystemExit: pass\n"
+    code += "print([name for name in sys.modules if name.startswith('mutualrl.')], file=sys.stderr)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "mutualrl.cli.output" in result.stderr
+    assert "mutualrl.cli.train" not in result.stderr
+    assert "mutualrl.recipes" not in result.stderr

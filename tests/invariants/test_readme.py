@@ -98,7 +98,7 @@ def test_scripts_results_and_links_on_a_page_exist(path: Path) -> None:
 def test_commands_and_flags_on_a_page_exist(path: Path) -> None:
     from typer.main import get_command
 
-    from mutualrl.cli.app import app
+    from mutualrl.cli.app import LazyCommand, app
     from mutualrl.recipes import shipped
 
     recipes = {f"paper/{name}" for kind, name, _ in shipped() if kind == "paper"}
@@ -111,6 +111,7 @@ def test_commands_and_flags_on_a_page_exist(path: Path) -> None:
             for word in words[1:]:
                 if word in getattr(command, "commands", {}):
                     command = command.commands[word]
+                    command = command.load() if isinstance(command, LazyCommand) else command
                 elif word.startswith("--"):
                     assert word.partition("=")[0] in {
                         o for p in command.params for o in (*p.opts, *p.secondary_opts)

@@ -145,7 +145,9 @@ def test_shipped_sweeps_are_valid(tmp_path: Path) -> None:
     text_source = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(text_source)
     sweeps, text_source_dir = tmp_path / "sweeps", tmp_path / "sweeps" / "text-source"
-    shutil.copytree(REPOSITORY / "benchmarks" / "sweeps", sweeps, ignore=shutil.ignore_patterns("text-source", "smol"))
+    shutil.copytree(
+        REPOSITORY / "benchmarks" / "sweeps", sweeps, ignore=shutil.ignore_patterns("text-source", "smol", "smol-pair")
+    )
     text_source_dir.mkdir()
     rows = text_source.rows_of("train")[:40]
     for name in ("train.jsonl", "held_out.jsonl"):
@@ -163,8 +165,11 @@ def test_shipped_sweeps_are_valid(tmp_path: Path) -> None:
         shutil.copytree(path_of("ada"), sweeps / "one-model" / kind)
     for skill, model in zip(word_problems.SKILLS, ("ada", "bob"), strict=True):
         shutil.copytree(path_of(model), sweeps / "smol" / "sft" / skill)
+    shutil.copytree(sweeps / "smol", sweeps / "smol-pair")
+    for skill, name in zip(word_problems.SKILLS, ("smollm2", "minimind2"), strict=True):
+        (sweeps / "smol-pair" / "sft" / skill).rename(sweeps / "smol-pair" / "sft" / name)
     by_name = {path.stem: read_sweep(path) for path in sweeps.glob("*.yaml") if "arms:" in path.read_text()}
-    assert sorted(by_name) == ["one-model", "paper", "smol", "staleness", "study", "text-source"]
+    assert sorted(by_name) == ["one-model", "paper", "smol", "smol-pair", "staleness", "study", "text-source"]
     for name, sweep in by_name.items():
         if name == "staleness":  # descriptive, without claims
             continue

@@ -41,7 +41,6 @@ def train(options: TrainOptions) -> None:
 
     Without arguments: the bundled `tiny` pool with plain GRPO. Example: mutualrl train --regime sgt --pool tiny
     """
-    from mutualrl.cli.post_run import close
     from mutualrl.cli.resolve_args import cluster_address, recipe_of
     from mutualrl.launch.session import Launch
 
@@ -58,6 +57,7 @@ def train(options: TrainOptions) -> None:
 
         show(recipe, launch, as_json=options.as_json)
         return
+    from mutualrl.cli.post_run import close
     from mutualrl.cli.results import show_summary
     from mutualrl.launch.supervisor import train as supervise
 
