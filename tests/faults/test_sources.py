@@ -61,12 +61,19 @@ def records(run: Path, name: str) -> list[Mapping[str, Any]]:
     return rows
 
 
-@pytest.mark.extended
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        pytest.param(("open_r1", "trl"), marks=pytest.mark.extended),
+        pytest.param(("deep_math", "open_thoughts", "synthetic_1", "trl"), marks=pytest.mark.release),
+    ],
+    ids="-".join,
+)
 @pytest.mark.timeout(3600)
-def test_five_layouts_of_the_same_texts_give_the_same_weights(tmp_path: Path) -> None:
+def test_layouts_of_the_same_texts_give_the_same_weights(tmp_path: Path, layouts: tuple[str, ...]) -> None:
     _, texts = data(tmp_path)
     weights = {}
-    for name in ("open_r1", "deep_math", "open_thoughts", "synthetic_1", "trl"):
+    for name in layouts:
         (tmp_path / name).mkdir()
         book = LAYOUTS[name](tmp_path / name / "book", texts)
         run = finished(Run(tmp_path / name, *command(tmp_path, book, "--steps", "3"), of=()))
