@@ -82,8 +82,13 @@ def exec_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 LONGEST = ("faults/test_ray.py", "faults/test_kills.py", "faults/test_bucket_faults.py", "faults/test_fuzz.py")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the tests: the longest modules first."""
+    """Mark extended and release tests as slow, so that `-m "not slow"` leaves them out, and order the tests: the
+    longest modules first."""
+    for item in items:
+        if item.get_closest_marker("extended") or item.get_closest_marker("release"):
+            item.add_marker("slow")
 
     def rank(item: pytest.Item) -> int:
         return next((number for number, name in enumerate(LONGEST) if name in item.nodeid), len(LONGEST))

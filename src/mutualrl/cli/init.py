@@ -6,83 +6,56 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mutualrl.cli.options import JsonFlag, TrustRemoteCode
-from mutualrl.cli.output import emit, prose, reports_errors
+from mutualrl.cli.command import command
+from mutualrl.cli.output import emit, prose
 from mutualrl.console.display import clean, print_text
+from mutualrl.console.options import JSON, TRUST_REMOTE_CODE, Option
 
 if TYPE_CHECKING:
     from mutualrl.cli.dry_run import Plan
     from mutualrl.recipes import Recipe
     from mutualrl.recipes.starter import Starter
 
-DirectoryArgument = Annotated[Path, typer.Argument(help="Directory for the files; created if missing.")]
-ModelOption = Annotated[
-    list[str] | None,
-    typer.Option(help="A model: a directory, a hub id, or NAME=MODEL. At least two.", show_default=False),
-]
-TaskOption = Annotated[str | None, typer.Option(help="Task to train on (`tasks ls`).", show_default=False)]
-DataOption = Annotated[
-    Path | None,
-    typer.Option(help="Your own rows instead, with prompt and answer: JSON Lines, CSV, Parquet.", show_default=False),
-]
-PromptColumnOption = Annotated[
-    str | None, typer.Option(help="Column with the prompt, if it is not `prompt`.", show_default=False)
-]
-AnswerColumnOption = Annotated[
-    str | None, typer.Option(help="Column with the answer, if it is not `answer`.", show_default=False)
-]
-TemplateOption = Annotated[
-    str | None,
-    typer.Option(help="Prompt built from columns: 'Question: {question}'.", show_default=False),
-]
-AcceptUnsafeOption = Annotated[
-    bool, typer.Option("--accept-unsafe", help="Write the files although two tokenizers are unsafe together.")
-]
-RewardOption = Annotated[
-    str | None,
-    typer.Option(help="boxed, own (a reward.py to edit), or FILE.py:FUNCTION.", show_default=False),
-]
-GpusOption = Annotated[
-    int | None, typer.Option(min=0, help="Number of GPUs to train on (all of this machine).", show_default=False)
-]
-TokensOption = Annotated[
-    int | None,
-    typer.Option(min=1, help="Maximum completion length in tokens (64 on the CPU, 512 on GPUs).", show_default=False),
-]
-YesOption = Annotated[bool, typer.Option("--yes", help="No questions: use defaults for missing options.")]
-NoCheckOption = Annotated[
-    bool, typer.Option("--no-check", help="Write the files without checking models, data and placement.")
-]
-
 SHOWN = 5  # prompts
 BF16_WEIGHTS = 50_000_000  # from this size on, bfloat16 is faster on a CPU that supports it: docs/results.md
 FEW_HELD_OUT = 32
 
 
-@reports_errors
-def init(
-    directory: DirectoryArgument = Path(),
-    model: ModelOption = None,
-    task: TaskOption = None,
-    data: DataOption = None,
-    prompt_column: PromptColumnOption = None,
-    answer_column: AnswerColumnOption = None,
-    template: TemplateOption = None,
-    reward: RewardOption = None,
-    gpus: GpusOption = None,
-    max_completion_length: TokensOption = None,
-    yes: YesOption = False,
-    no_check: NoCheckOption = False,
-    accept_unsafe: AcceptUnsafeOption = False,
-    trust_remote_code: TrustRemoteCode = False,
-    as_json: JsonFlag = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class InitOptions:
+    """Options of `init`."""
+
+    directory: Annotated[Path, Option("Directory for the files; created if missing.", argument=True)] = Path()
+    models: Annotated[
+        tuple[str, ...], Option("A model: a directory, a hub id, or NAME=MODEL. At least two.", "--model")
+    ] = ()
+    task: Annotated[str | None, Option("Task to train on (`tasks ls`).")] = None
+    data: Annotated[Path | None, Option("Your own rows instead, with prompt and answer: JSON Lines, CSV, Parquet.")] = (
+        None
+    )
+    prompt_column: Annotated[str | None, Option("Column with the prompt, if it is not `prompt`.")] = None
+    answer_column: Annotated[str | None, Option("Column with the answer, if it is not `answer`.")] = None
+    template: Annotated[str | None, Option("Prompt built from columns: 'Question: {question}'.")] = None
+    reward: Annotated[str | None, Option("boxed, own (a reward.py to edit), or FILE.py:FUNCTION.")] = None
+    gpus: Annotated[int | None, Option("Number of GPUs to train on (all of this machine).", min=0)] = None
+    max_completion_length: Annotated[
+        int | None, Option("Maximum completion length in tokens (64 on the CPU, 512 on GPUs).", min=1)
+    ] = None
+    yes: Annotated[bool, Option("No questions: use defaults for missing options.")] = False
+    no_check: Annotated[bool, Option("Write the files without checking models, data and placement.")] = False
+    accept_unsafe: Annotated[bool, Option("Write the files although two tokenizers are unsafe together.")] = False
+    trust_remote_code: Annotated[bool, TRUST_REMOTE_CODE] = False
+    as_json: Annotated[bool, JSON] = False
+
+
+@command(InitOptions)
+def init(options: InitOptions) -> None:
     """Write pool.yaml, reward.py and a README for your own models and data, after checking all of them.
 
     Asks for missing options. Never overwrites a file.
@@ -92,29 +65,26 @@ def init(
     from mutualrl.recipes import starter as project
     from mutualrl.storage.files import user_path
 
-    interactive = not yes and not as_json and sys.stdin is not None and sys.stdin.isatty()
-    target = user_path(directory)
+    interactive = not options.yes and not options.as_json and sys.stdin is not None and sys.stdin.isatty()
+    target = user_path(options.directory)
     _require_free(target)
-    starter = _build_starter(
-        model, task, data, reward, gpus, max_completion_length, trust_remote_code, interactive=interactive
-    )
-    starter = _with_columns(starter, prompt_column, answer_column, template, interactive=interactive)
+    starter = _with_columns(_build_starter(options, interactive=interactive), options, interactive=interactive)
     plan = None
-    if not no_check:
+    if not options.no_check:
         starter = replace(starter, bf16=_bf16_policies(starter))
         with _staged(starter) as pool:
-            plan = _check(pool, as_json=as_json, accept_unsafe=accept_unsafe)
+            plan = _check(pool, as_json=options.as_json, accept_unsafe=options.accept_unsafe)
     contents = project.files(starter)
     target.mkdir(parents=True, exist_ok=True)
     for name, text in contents.items():
         _create(target / name, text)
-    if as_json:
+    if options.as_json:
         checked = None if plan is None else plan_json(plan)
         emit({"directory": str(target), "files": sorted(contents), "next": list(project.NEXT), "plan": checked})
         return
     typer.echo(f"Written to {target}: {', '.join(sorted(contents))}. Next, in that directory:")
-    for command in project.NEXT:
-        typer.echo(f"  {command}")
+    for following in project.NEXT:
+        typer.echo(f"  {following}")
 
 
 @contextmanager
@@ -154,17 +124,7 @@ def _create(path: Path, text: str) -> None:
         raise UsageError(f"{path} was created in the meantime; it is unchanged")
 
 
-def _build_starter(
-    models: list[str] | None,
-    task: str | None,
-    data: Path | None,
-    reward: str | None,
-    gpus: int | None,
-    tokens: int | None,
-    trust_remote_code: bool,
-    *,
-    interactive: bool,
-) -> Starter:
+def _build_starter(options: InitOptions, *, interactive: bool) -> Starter:
     """Return the project from options, answers and defaults. Raises UsageError for missing or contradictory options."""
     from mutualrl.errors import UsageError
     from mutualrl.machine.devices import this_machine
@@ -174,9 +134,10 @@ def _build_starter(
     from mutualrl.storage.files import user_path
     from mutualrl.tasks import get_task
 
+    task, data, reward, gpus = options.task, options.data, options.reward, options.gpus
     if data is not None and task is not None and not get_task(task).takes_data:
         raise UsageError(f"--task {task} generates its own problems; omit --data or --task")
-    chosen = list(models or ())
+    chosen = list(options.models)
     while interactive and len(chosen) < 2:
         chosen.append(_ask(f"Model {len(chosen) + 1} (a directory or hub id)"))
     named(chosen)
@@ -207,8 +168,8 @@ def _build_starter(
         data=None if data is None else Path(data_path(data)),
         reward=absolute_path(reward),  # the pool may be in another directory
         gpus=gpus,
-        max_completion_length=tokens or (512 if gpus else 64),
-        trust_remote_code=trust_remote_code,
+        max_completion_length=options.max_completion_length or (512 if gpus else 64),
+        trust_remote_code=options.trust_remote_code,
     )
 
 
@@ -237,9 +198,7 @@ def _ask(question: str, default: str | None = None) -> str:
     return str(typer.prompt(question, default=default, err=True)).strip()
 
 
-def _with_columns(
-    starter: Starter, prompt: str | None, answer: str | None, template: str | None, *, interactive: bool
-) -> Starter:
+def _with_columns(starter: Starter, options: InitOptions, *, interactive: bool) -> Starter:
     """Return the project with the columns of its data: as given, asked for, or `prompt` and `answer`.
 
     Raises UsageError, with the option to add, if the data have no such column."""
@@ -248,6 +207,7 @@ def _with_columns(
     from mutualrl.tasks.hub_data import is_hub
     from mutualrl.tasks.template import fields_of
 
+    prompt, answer, template = options.prompt_column, options.answer_column, options.template
     if prompt is not None and template is not None:
         raise UsageError("--prompt-column and --template both make the prompt; give one of them")
     if starter.task != "dataset" or starter.data is None or is_hub(starter.data):

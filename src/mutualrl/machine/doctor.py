@@ -78,7 +78,14 @@ def _python() -> CheckResult:
 
 def _packages() -> Iterator[CheckResult]:
     """Check the installed packages against the versions in mutualrl's metadata."""
-    for line in metadata.requires("mutualrl") or ():
+    try:
+        lines = metadata.requires("mutualrl") or ()
+    except metadata.PackageNotFoundError:
+        yield CheckResult(
+            "mutualrl", "warn", "not installed, only imported", "its requirements are unknown: pip install ."
+        )
+        return
+    for line in lines:
         requirement = Requirement(line)
         marker = requirement.marker
         extra = marker is not None and not marker.evaluate({"extra": ""})
