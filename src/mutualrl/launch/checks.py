@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from mutualrl.engines.model_files import check_model
@@ -74,12 +73,9 @@ def check_sources(recipe: Recipe, inputs: Inputs, names: Collection[str] | None 
     return prepared(recipe, load_tokenizers(recipe), inputs.prompts, inputs.all_validation, names)
 
 
-def check_batch(
-    recipe: Recipe, batch: BatchPlan, inputs: Inputs, sources: Mapping[str, str] = MappingProxyType({})
-) -> tuple[Recipe, Fingerprint]:
-    """Return the recipe with its epochs converted to steps, and the fingerprint that all policies must share;
-    `sources`: the digests of the sources. Raises DataError for too few prompts, UsageError for a column that cannot be
-    hashed."""
+def check_batch(recipe: Recipe, batch: BatchPlan, inputs: Inputs) -> tuple[Recipe, Fingerprint]:
+    """Return the recipe with its epochs converted to steps, and the fingerprint that all policies must share, without
+    sources. Raises DataError for too few prompts, UsageError for a column that cannot be hashed."""
     require_enough(inputs.prompts, batch.prompts)
     recipe = counted(recipe, batch, len(inputs.prompts))
-    return recipe, fingerprint(recipe, batch, inputs.prompts, inputs.validation, sources)
+    return recipe, fingerprint(recipe, batch, inputs.prompts, inputs.validation)

@@ -37,6 +37,7 @@ from mutualrl.mwra.device_map import read_device_map
 from mutualrl.mwra.placement import Placement, place
 from mutualrl.process.status import RunState, StatusWriter
 from mutualrl.recipes import Recipe, load_run
+from mutualrl.recipes.agreement import source_digests
 from mutualrl.recipes.run_sources import described, recorded_digests, restore, store
 from mutualrl.reporting.progress import Progress
 from mutualrl.reporting.run_notes import notes_of
@@ -172,15 +173,14 @@ def planned(recipe: Recipe, machine: Machine, launch: Launch, resumed: RunDirect
     if launch.ray is not None:
         require_capacity(bundles(placement))
     inputs = check_inputs(recipe)
-    check_batch(recipe, placement.allocations[0].batch, inputs)
+    recipe, plan = check_batch(recipe, placement.allocations[0].batch, inputs)
     check_models(recipe, launch.policies(recipe))
     sources = {} if resumed is not None else check_sources(recipe, inputs)
     if resumed is None:
         digests = {name: source.digest for name, source in sources.items()}
     else:
         digests = recorded_digests(resumed.info(), recipe)
-    recipe, plan = check_batch(recipe, placement.allocations[0].batch, inputs, digests)
-    return Planned(recipe, placement, plan, inputs, sources)
+    return Planned(recipe, placement, {**plan, **source_digests(digests)}, inputs, sources)
 
 
 def model_digests(recipe: Recipe) -> dict[str, str]:

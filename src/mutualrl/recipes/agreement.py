@@ -145,6 +145,11 @@ def require_enough(prompts: Sequence[Prompt], needed: int) -> None:
         )
 
 
+def source_digests(sources: Mapping[str, str]) -> Fingerprint:
+    """Return the part of a fingerprint that the sources make: the digest of each one's texts and rewards."""
+    return {f"source {name}": digest for name, digest in sources.items()}
+
+
 def fingerprint(
     recipe: Recipe,
     batch: BatchPlan,
@@ -171,7 +176,7 @@ def fingerprint(
             code[f"reward{suffix} {portable_path(path)}"] = source_digest(path)
     return {
         **code,
-        **{f"source {name}": digest for name, digest in sources.items()},
+        **source_digests(sources),
         "task": portable_path(recipe.task.name),
         "data_sha256": content_digest(prompts),
         "validation_sha256": content_digest(validation),
