@@ -75,6 +75,24 @@ def finished_sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_once(tmp_path_factory, "sweep", make)
 
 
+@pytest.mark.parametrize(("chosen", "expected"), [(None, "1"), ("3", "3")])
+def test_command_of_a_piece_has_as_many_threads_as_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli_here: Cli, chosen: str | None, expected: str
+) -> None:
+    """Also on a machine with GPUs, where pieces are not pinned: policies of the pool need one core each."""
+    write_sweep(tmp_path)
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho threads $OMP_NUM_THREADS >>{tmp_path}/started\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr("mutualrl.study.sweep.sys.executable", str(python))
+    if chosen is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", chosen)
+    assert cli_here("sweep", "s.yaml", "--out", "out").returncode != 0
+    assert set((tmp_path / "started").read_text().splitlines()) == {f"threads {expected}"}
+
+
 @pytest.fixture
 def copy(finished_sweep: Path, tmp_path: Path) -> Path:
     """Return a writable copy of the sweep."""

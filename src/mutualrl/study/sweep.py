@@ -227,7 +227,8 @@ def _start(sweep: Sweep, piece: Piece, root: Path, cores: tuple[int, ...]) -> _R
 def _launch(
     sweep: Sweep, piece: Piece, root: Path, command: Sequence[str], cores: tuple[int, ...]
 ) -> subprocess.Popen[bytes]:
-    """Start a `mutualrl` command for a piece on these cores, appending to the piece's log."""
+    """Start a `mutualrl` command for a piece on these cores, appending to the piece's log. Where it is not pinned to
+    them, as many threads: the commands of many pieces would otherwise wait for each other in busy loops."""
     place = root / piece.place
     with place.with_name(f"{place.name}.log").open("ab") as log, _pinned_to(cores):
         return subprocess.Popen(
@@ -237,7 +238,7 @@ def _launch(
             stderr=log,
             cwd=sweep.path.parent,
             start_new_session=True,
-            env={**os.environ, PARENT: str(os.getpid())},
+            env={"OMP_NUM_THREADS": str(len(cores)), **os.environ, PARENT: str(os.getpid())},
         )
 
 
