@@ -262,11 +262,13 @@ class ExtraRows:
         else:
             loss = self._bounded_loss(model, term.bound, batch, items, mini_batch_of_round(self._trainer))
         if chunk.rows:
-            logps, mask = self._trainer.last_logps, loss_mask(batch).bool()
-            behaviour = batch.get("old_per_token_logps", logps)
+            logps = self._trainer.last_logps.detach()
+            # copied once: each read from a GPU waits until the GPU is idle
+            log_ratios = (logps - batch.get("old_per_token_logps", logps)).float().cpu()
+            mask = loss_mask(batch).bool().cpu()
             for row, index in enumerate(chunk.rows):
-                log_ratios = (logps[row] - behaviour[row])[mask[row]].detach().float().cpu()
-                self._log_ratios.setdefault(self.rows[index].source.policy, []).append(log_ratios)
+                values = self._log_ratios.setdefault(self.rows[index].source.policy, [])
+                values.append(log_ratios[row][mask[row]])
         return loss
 
     def _policy_gradient_batch(self, term: Term, chunk: Chunk, inputs: Inputs) -> Inputs:
@@ -352,8 +354,9 @@ class ExtraRows:
                     for chunk in self._chunks(term, step, micro):
                         with torch.no_grad():
                             logps = token_logps(trainer, trainer.model, *concatenated(self._batch(chunk, batch)))
+                        logps = logps.cpu()
                         for row, index in enumerate(chunk.rows):
-                            snapshot[index] = logps[row, : len(self.rows[index].token_ids)].cpu()
+                            snapshot[index] = logps[row, : len(self.rows[index].token_ids)].clone()
         self.snapshot = snapshot
 
     # ---- statistics

@@ -131,7 +131,8 @@ def _score(
                 device,
             )
             scored = logps(*concatenated(batch))
-            values = [scored[row, : len(ids)].double().cpu().numpy() for row, (_, ids) in enumerate(own)]
+            on_cpu = scored.double().cpu().numpy()  # copied once: each read from a GPU waits until the GPU is idle
+            values = [on_cpu[row, : len(ids)].copy() for row, (_, ids) in enumerate(own)]
             by_rank = [values] if ranks == 1 else gather_object([values])
             results += [by_rank[index % ranks][index // ranks] for index in range(len(block))]
     return results

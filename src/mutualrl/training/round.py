@@ -118,13 +118,15 @@ class Rounds:
         first = trainer.accelerator.process_index * rows
         rewards, advantages = self.own_rewards(generation), batch["advantages"].tolist()
         traces = self._behaviour_trace(batch, generation)
+        # copied once: each read from a GPU waits until the GPU is idle
+        prompt_ids, prompt_mask = (batch[key].cpu().numpy() for key in ("prompt_ids", "prompt_mask"))
         rollouts: list[Rollout] = []
         prompts: Prompts = {}
         for row, example in enumerate(generation.inputs):
             ids = np.array(generation.completion_ids[row], dtype=np.int32)
             prefix = 0 if trainer.prefixes is None else len(trainer.prefixes[row])
             key = row_id(example)
-            remember(prompts, key, batch["prompt_ids"][row][batch["prompt_mask"][row].bool()].cpu().int().numpy())
+            remember(prompts, key, prompt_ids[row][prompt_mask[row] != 0].astype(np.int32))
             text = None
             if sharing.publishes_text(rewards[row]):
                 text = decode_completion(ids.tolist(), tokenizer_of(trainer))
