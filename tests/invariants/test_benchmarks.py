@@ -109,9 +109,18 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"CHAT": chat, "TWO": str(root), "BOOLQ": str(root / "boolq.jsonl"), "SHARED": str(shared)}
 
 
-@pytest.mark.extended
+#: scripts whose smallest form runs before a release only: those for a GPU, whose parts others run
+BEFORE_A_RELEASE = {"gpu_step_time", "gpu_smol_pair"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SMOKE)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.release if name in BEFORE_A_RELEASE else pytest.mark.extended)
+        for name in SMOKE
+    ],
+)
 def test_smallest_form_of_a_benchmark_runs_and_names_its_commit(
     name: str, inputs: dict[str, str], tmp_path: Path
 ) -> None:
