@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rich.console import Console
 
-from mutualrl.console.display import print_text
 from mutualrl.errors import PeerLostError
 from mutualrl.launch.death import CONSEQUENCES, describe_death, failure_of, own_error, recorded_error, tail
 from mutualrl.launch.group import ProcessGroup, ProcessTag, agent, clear_attempt, end, next_attempt
-from mutualrl.launch.life import (
-    Action,
-    Begin,
-    Die,
-    Event,
-    Finish,
-    Life,
-    Stop,
-    Tick,
-    advance,
-    may_continue,
-    restart_message,
-)
+from mutualrl.launch.launcher import Launcher, ManagedPolicy
+from mutualrl.launch.life import Die, Event, Finish, Tick
 from mutualrl.launch.watch import Watch
 from mutualrl.mwra.placement import Allocation
 from mutualrl.process.status import PolicyState, PolicyStatus, StatusWriter
 from mutualrl.recipes import Recipe
-from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.files import require_writable
 from mutualrl.storage.rundir import RunDirectory
 
@@ -37,28 +24,16 @@ from mutualrl.storage.rundir import RunDirectory
 CAUSE_SECONDS = 1.0
 
 
-@dataclass
-class ManagedPolicy:
-    """Supervised policy: its life, its newest attempt, and the process group of that attempt."""
+@dataclass(kw_only=True)
+class SupervisedPolicy(ManagedPolicy):
+    """Policy on this machine: the watch over it, its newest attempt, and the process group of that attempt."""
 
-    allocation: Allocation
     watch: Watch
-    life: Life = field(default_factory=Life)
     attempt: int = 0
     group: ProcessGroup | None = None
 
-    @property
-    def name(self) -> str:
-        """Return the policy's name."""
-        return self.allocation.policy
 
-    @property
-    def state(self) -> PolicyState:
-        """Return the state of its life."""
-        return self.life.state
-
-
-class PolicySupervisor:
+class PolicySupervisor(Launcher[SupervisedPolicy]):
     """Supervisor of the policies: starts, polls and restarts them, or gives them up."""
 
     def __init__(
@@ -70,15 +45,11 @@ class PolicySupervisor:
         console: Console,
         start: Callable[[RunDirectory, Allocation, int], ProcessGroup] = agent,
     ) -> None:
-        self.run = run
-        self.recipe = recipe
-        self.managed_policies = [
-            ManagedPolicy(allocation, Watch(run.exchange, allocation.policy, recipe.run, self._print))
-            for allocation in allocations
-        ]
-        self.stopping = False
-        self._status_writer = status_writer
-        self._console = console
+        policies = []
+        for allocation in allocations:
+            watch = Watch(run.exchange, allocation.policy, recipe.run, self.say)
+            policies.append(SupervisedPolicy(allocation=allocation, watch=watch))
+        super().__init__(run, recipe, policies, status_writer, console)
         self._start_group = start
 
     @property
@@ -86,78 +57,45 @@ class PolicySupervisor:
         """Return the process groups that were started."""
         return [m.group for m in self.managed_policies if m.group is not None]
 
-    @property
-    def active(self) -> bool:
-        """Return whether a policy is running or will run."""
-        return any(m.life.active for m in self.managed_policies)
-
-    def start(self) -> None:
-        """Start every policy that has not finished in an earlier session."""
-        for managed in self.managed_policies:
-            finished = self.run.policy(managed.name).result.exists()
-            self._handle(managed, Finish() if finished else Begin())
-
-    def stop(self) -> None:
-        """Restart no policy from now on; those that run save a checkpoint and end on their own."""
-        self.stopping = True
-        for managed in self.managed_policies:
-            self._handle(managed, Stop())
-
     def poll(self) -> None:
         """Poll every policy once. Raises the error that ends the run."""
-        self._status_writer.beat()
+        self.status_writer.beat()
         for managed in sorted(self.managed_policies, key=self._is_consequence):  # causes first
             running = managed.state is PolicyState.RUNNING
             event = self._observe(managed) if running else Tick(time.monotonic())
             if event is not None:
-                self._handle(managed, event)
+                self.handle(managed, event)
 
     def lost(self) -> dict[str, str]:
         """Return the policies that were given up, with the reasons."""
         lost = [m for m in self.managed_policies if m.state is PolicyState.LOST]
         return {m.name: m.life.reason.partition("\n")[0] for m in lost}
 
-    # ---- from an event to its actions
+    # ---- the actions
 
-    def _handle(self, managed: ManagedPolicy, event: Event) -> None:
-        """Let an event change a policy's life, carry out the actions, and publish a new state. Raises PeerLostError if
-        the run cannot go on without the policy."""
-        before = managed.state
-        managed.life, actions = advance(managed.life, event, self.recipe.run)
-        for action in actions:
-            match action:
-                case Action.START:
-                    self._start(managed)
-                case Action.END:  # e.g. a frozen worker, other ranks, an engine
-                    self._end(managed)
-                case Action.RESTART:
-                    step = max(Checkpoints(self.run.policy(managed.name).root).steps(), default=0)
-                    self._print(restart_message(managed.life, step, self.recipe.run))
-                case Action.GIVE_UP:
-                    self._publish(managed)
-                    self._give_up(managed)
-        if managed.state is not before:
-            self._publish(managed)
-
-    def _start(self, managed: ManagedPolicy) -> None:
+    def start_attempt(self, managed: SupervisedPolicy) -> None:
+        """Start the process group of a new attempt."""
         if managed.group is not None:  # its agent has ended, but a worker may still run
-            self._end(managed)
+            self.end_attempt(managed)
         managed.attempt = next_attempt(self.run, managed.name)
         clear_attempt(self.run, managed.name)
         managed.watch.reset()
         managed.group = self._start_group(self.run, managed.allocation, managed.attempt)
 
-    def _end(self, managed: ManagedPolicy) -> None:
+    def end_attempt(self, managed: SupervisedPolicy) -> None:
+        """End the process group and all processes of the policy, e.g. a frozen worker, other ranks, an engine."""
         assert managed.group is not None
         end([managed.group], ProcessTag(str(self.run.root), managed.name), grace=0)
 
-    def _publish(self, managed: ManagedPolicy) -> None:
-        self._status_writer.publish(managed.name, PolicyStatus(managed.state, managed.attempt))
+    def publish(self, managed: SupervisedPolicy) -> None:
+        """Publish the state and the attempt of a policy."""
+        self.status_writer.publish(managed.name, PolicyStatus(managed.state, managed.attempt))
 
-    def _give_up(self, managed: ManagedPolicy) -> None:
+    def give_up(self, managed: SupervisedPolicy) -> None:
+        """Say that the run continues without a policy. Raises PeerLostError if it cannot."""
         section, text = self.recipe.run, managed.life.reason
-        if may_continue((m.state for m in self.managed_policies if m is not managed), section):
-            self._print(f"{text}\nIt is lost; the others continue without it (run.on_peer_loss: continue)")
+        if self.may_continue_without(managed):
+            self.say(f"{text}\nIt is lost; the others continue without it (run.on_peer_loss: continue)")
             return
         message, _, log_tail = text.partition("\n")
         used = f"; {managed.life.restarts} restart(s) used" if section.max_restarts else ""
@@ -165,7 +103,7 @@ class PolicySupervisor:
 
     # ---- from what is seen to an event
 
-    def _observe(self, managed: ManagedPolicy) -> Event | None:
+    def _observe(self, managed: SupervisedPolicy) -> Event | None:
         """Return what has happened to a running policy, or None. Raises the error that ends the run."""
         assert managed.group is not None
         code = managed.group.exit_code()
@@ -173,9 +111,9 @@ class PolicySupervisor:
         stalled = managed.watch.stalled_for() if code is None and silent is None else None
         if (code is not None or silent is not None) and self.run.policy(managed.name).result.exists():
             if silent is not None:
-                self._print(f"policy {managed.name!r} wrote its result but did not exit: no heartbeat for {silent}")
+                self.say(f"policy {managed.name!r} wrote its result but did not exit: no heartbeat for {silent}")
             elif code:
-                self._print(f"policy {managed.name!r} wrote its result and ended with exit code {code}")
+                self.say(f"policy {managed.name!r} wrote its result and ended with exit code {code}")
             return Finish()
         if code == 0:  # e.g. a reward function that calls os._exit(0)
             return self._death(managed, "died (exit code 0, before its result was written)")
@@ -187,7 +125,7 @@ class PolicySupervisor:
             return self._death(managed, f"is alive but hangs: {stalled}")
         return None
 
-    def _death(self, managed: ManagedPolicy, how: str) -> Die:
+    def _death(self, managed: SupervisedPolicy, how: str) -> Die:
         """Return the death of a policy that ended as `how` says. Raises the error of the run, if that was its cause."""
         assert managed.group is not None
         log = managed.group.log
@@ -198,7 +136,7 @@ class PolicySupervisor:
         reason = f"policy {managed.name!r} {how}; log: {log}\n{tail(log)}"
         return Die(time.monotonic(), reason, fresh=managed.watch.past_its_start())
 
-    def _raise_own_error(self, managed: ManagedPolicy) -> None:
+    def _raise_own_error(self, managed: SupervisedPolicy) -> None:
         """Raise the error of a policy whose restart would end in the same way."""
         assert managed.group is not None
         code, log = managed.group.exit_code(), managed.group.log
@@ -211,12 +149,12 @@ class PolicySupervisor:
         if not self._another_died(managed):
             raise recorded_error(managed.name, failure, code, f"\nlog: {log}")
 
-    def _is_consequence(self, managed: ManagedPolicy) -> bool:
+    def _is_consequence(self, managed: SupervisedPolicy) -> bool:
         """Return whether a policy has ended because another did, according to its own failure file."""
         failure = failure_of(self.run, managed.name) if self._has_failed(managed) else None
         return failure is not None and failure[0] in CONSEQUENCES
 
-    def _another_died(self, managed: ManagedPolicy) -> bool:
+    def _another_died(self, managed: SupervisedPolicy) -> bool:
         """Return whether another policy died and is being restarted or has not been handled yet."""
         for other in self.managed_policies:
             died = other.state is PolicyState.RESTARTING or (
@@ -226,9 +164,6 @@ class PolicySupervisor:
                 return True
         return False
 
-    def _has_failed(self, managed: ManagedPolicy) -> bool:
+    def _has_failed(self, managed: SupervisedPolicy) -> bool:
         """Return whether a policy's process group has ended with an error that has not been handled yet."""
         return managed.state is PolicyState.RUNNING and managed.group is not None and bool(managed.group.exit_code())
-
-    def _print(self, message: str) -> None:
-        print_text(self._console, message)

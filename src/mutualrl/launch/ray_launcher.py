@@ -8,26 +8,15 @@ checkpoint. Ray moves the bundles of a lost node.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from mutualrl.errors import MachineError, MutualRLError, PeerLostError, RunInterruptedError
 from mutualrl.launch.death import failure_of, own_error
-from mutualrl.launch.life import (
-    Action,
-    Begin,
-    Die,
-    Event,
-    Finish,
-    Life,
-    Stop,
-    Tick,
-    advance,
-    may_continue,
-    restart_message,
-)
+from mutualrl.launch.launcher import Launcher, ManagedPolicy
+from mutualrl.launch.life import Die, Event, Finish, Tick
 from mutualrl.launch.ray_worker import PolicyDiedError, PolicyTask, in_bundle, train_policy
 from mutualrl.launch.session import Launch
 from mutualrl.launch.stop import StopSignals, request_stop, stopped
@@ -37,7 +26,6 @@ from mutualrl.process.status import PolicyState, PolicyStatus, RunState, StatusW
 from mutualrl.recipes import Recipe
 from mutualrl.reporting.progress import Progress
 from mutualrl.see.liveness import HeartbeatMonitor, Phase
-from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.rundir import RunDirectory
 
 if TYPE_CHECKING:
@@ -50,24 +38,12 @@ SILENT_SECONDS = 5.0  # without a heartbeat: Ray is placing the policy, or its w
 LOGS = "; its log is in Ray's session directory on its node, and in the dashboard"
 
 
-@dataclass
-class _RayPolicy:
-    """Policy on the cluster: its life, its placement group, and the result of its attempt's task."""
+@dataclass(kw_only=True)
+class _RayPolicy(ManagedPolicy):
+    """Policy on the cluster: its placement group, and the result of its attempt's task."""
 
-    allocation: Allocation
-    life: Life = field(default_factory=Life)
     group: PlacementGroup | None = None
     result: ray.ObjectRef[None] | None = None
-
-    @property
-    def name(self) -> str:
-        """Return the policy's name."""
-        return self.allocation.policy
-
-    @property
-    def state(self) -> PolicyState:
-        """Return the state of its life."""
-        return self.life.state
 
 
 def run_on_cluster(
@@ -96,67 +72,53 @@ def run_on_cluster(
                 progress.update()
         if request.received or run.stop_file.exists():
             raise RunInterruptedError(stopped(run, recipe, Launch(), request))
-        launcher.status.close(RunState.FINISHED)
+        launcher.status_writer.close(RunState.FINISHED)
     except MutualRLError as error:
-        launcher.status.close(f"{error.kind}: {error}")
+        launcher.status_writer.close(f"{error.kind}: {error}")
         raise
     finally:
         launcher.end()
 
 
-class _RayLauncher:
+class _RayLauncher(Launcher[_RayPolicy]):
     """Launcher of the policies: turns ended tasks into events, and carries out what their lives demand."""
 
     def __init__(
-        self, run: RunDirectory, recipe: Recipe, placement: Placement, status: StatusWriter, console: Console
+        self, run: RunDirectory, recipe: Recipe, placement: Placement, status_writer: StatusWriter, console: Console
     ) -> None:
-        self.run = run
-        self.recipe = recipe
-        self.status = status
-        self._console = console
-        self._policies = [_RayPolicy(placement.allocation(policy.name)) for policy in recipe.policies]
+        policies = [_RayPolicy(allocation=placement.allocation(policy.name)) for policy in recipe.policies]
+        super().__init__(run, recipe, policies, status_writer, console)
         self._heartbeats = HeartbeatMonitor(run.exchange)
         self._trained: dict[str, float] = {}
         self._waiting_for_resources: set[str] = set()
 
-    @property
-    def active(self) -> bool:
-        """Return whether a policy is running or will run."""
-        return any(policy.life.active for policy in self._policies)
-
     def start(self) -> None:
-        """Start every policy that has not finished in an earlier session."""
-        for policy in self._policies:
-            files = self.run.policy(policy.name)
-            files.failure.unlink(missing_ok=True)  # from an earlier session
-            self._handle(policy, Finish() if files.result.exists() else Begin())
-
-    def stop(self) -> None:
-        """Restart no policy from now on."""
-        for policy in self._policies:
-            self._handle(policy, Stop())
+        """Start every policy that has not finished in an earlier session, whose error is forgotten."""
+        for policy in self.managed_policies:
+            self.run.policy(policy.name).failure.unlink(missing_ok=True)
+        super().start()
 
     def poll(self) -> None:
         """Handle ended tasks and due restarts, and publish who sends heartbeats. Raises the error that ends the run."""
         import ray
 
-        running = {policy.result: policy for policy in self._policies if policy.state is PolicyState.RUNNING}
+        running = {policy.result: policy for policy in self.managed_policies if policy.state is PolicyState.RUNNING}
         if running:
             ended, _ = ray.wait(list(running), timeout=POLL_SECONDS)
         else:
             time.sleep(POLL_SECONDS)
             ended = []
         for result in ended:
-            self._handle(running[result], self._ending(running[result]))
-        for policy in self._policies:
-            self._handle(policy, Tick(time.monotonic()))
+            self.handle(running[result], self._ending(running[result]))
+        for policy in self.managed_policies:
+            self.handle(policy, Tick(time.monotonic()))
             if policy.state is PolicyState.RUNNING:
                 self._publish_liveness(policy)
-        self.status.beat()
+        self.status_writer.beat()
 
     def end(self) -> None:
         """Remove every placement group."""
-        for policy in self._policies:
+        for policy in self.managed_policies:
             self._remove_group(policy)
 
     def check_absent(self, *, stopping: bool) -> None:
@@ -164,7 +126,7 @@ class _RayLauncher:
         PeerLostError for a policy that does not train: Ray would wait for resources without limit."""
         import ray
 
-        for policy in self._policies:
+        for policy in self.managed_policies:
             if policy.state is not PolicyState.RUNNING:
                 continue
             absent = time.monotonic() - self._trained.setdefault(policy.name, time.monotonic())
@@ -174,7 +136,7 @@ class _RayLauncher:
                 continue
             state = ray.util.placement_group_table(policy.group)["state"]
             if state != "CREATED" and stopping:
-                self._handle(policy, Die(time.monotonic(), "it waited for resources", fresh=False))
+                self.handle(policy, Die(time.monotonic(), "it waited for resources", fresh=False))
             elif absent > self.recipe.run.round_timeout:
                 raise PeerLostError(
                     f"policy {policy.name!r} has not trained for {absent:.0f} s (run.round_timeout); its placement "
@@ -182,32 +144,12 @@ class _RayLauncher:
                 )
             elif state != "CREATED" and policy.name not in self._waiting_for_resources:
                 self._waiting_for_resources.add(policy.name)
-                self._say(f"policy {policy.name!r} waits for resources on the Ray cluster ({state})")
+                self.say(f"policy {policy.name!r} waits for resources on the Ray cluster ({state})")
 
-    # ---- from an event to its actions
+    # ---- the actions
 
-    def _handle(self, policy: _RayPolicy, event: Event) -> None:
-        """Let an event change a policy's life, carry out the actions, and publish a new state. Raises PeerLostError if
-        the run cannot go on without the policy."""
-        before = policy.state
-        policy.life, actions = advance(policy.life, event, self.recipe.run)
-        if policy.state is not before:
-            self._publish(policy, policy.state)
-        for action in actions:
-            match action:
-                case Action.START:
-                    self._submit(policy)
-                case Action.END:  # a restart keeps the group, so that its place in the cluster stays
-                    if not policy.life.active:
-                        self._remove_group(policy)
-                case Action.RESTART:
-                    step = max(Checkpoints(self.run.policy(policy.name).root).steps(), default=0)
-                    self._say(restart_message(policy.life, step, self.recipe.run))
-                case Action.GIVE_UP:
-                    self._give_up(policy)
-
-    def _submit(self, policy: _RayPolicy) -> None:
-        """Submit an attempt, in a placement group with one bundle per rank."""
+    def start_attempt(self, policy: _RayPolicy) -> None:
+        """Submit the task of an attempt, in a placement group with one bundle per rank."""
         import ray
 
         resources, allocation = _resources(policy.allocation), policy.allocation
@@ -218,13 +160,23 @@ class _RayLauncher:
         task = PolicyTask(self.run, policy.name, allocation.threads, ray.util.get_node_ip_address())
         policy.result = train.remote(task, policy.group, resources)
 
-    def _give_up(self, policy: _RayPolicy) -> None:
+    def end_attempt(self, policy: _RayPolicy) -> None:
+        """Remove the placement group of a policy that is not restarted: a restart keeps its place in the cluster."""
+        if not policy.life.active:
+            self._remove_group(policy)
+
+    def publish(self, policy: _RayPolicy) -> None:
+        """Publish the state of a policy."""
+        self._publish_as(policy, policy.state)
+
+    def give_up(self, policy: _RayPolicy) -> None:
+        """Say that the run continues without a policy. Raises PeerLostError if it cannot."""
         failure = failure_of(self.run, policy.name)
         cause = policy.life.reason if failure is None else failure[1]
         message = f"policy {policy.name!r} died, with no restart left (run.max_restarts): {cause}{LOGS}"
-        if not may_continue((other.state for other in self._policies if other is not policy), self.recipe.run):
+        if not self.may_continue_without(policy):
             raise PeerLostError(message)
-        self._say(f"{message}\nIt is lost; the others continue without it (run.on_peer_loss: continue)")
+        self.say(f"{message}\nIt is lost; the others continue without it (run.on_peer_loss: continue)")
 
     # ---- from what is seen to an event
 
@@ -240,7 +192,8 @@ class _RayLauncher:
             reason = str(cause)
             code = cause.code if isinstance(cause, PolicyDiedError) else None
         except ray.exceptions.RayError as error:
-            reason = f"policy {name!r}: {str(error).strip().partition(chr(10))[0] or type(error).__name__}"
+            first, *_ = str(error).strip().splitlines() or [type(error).__name__]
+            reason = f"policy {name!r}: {first}"
         if self.run.policy(name).result.exists():
             return Finish()
         if self.run.stop_file.exists():  # seen by the policy before it was seen here
@@ -255,14 +208,14 @@ class _RayLauncher:
         """Publish whether a policy sends heartbeats: without them, it is being placed."""
         silent, phase = self._heartbeats.seconds_since(policy.name)
         absent = silent > SILENT_SECONDS or Phase.NOT_STARTED.is_in(phase)
-        self._publish(policy, PolicyState.RESTARTING if absent else PolicyState.RUNNING)
+        self._publish_as(policy, PolicyState.RESTARTING if absent else PolicyState.RUNNING)
         if not absent and not Phase.LOADING.is_in(phase):
             self._trained[policy.name] = time.monotonic()
 
-    def _publish(self, policy: _RayPolicy, state: PolicyState) -> None:
-        """Publish a policy's state if it has changed."""
-        if self.status.statuses.get(policy.name) != PolicyStatus(state):
-            self.status.publish(policy.name, PolicyStatus(state))
+    def _publish_as(self, policy: _RayPolicy, state: PolicyState) -> None:
+        """Publish a state of a policy if it has changed."""
+        if self.status_writer.statuses.get(policy.name) != PolicyStatus(state):
+            self.status_writer.publish(policy.name, PolicyStatus(state))
 
     def _remove_group(self, policy: _RayPolicy) -> None:
         """Remove a policy's placement group, which ends its running tasks."""
@@ -274,11 +227,8 @@ class _RayLauncher:
         try:
             ray.util.remove_placement_group(policy.group)
         except ray.exceptions.RayError as error:  # still end the others
-            self._say(f"the placement group of {policy.name!r} was not removed: {error}")
+            self.say(f"the placement group of {policy.name!r} was not removed: {error}")
         policy.group = None
-
-    def _say(self, message: str) -> None:
-        self._console.print(message, markup=False)
 
 
 def bundles(placement: Placement) -> list[Resources]:

@@ -223,7 +223,7 @@ def run_policies(
                 progress.update()
                 time.sleep(POLL_SECONDS)
             progress.update()
-        if policy_supervisor.stopping or kill_immediately:
+        if deadline is not None or kill_immediately:
             raise RunInterruptedError(stopped(run, recipe, launch, request))
         status_writer.close(RunState.FINISHED)
     except MutualRLError as error:

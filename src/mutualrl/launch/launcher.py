@@ -1,0 +1,118 @@
+"""What every launcher does with the lives of its policies: it feeds them events and carries out the actions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from rich.console import Console
+
+from mutualrl.console.display import print_text
+from mutualrl.launch.life import Action, Begin, Event, Finish, Life, Stop, advance, may_continue, restart_message
+from mutualrl.mwra.placement import Allocation
+from mutualrl.process.status import PolicyState, StatusWriter
+from mutualrl.recipes import Recipe
+from mutualrl.storage.checkpoints import Checkpoints
+from mutualrl.storage.rundir import RunDirectory
+
+
+@dataclass(kw_only=True)
+class ManagedPolicy:
+    """Policy of a launcher: its devices and its life."""
+
+    allocation: Allocation
+    life: Life = field(default_factory=Life)
+
+    @property
+    def name(self) -> str:
+        """Return the policy's name."""
+        return self.allocation.policy
+
+    @property
+    def state(self) -> PolicyState:
+        """Return the state of its life."""
+        return self.life.state
+
+
+Managed = TypeVar("Managed", bound=ManagedPolicy)
+
+
+class Launcher(ABC, Generic[Managed]):
+    """Launcher of a run's policies. A subclass observes them and says how an attempt starts, ends and is given up."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        recipe: Recipe,
+        policies: Sequence[Managed],
+        status_writer: StatusWriter,
+        console: Console,
+    ) -> None:
+        self.run = run
+        self.recipe = recipe
+        self.managed_policies = policies
+        self.status_writer = status_writer
+        self._console = console
+
+    @property
+    def active(self) -> bool:
+        """Return whether a policy is running or will run."""
+        return any(managed.life.active for managed in self.managed_policies)
+
+    def start(self) -> None:
+        """Start every policy that has not finished in an earlier session."""
+        for managed in self.managed_policies:
+            finished = self.run.policy(managed.name).result.exists()
+            self.handle(managed, Finish() if finished else Begin())
+
+    def stop(self) -> None:
+        """Restart no policy from now on; those that run save a checkpoint and end on their own."""
+        for managed in self.managed_policies:
+            self.handle(managed, Stop())
+
+    def handle(self, managed: Managed, event: Event) -> None:
+        """Let an event change a policy's life, carry out the actions, and publish a new state. Raises PeerLostError if
+        the run cannot go on without the policy."""
+        before = managed.state
+        managed.life, actions = advance(managed.life, event, self.recipe.run)
+        for action in actions:
+            match action:
+                case Action.START:
+                    self.start_attempt(managed)
+                case Action.END:
+                    self.end_attempt(managed)
+                case Action.RESTART:
+                    step = max(Checkpoints(self.run.policy(managed.name).root).steps(), default=0)
+                    self.say(restart_message(managed.life, step, self.recipe.run))
+                case Action.GIVE_UP:
+                    self.publish(managed)
+                    self.give_up(managed)
+        if managed.state is not before:
+            self.publish(managed)
+
+    def may_continue_without(self, managed: Managed) -> bool:
+        """Return whether the run goes on without a lost policy."""
+        others = (other.state for other in self.managed_policies if other is not managed)
+        return may_continue(others, self.recipe.run)
+
+    def say(self, message: str) -> None:
+        """Print a message for the user."""
+        print_text(self._console, message)
+
+    @abstractmethod
+    def start_attempt(self, managed: Managed) -> None:
+        """Start an attempt of a policy."""
+
+    @abstractmethod
+    def end_attempt(self, managed: Managed) -> None:
+        """End what is left of a policy's last attempt."""
+
+    @abstractmethod
+    def give_up(self, managed: Managed) -> None:
+        """Say that the run continues without a policy. Raises PeerLostError if it cannot."""
+
+    @abstractmethod
+    def publish(self, managed: Managed) -> None:
+        """Publish the state of a policy."""
