@@ -18,25 +18,18 @@ from typing import Any
 
 import harness
 import sweep_results as sweeps
-from smol import fine_tune
+from smol import HELD_OUT, SFT, TAUGHT, TRAINED, fine_tune
 from text_source import write_rows
 from word_problems import SKILLS, problems
 
-TRAINED, HELD_OUT = 512, 64  # problems of each skill
-_SEEDS: dict[str, Any] = {"seed": 0, "data_seed": 0}
 #: model, skill, problems and settings of its supervised training: the smaller model needs more of both
 SPECIALISTS: dict[str, tuple[str, str, int, dict[str, Any]]] = {
-    "smollm2": (
-        "smollm2-135m-instruct",
-        "shop",
-        384,
-        {"num_train_epochs": 1, "per_device_train_batch_size": 16, "learning_rate": 3e-5, **_SEEDS},
-    ),
+    "smollm2": ("smollm2-135m-instruct", "shop", TAUGHT, SFT),
     "minimind2": (
         "minimind2-small",
         "share",
         16_000,
-        {"num_train_epochs": 1, "per_device_train_batch_size": 32, "learning_rate": 3e-4, **_SEEDS},
+        {**SFT, "per_device_train_batch_size": 32, "learning_rate": 3e-4},
     ),
 }
 

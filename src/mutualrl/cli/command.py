@@ -22,6 +22,8 @@ def command(options: type[Options]) -> Callable[[Callable[[Options], None]], Cal
     declared = declared_options(options)
 
     def decorate(function: Callable[[Options], None]) -> Callable[..., None]:
+        """Return the command: its signature, which Typer reads, has the options."""
+
         @functools.wraps(function)
         def called(**values: Any) -> None:
             values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
@@ -51,24 +53,20 @@ def declared_options(options: type) -> list[tuple[Field[Any], Any, Option]]:
 def _parameter(field: Field[Any], hint: Any, option: Option) -> inspect.Parameter:
     """Return the parameter that Typer reads. A tuple of any length is a list there, None if not given."""
     default = inspect.Parameter.empty if field.default is MISSING else field.default
-    settings: dict[str, Any] = {"help": option.help, "metavar": option.metavar, "envvar": option.variable}
-    settings |= {
+    settings: dict[str, Any] = {
+        "help": option.help,
+        "metavar": option.metavar,
+        "envvar": option.variable,
         "min": option.min,
         "max": option.max,
         "show_default": default not in (None, (), inspect.Parameter.empty),
+        "autocompletion": option.complete and getattr(completion, option.complete),
     }
-    if option.complete is not None:
-        settings["autocompletion"] = getattr(completion, option.complete)
     if get_origin(hint) is tuple:
         hint = list[get_args(hint)[0]]  # type: ignore[misc]
         hint = hint if default is inspect.Parameter.empty else hint | None
         default = None if default == () else default
-    if option.argument:
-        info: Any = typer.Argument(**{key: value for key, value in settings.items() if value is not None})
-    else:
-        info = typer.Option(
-            _typed(field, option), **{key: value for key, value in settings.items() if value is not None}
-        )
+    info: Any = typer.Argument(**settings) if option.argument else typer.Option(_typed(field, option), **settings)
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(field.name, kind, default=default, annotation=Annotated[hint, info])
 

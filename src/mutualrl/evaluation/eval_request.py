@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from mutualrl.engines.base import Sampling, check_temperature
 from mutualrl.errors import UsageError
 from mutualrl.evaluation.flags import EvalFlags
+from mutualrl.process.limits import REWARD_SECONDS
 from mutualrl.recipes import Recipe, Request, resolve
 from mutualrl.recipes.resolution import data_path
 from mutualrl.recipes.schema import Policy, TaskSection, known_model
@@ -23,7 +24,7 @@ from mutualrl.storage.trained_model import trained_model
 from mutualrl.tasks import TaskSource, get_task
 from mutualrl.tasks.base import sample_evenly
 from mutualrl.tasks.mixture import PAPER, MixtureTask
-from mutualrl.tasks.rewarding import BOXED, REWARD_SECONDS
+from mutualrl.tasks.rewarding import BOXED
 from mutualrl.tasks.turns import require_one_turn
 
 ALIASES = {"paper": PAPER}

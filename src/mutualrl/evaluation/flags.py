@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from mutualrl.console.options import SEED_LIMIT, TRUST_REMOTE_CODE, Option
+from mutualrl.process.limits import REWARD_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,8 @@ class EvalFlags:
     template: Annotated[str | None, Option("Task dataset: prompt template, {field} for a field of the row.")] = None
     answer: Annotated[str | None, Option("Task dataset: field of the answer (answer).")] = None
     also: Annotated[tuple[str, ...], Option("Additional score besides exact match: math-verify.")] = ()
-    step_timeout: Annotated[float, Option("Time-out of a reward function per part, in seconds.", min=0.001)] = 1800.0
+    step_timeout: Annotated[
+        float, Option("Time-out of a reward function per part, in seconds.", min=0.001)
+    ] = REWARD_SECONDS  # fmt: skip
     seed: Annotated[int, Option("Seed of sampling and of generated problems.", min=0, max=SEED_LIMIT)] = 0
     trust_remote_code: Annotated[bool, TRUST_REMOTE_CODE] = False

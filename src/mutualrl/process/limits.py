@@ -15,6 +15,8 @@ from mutualrl.console.lines import notify
 from mutualrl.errors import MutualRLError
 from mutualrl.process.user_code import exit_now
 
+REWARD_SECONDS = 1800.0  # limit of one call of a reward function, unless an option or `run.step_timeout` says otherwise
+
 
 class CpuTimeError(Exception):
     """Code that exceeded its CPU time."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mutualrl.console.lines import notify
+from mutualrl.process.limits import REWARD_SECONDS
 from mutualrl.records import Completion, Prompt, columns_of
 from mutualrl.tasks.boxed import boxed_score
 from mutualrl.tasks.prompting import as_prompt
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BOXED = ("boxed",)
-REWARD_SECONDS = 1800.0  # limit of one call of a reward function: `run.step_timeout` of the commands
 
 
 def rewards_of(
