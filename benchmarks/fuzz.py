@@ -283,7 +283,6 @@ def places(directory: Path, kinds: Collection[str] = KINDS) -> dict[str, Place]:
         ("report", "DIR", "--out", "page", "--json"),
         ("runs", "ls", "DIR", "--json"),
         ("runs", "verify", "DIR", "--json"),
-        ("exchange", "verify", "DIR", "--json"),
         ("exchange", "export", "DIR", "--out", "all.jsonl", "--json"),
         ("complementarity", "--run", "DIR", "--json"),
     )

@@ -6,16 +6,18 @@ import json
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from mutualrl.cli.app import COMMANDS, LazyCommand
-from mutualrl.cli.command import command, given, options_of
-from mutualrl.console.options import Option
+from mutualrl.cli.command import LazyCommand, as_function
+from mutualrl.cli.commands import COMMANDS, Command, Group
+from mutualrl.console.options import JSON, Option, given, options_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,10 @@ class Shared:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Shared):
-    """Options of one command."""
+    """Show the options.
+
+    All of them.
+    """
 
     models: tuple[str, ...] = ("hidden",)
     name: Annotated[str, Option("A name.", argument=True)]
@@ -40,15 +45,23 @@ class Options(Shared):
     dry_run: Annotated[bool, Option("Start nothing.")] = False
 
 
-@command(Options)
 def show(options: Options) -> None:
-    """Show the options."""
     values = {**asdict(options), "rows": [str(row) for row in options.rows], "target": str(options.target)}
     typer.echo(json.dumps({**values, "given": given(options)}))
 
 
 app = typer.Typer()
-app.command()(show)
+
+
+@pytest.fixture(autouse=True)
+def body(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the function of the command where the adapter imports it from."""
+    module = ModuleType("mutualrl.cli.shown")
+    module.show = show  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mutualrl.cli.shown", module)
+
+
+app.command()(as_function(Command(Options, "shown.show")))
 
 
 def run(*arguments: str, code: int = 0, **environment: str) -> str:
@@ -89,17 +102,37 @@ def test_help_has_every_option_once() -> None:
     assert options_of(Shared)["rows"].help == "Files. Repeatable."
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_summary_of_a_command_is_the_start_of_its_help(name: str) -> None:
-    command = LazyCommand(name, COMMANDS[name]).load()
+def declared() -> dict[str, Command]:
+    """Every command by its name as typed."""
+    found: dict[str, Command] = {}
+    for name, entry in COMMANDS.items():
+        parts = (
+            {f"{name} {part}": command for part, command in entry.commands.items()} if isinstance(entry, Group) else {}
+        )
+        found |= parts or {name: entry}  # type: ignore[dict-item]
+    return found
+
+
+@pytest.mark.parametrize("name", declared())
+def test_every_command_has_a_function_and_json_as_its_last_option(name: str) -> None:
+    options, function = declared()[name]
+    module, _, attribute = function.rpartition(".")
+    assert callable(getattr(import_module(f"mutualrl.cli.{module}"), attribute))
+    command = LazyCommand(name, declared()[name]).load()
     assert command.name == name
-    assert " ".join(command.help.partition("\n\n")[0].split()) == COMMANDS[name].summary
+    assert [param.name for param in command.params][-1] == "as_json"
+    assert options_of(options)["as_json"] is JSON
+    summary = " ".join(command.help.partition("\n\n")[0].split())
+    assert LazyCommand(name, declared()[name]).help == summary
 
 
-def test_listing_the_commands_imports_none_of_them() -> None:
-    code = "import sys; from mutualrl.cli.app import app\ntry: app(['--help'])\nexcept SystemExit: pass\n"
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["report", "--help"], ["runs", "ls", "--help"], ["exchange", "gc", "--help"]]
+)
+def test_help_imports_no_command(arguments: list[str]) -> None:
+    code = f"import sys; from mutualrl.cli.app import app\ntry: app({arguments})\nexcept SystemExit: pass\n"
     code += "print([name for name in sys.modules if name.startswith('mutualrl.')], file=sys.stderr)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "mutualrl.cli.output" in result.stderr
-    assert "mutualrl.cli.train" not in result.stderr
-    assert "mutualrl.recipes" not in result.stderr
+    for module in ("cli.train", "cli.report", "cli.runs", "cli.exchange", "recipes.resolution", "reporting.report"):
+        assert f"'mutualrl.{module}'" not in result.stderr

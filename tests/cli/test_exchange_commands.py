@@ -42,16 +42,15 @@ def run(tmp_path: Path) -> Path:
     return root
 
 
-def test_ls_and_verify_count_rounds_and_rows(cli: Cli, run: Path) -> None:
-    for command in ("ls", "verify"):
-        result = cli("exchange", command, run, "--json")
-        assert result.returncode == 0, result.stderr
-        policies = {p["policy"]: p for p in json.loads(result.stdout)["policies"]}
-        assert {name: (p["rounds"], p["rows"], p["gaps"]) for name, p in policies.items()} == {
-            n: (8, 24, []) for n in NAMES
-        }
-        size = sum(p.stat().st_size for p in (run / "exchange" / "ada").glob("*.parquet"))
-        assert policies["ada"]["bytes"] == size
+def test_ls_counts_rounds_and_rows(cli: Cli, run: Path) -> None:
+    result = cli("exchange", "ls", run, "--json")
+    assert result.returncode == 0, result.stderr
+    policies = {p["policy"]: p for p in json.loads(result.stdout)["policies"]}
+    assert {name: (p["rounds"], p["rows"], p["gaps"]) for name, p in policies.items()} == {
+        n: (8, 24, []) for n in NAMES
+    }
+    size = sum(p.stat().st_size for p in (run / "exchange" / "ada").glob("*.parquet"))
+    assert policies["ada"]["bytes"] == size
 
 
 def test_damage_is_named_with_exit_code_6(cli: Cli, run: Path) -> None:
@@ -59,7 +58,7 @@ def test_damage_is_named_with_exit_code_6(cli: Cli, run: Path) -> None:
     shard.write_bytes(shard.read_bytes()[:-1])
     (run / "exchange" / "ada" / "000003.json").unlink()
     (run / "policies" / "ada" / "checkpoints" / "step-000006" / "w").write_bytes(b"v")
-    result = cli("exchange", "verify", run, "--json")
+    result = cli("runs", "verify", run, "--json")
     assert result.returncode == 6
     lines = json.loads(result.stdout)["damaged"]
     for message in (str(shard), "policy ada: round 3 is missing between others", "step-000006/w: sha256"):
@@ -126,11 +125,11 @@ def test_gc_frees_rounds_that_every_kept_checkpoint_has_passed(cli: Cli, run: Pa
     result = cli("exchange", "gc", run, "--json")
     assert {**json.loads(result.stdout), "dry_run": True} == plan
     assert sorted(p.name for p in (run / "exchange" / "bob").glob("*.json"))[0] == "000002.json"
-    assert cli("exchange", "verify", run).returncode == 0
+    assert cli("runs", "verify", run).returncode == 0
     Checkpoints(run / "policies" / "ada").prune(1)
     assert (
         json.loads(cli("exchange", "gc", run, "--keep-rounds", "7", "--json").stdout)["deleted"]["ada"]["rounds"] == 0
     )
     assert json.loads(cli("exchange", "gc", run, "--json").stdout)["needed_from"] == 4
     (run / "exchange" / "ada" / "000006.json").unlink()
-    assert cli("exchange", "verify", run).returncode == 6
+    assert cli("runs", "verify", run).returncode == 6

@@ -78,7 +78,7 @@ def test_run_over_a_bucket_equals_the_run_over_a_directory(
     assert not list((run.path / "exchange").glob("*/*.parquet"))  # every record is in the bucket
     listed, local = (json.loads(cli("exchange", "ls", path, "--json").stdout) for path in (run.path, unbroken.path))
     assert [entry["last"] for entry in listed["policies"]] == [entry["last"] for entry in local["policies"]] == [2, 2]
-    assert cli("exchange", "verify", run.path).returncode == 0
+    assert cli("runs", "verify", run.path).returncode == 0
     assert cli("exchange", "export", run.path, "--out", tmp_path / "all.jsonl").returncode == 0
     assert cli("runs", "verify", run.path).returncode == 0
     again = cli("train", *SGT, *SHORT, "--run-dir", tmp_path / "other", "--set", f"exchange.url={url}")

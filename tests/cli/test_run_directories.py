@@ -340,7 +340,7 @@ def test_doctor_fails_where_a_run_would_fail(cli: Cli, tmp_path: Path) -> None:
     assert [r["check"] for r in json.loads(result.stdout)["checks"] if r["status"] == "fail"] == ["file system"]
 
 
-@pytest.mark.parametrize("command", ["ls", "verify", "gc"])
+@pytest.mark.parametrize("command", ["ls", "gc"])
 def test_exchange_commands_reject_paths_without_a_run(cli_here: Cli, tmp_path: Path, command: str) -> None:
     (tmp_path / "file").write_text("")
     for name, message in (("nothing", "it does not exist"), ("file", "a file"), (".", "it has no run.json")):

@@ -161,10 +161,10 @@ def test_run_succeeds_if_its_report_cannot_be_written(
         raise OSError(28, "No space left on device")
 
     summary = json.loads((run / "summary.json").read_text())
-    monkeypatch.setattr("mutualrl.launch.supervisor.train", lambda *a: (RunDirectory(run), summary))
-    monkeypatch.setattr("mutualrl.reporting.report.write_report", raise_disk_full)
-    monkeypatch.setattr("mutualrl.reporting.upload.require_hub", lambda owner: None)
-    monkeypatch.setattr("mutualrl.reporting.upload.push", lambda root, owner: pushed.append(root) or [])
+    monkeypatch.setattr("mutualrl.cli.run.train", lambda *a: (RunDirectory(run), summary))
+    monkeypatch.setattr("mutualrl.cli.run.write_report", raise_disk_full)
+    monkeypatch.setattr("mutualrl.cli.run.require_hub", lambda owner: None)
+    monkeypatch.setattr("mutualrl.cli.run.push", lambda root, owner: pushed.append(root) or [])
     result = cli_here("train", "--report", "--push-to-hub", "someone", "--json")
     assert result.returncode == 0
     assert json.loads(result.stdout)["seconds"] == 12.5

@@ -236,7 +236,7 @@ def test_verify_reports_missing_rounds_that_a_checkpoint_recorded_as_published(
         copy = tmp_path / str(number)
         shutil.copytree(finished.path, copy)
         shutil.rmtree(copy / "exchange" / "ada") if not name else (copy / "exchange" / "ada" / name).unlink()
-        result = cli_here("exchange", "verify", copy)
+        result = cli_here("runs", "verify", copy)
         assert result.returncode == 6, result.stdout
         assert "policy ada: " in result.stderr
         assert "published round(s) are missing" in result.stderr

@@ -98,7 +98,8 @@ def test_scripts_results_and_links_on_a_page_exist(path: Path) -> None:
 def test_commands_and_flags_on_a_page_exist(path: Path) -> None:
     from typer.main import get_command
 
-    from mutualrl.cli.app import LazyCommand, app
+    from mutualrl.cli.app import app
+    from mutualrl.cli.command import LazyCommand
     from mutualrl.recipes import shipped
 
     recipes = {f"paper/{name}" for kind, name, _ in shipped() if kind == "paper"}

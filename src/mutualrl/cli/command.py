@@ -1,53 +1,72 @@
-"""A command as a function of one dataclass, whose fields are its options (`console.options`)."""
+"""From a dataclass of options (`cli.commands`) to a command that Typer runs, whose function is imported then."""
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import MISSING, Field, fields
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from dataclasses import MISSING, Field
+from importlib import import_module
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
-from mutualrl.cli import completion
+from mutualrl.cli.commands import Command, Group
 from mutualrl.cli.output import reports_errors
-from mutualrl.console.options import Option
-
-Options = TypeVar("Options")
+from mutualrl.console.options import Option, declared_options, typed_names
 
 
-def command(options: type[Options]) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
-    """Return a decorator that makes a function of `options` a Typer command, which reports mutualrl's errors."""
-    declared = declared_options(options)
+class LazyCommand(TyperCommand):
+    """Command of which only name and summary are made until it is used."""
 
-    def decorate(function: Callable[[Options], None]) -> Callable[..., None]:
-        """Return the command: its signature, which Typer reads, has the options."""
+    def __init__(self, name: str, declared: Command) -> None:
+        super().__init__(name, help=_summary(declared.options))
+        self._declared = declared
 
-        @functools.wraps(function)
-        def called(**values: Any) -> None:
-            values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-            function(options(**{name: value for name, value in values.items() if value is not None}))
+    def load(self) -> Any:
+        """Return the command itself."""
+        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        single.command(self.name)(as_function(self._declared))
+        command = get_command(single)
+        command.name = self.name
+        return command
 
-        parameters = [_parameter(field, hint, option) for field, hint, option in declared]
-        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        del called.__wrapped__  # Typer would read the function's own signature
-        return reports_errors(called)
-
-    return decorate
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Return the context of the command itself."""
+        return self.load().make_context(info_name, args, parent=parent, **extra)
 
 
-def declared_options(options: type) -> list[tuple[Field[Any], Any, Option]]:
-    """Return the fields of a dataclass that are options, with their types; those without a default first."""
-    hints = get_type_hints(options, include_extras=True)
-    declared: list[tuple[Field[Any], Any, Option]] = []
-    for field in fields(options):
-        hint = hints[field.name]
-        if get_origin(hint) is Annotated:
-            kind, *notes = get_args(hint)
-            declared.extend((field, kind, note) for note in notes if isinstance(note, Option))
-    return sorted(declared, key=lambda entry: entry[0].default is not MISSING)
+def lazy(name: str, declared: Command | Group) -> Any:
+    """Return a command or a group of commands as Typer lists it."""
+    if isinstance(declared, Command):
+        return LazyCommand(name, declared)
+    commands = {part: lazy(part, command) for part, command in declared.commands.items()}
+    return TyperGroup(name=name, commands=commands, help=declared.help, no_args_is_help=True)
+
+
+def as_function(declared: Command) -> Callable[..., None]:
+    """Return the function that Typer makes a command of: its signature has the options, its docstring is theirs. It
+    imports the command's function, runs it, and reports mutualrl's errors."""
+    module, _, name = declared.function.rpartition(".")
+
+    def called(**values: Any) -> None:
+        values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+        options = declared.options(**{key: value for key, value in values.items() if value is not None})
+        getattr(import_module(f"mutualrl.cli.{module}"), name)(options)
+
+    parameters = [_parameter(*entry) for entry in declared_options(declared.options)]
+    function = reports_errors(called)
+    function.__doc__ = declared.options.__doc__
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    del function.__wrapped__  # type: ignore[attr-defined]  # Typer would read its signature
+    return function
+
+
+def _summary(options: type) -> str:
+    """Return the first paragraph of the help."""
+    return " ".join((options.__doc__ or "").partition("\n\n")[0].split())
 
 
 def _parameter(field: Field[Any], hint: Any, option: Option) -> inspect.Parameter:
@@ -60,31 +79,21 @@ def _parameter(field: Field[Any], hint: Any, option: Option) -> inspect.Paramete
         "min": option.min,
         "max": option.max,
         "show_default": default not in (None, (), inspect.Parameter.empty),
-        "autocompletion": option.complete and getattr(completion, option.complete),
+        "autocompletion": option.complete and _completer(option.complete),
     }
     if get_origin(hint) is tuple:
         hint = list[get_args(hint)[0]]  # type: ignore[misc]
         hint = hint if default is inspect.Parameter.empty else hint | None
         default = None if default == () else default
-    info: Any = typer.Argument(**settings) if option.argument else typer.Option(_typed(field, option), **settings)
+    info: Any = typer.Argument(**settings) if option.argument else typer.Option(*typed_names(field, option), **settings)
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(field.name, kind, default=default, annotation=Annotated[hint, info])
 
 
-def _typed(field: Field[Any], option: Option) -> str:
-    """Return an option's name as typed."""
-    return option.name or f"--{field.name.replace('_', '-')}"
+def _completer(name: str) -> Callable[[typer.Context, str], Any]:
+    """Return a function of `cli.completion`, which is imported when the user presses the key."""
 
+    def complete(context: typer.Context, incomplete: str) -> Any:
+        return getattr(import_module("mutualrl.cli.completion"), name)(context, incomplete)
 
-def given(options: object) -> list[str]:
-    """Return the names, as typed, of the options that differ from their defaults."""
-    names = []
-    for field, _, option in declared_options(type(options)):
-        if getattr(options, field.name) != field.default:
-            names.append(field.name if option.argument else _typed(field, option))
-    return names
-
-
-def options_of(options: type) -> dict[str, Option]:
-    """Return the options of a dataclass by field, for another one that has some of them."""
-    return {field.name: option for field, _, option in declared_options(options)}
+    return complete

@@ -1,6 +1,7 @@
 """Shell completion: names of recipes, pools, tasks, regimes and runs, and keys of a recipe.
 
-`mutualrl --install-completion` installs it. Each function gets the incomplete word; no user code is executed.
+`mutualrl --install-completion` installs it. Each function gets the command so far and the incomplete word; no user code
+is executed.
 """
 
 from __future__ import annotations
@@ -8,47 +9,44 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-import typer
+from typer import Context
+
+from mutualrl.errors import MutualRLError
+from mutualrl.recipes import Recipe, shipped, templates
+from mutualrl.recipes.layers import find, recipe_file
+from mutualrl.recipes.trainer_table import fields
+from mutualrl.recipes.yaml_file import read
+from mutualrl.regimes import regimes
+from mutualrl.tasks import TASKS
 
 
-def recipe_names(incomplete: str) -> list[str]:
+def recipe_names(context: Context, incomplete: str) -> list[str]:
     """Return shipped recipes, as arguments of `train`, and YAML files."""
-    from mutualrl.recipes import shipped
-
     names = [f"{kind}/{name}" for kind, name, _ in shipped() if kind == "paper"]
     return _matching(names, incomplete) + _paths(incomplete, ".yaml")
 
 
-def copied_names(incomplete: str) -> list[str]:
+def copied_names(context: Context, incomplete: str) -> list[str]:
     """Return recipes and templates, as arguments of `recipes show` and `recipes cp`."""
-    from mutualrl.recipes import shipped
-    from mutualrl.recipes.layers import templates
-
     return _matching([f"{kind}/{name}" for kind, name, _ in (*shipped(), *templates())], incomplete)
 
 
-def pool_names(incomplete: str) -> list[str]:
+def pool_names(context: Context, incomplete: str) -> list[str]:
     """Return shipped pools, and YAML files."""
-    from mutualrl.recipes import shipped
-
     return _matching([name for kind, name, _ in shipped() if kind == "pools"], incomplete) + _paths(incomplete, ".yaml")
 
 
-def task_names(incomplete: str) -> list[str]:
+def task_names(context: Context, incomplete: str) -> list[str]:
     """Return the names of tasks."""
-    from mutualrl.tasks import TASKS
-
     return _matching(TASKS, incomplete)
 
 
-def regime_names(incomplete: str) -> list[tuple[str, str]]:
+def regime_names(context: Context, incomplete: str) -> list[tuple[str, str]]:
     """Return regimes with their summaries."""
-    from mutualrl.regimes import regimes
-
     return [(name, regime.summary) for name, regime in regimes().items() if name.startswith(incomplete)]
 
 
-def run_directories(incomplete: str) -> list[str]:
+def run_directories(context: Context, incomplete: str) -> list[str]:
     """Return run directories: those under runs/, and those under the incomplete path."""
     candidates = _entries(Path("runs"))
     if incomplete:
@@ -76,12 +74,8 @@ def _is_run(path: Path) -> bool:
         return False
 
 
-def policy_names(context: typer.Context, incomplete: str) -> list[str]:
+def policy_names(context: Context, incomplete: str) -> list[str]:
     """Return the policies of the pool or recipe given earlier on the command line, as named in its file."""
-    from mutualrl.errors import MutualRLError
-    from mutualrl.recipes.layers import find, recipe_file
-    from mutualrl.recipes.yaml_file import read
-
     pool, recipe = context.params.get("pool"), context.params.get("recipe")
     try:
         content = read(recipe_file(Path(recipe))) if recipe is not None else {}
@@ -97,12 +91,8 @@ def policy_names(context: typer.Context, incomplete: str) -> list[str]:
     return _matching([name for name in names if isinstance(name, str)], incomplete)
 
 
-def recipe_keys(incomplete: str) -> list[str]:
+def recipe_keys(context: Context, incomplete: str) -> list[str]:
     """Return keys of `--set`: those of every section, all of TRL's GRPOConfig, and every regime's settings."""
-    from mutualrl.recipes import Recipe
-    from mutualrl.recipes.trainer_table import fields
-    from mutualrl.regimes import regimes
-
     keys = [f"trainer.{name}" for name in fields()]
     for regime in regimes().values():
         keys += [f"regime.{name}" for name in regime.model_fields]

@@ -6,65 +6,43 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mutualrl.cli.command import command
+from mutualrl.cli.commands import Init
+from mutualrl.cli.dry_run import Plan, plan_json, plan_of, show_plan
 from mutualrl.cli.output import emit, prose
 from mutualrl.console.display import clean, print_text
-from mutualrl.console.options import JSON, TRUST_REMOTE_CODE, Option
-
-if TYPE_CHECKING:
-    from mutualrl.cli.dry_run import Plan
-    from mutualrl.recipes import Recipe
-    from mutualrl.recipes.starter import Starter
+from mutualrl.diagnostics.thl.flags import ThlFlags
+from mutualrl.diagnostics.thl.thl_check import check
+from mutualrl.diagnostics.thl.thl_request import ThlRequest
+from mutualrl.diagnostics.thl.thl_tables import verdict
+from mutualrl.errors import UsageError
+from mutualrl.launch.session import Launch
+from mutualrl.machine.devices import this_machine
+from mutualrl.mwra.memory import parameter_count
+from mutualrl.plugins import absolute_path
+from mutualrl.recipes import Recipe, Request, resolve
+from mutualrl.recipes.agreement import load_recipe_prompts, require_enough
+from mutualrl.recipes.resolution import data_path
+from mutualrl.recipes.starter import BOXED, NEXT, OWN, Starter, files, named
+from mutualrl.regimes import at_level, regimes
+from mutualrl.storage.files import create_atomic, user_path
+from mutualrl.tasks import get_task
+from mutualrl.tasks.dataset import first_row
+from mutualrl.tasks.hub_data import is_hub
+from mutualrl.tasks.prompting import prompt_ids
+from mutualrl.tasks.template import fields_of
 
 SHOWN = 5  # prompts
 BF16_WEIGHTS = 50_000_000  # from this size on, bfloat16 is faster on a CPU that supports it: docs/results.md
 FEW_HELD_OUT = 32
 
 
-@dataclass(frozen=True, kw_only=True)
-class InitOptions:
-    """Options of `init`."""
-
-    directory: Annotated[Path, Option("Directory for the files; created if missing.", argument=True)] = Path()
-    models: Annotated[
-        tuple[str, ...], Option("A model: a directory, a hub id, or NAME=MODEL. At least two.", "--model")
-    ] = ()
-    task: Annotated[str | None, Option("Task to train on (`tasks ls`).")] = None
-    data: Annotated[Path | None, Option("Your own rows instead, with prompt and answer: JSON Lines, CSV, Parquet.")] = (
-        None
-    )
-    prompt_column: Annotated[str | None, Option("Column with the prompt, if it is not `prompt`.")] = None
-    answer_column: Annotated[str | None, Option("Column with the answer, if it is not `answer`.")] = None
-    template: Annotated[str | None, Option("Prompt built from columns: 'Question: {question}'.")] = None
-    reward: Annotated[str | None, Option("boxed, own (a reward.py to edit), or FILE.py:FUNCTION.")] = None
-    gpus: Annotated[int | None, Option("Number of GPUs to train on (all of this machine).", min=0)] = None
-    max_completion_length: Annotated[
-        int | None, Option("Maximum completion length in tokens (64 on the CPU, 512 on GPUs).", min=1)
-    ] = None
-    yes: Annotated[bool, Option("No questions: use defaults for missing options.")] = False
-    no_check: Annotated[bool, Option("Write the files without checking models, data and placement.")] = False
-    accept_unsafe: Annotated[bool, Option("Write the files although two tokenizers are unsafe together.")] = False
-    trust_remote_code: Annotated[bool, TRUST_REMOTE_CODE] = False
-    as_json: Annotated[bool, JSON] = False
-
-
-@command(InitOptions)
-def init(options: InitOptions) -> None:
-    """Write pool.yaml, reward.py and a README for your own models and data, after checking all of them.
-
-    Asks for missing options. Never overwrites a file.
-    Example: mutualrl init my-run --model ./a --model ./b --data rows.jsonl --reward own
-    """
-    from mutualrl.cli.dry_run import plan_json
-    from mutualrl.recipes import starter as project
-    from mutualrl.storage.files import user_path
-
+def init(options: Init) -> None:
+    """Check everything in a temporary directory, then write the files."""
     interactive = not options.yes and not options.as_json and sys.stdin is not None and sys.stdin.isatty()
     target = user_path(options.directory)
     _require_free(target)
@@ -74,41 +52,34 @@ def init(options: InitOptions) -> None:
         starter = replace(starter, bf16=_bf16_policies(starter))
         with _staged(starter) as pool:
             plan = _check(pool, as_json=options.as_json, accept_unsafe=options.accept_unsafe)
-    contents = project.files(starter)
+    contents = files(starter)
     target.mkdir(parents=True, exist_ok=True)
     for name, text in contents.items():
         _create(target / name, text)
     if options.as_json:
         checked = None if plan is None else plan_json(plan)
-        emit({"directory": str(target), "files": sorted(contents), "next": list(project.NEXT), "plan": checked})
+        emit({"directory": str(target), "files": sorted(contents), "next": list(NEXT), "plan": checked})
         return
     typer.echo(f"Written to {target}: {', '.join(sorted(contents))}. Next, in that directory:")
-    for following in project.NEXT:
+    for following in NEXT:
         typer.echo(f"  {following}")
 
 
 @contextmanager
 def _staged(starter: Starter) -> Iterator[Path]:
     """Write the project's files to a temporary directory for the duration of the block; yield its pool file."""
-    from mutualrl.recipes import starter as project
-
     with tempfile.TemporaryDirectory(prefix="mutualrl-init-") as staging:
-        for name, text in project.files(starter).items():
+        for name, text in files(starter).items():
             (Path(staging) / name).write_text(text, encoding="utf-8")
         yield Path(staging) / "pool.yaml"
 
 
 def _recipe(pool: Path) -> Recipe:
-    from mutualrl.recipes import Request, resolve
-    from mutualrl.regimes import at_level
-
     return resolve(Request(regime=at_level("outcome").name, pool=str(pool)))
 
 
 def _require_free(target: Path) -> None:
     """Raise UsageError if one of the files exists: none is overwritten."""
-    from mutualrl.errors import UsageError
-
     if target.exists() and not target.is_dir():
         raise UsageError(f"{target} is a file, expected a directory")
     existing = [name for name in ("pool.yaml", "reward.py", "README.md") if (target / name).exists()]
@@ -117,23 +88,12 @@ def _require_free(target: Path) -> None:
 
 
 def _create(path: Path, text: str) -> None:
-    from mutualrl.errors import UsageError
-    from mutualrl.storage.files import create_atomic
-
     if not create_atomic(path, text.encode()):
         raise UsageError(f"{path} was created in the meantime; it is unchanged")
 
 
-def _build_starter(options: InitOptions, *, interactive: bool) -> Starter:
+def _build_starter(options: Init, *, interactive: bool) -> Starter:
     """Return the project from options, answers and defaults. Raises UsageError for missing or contradictory options."""
-    from mutualrl.errors import UsageError
-    from mutualrl.machine.devices import this_machine
-    from mutualrl.plugins import absolute_path
-    from mutualrl.recipes.resolution import data_path
-    from mutualrl.recipes.starter import BOXED, OWN, Starter, named
-    from mutualrl.storage.files import user_path
-    from mutualrl.tasks import get_task
-
     task, data, reward, gpus = options.task, options.data, options.reward, options.gpus
     if data is not None and task is not None and not get_task(task).takes_data:
         raise UsageError(f"--task {task} generates its own problems; omit --data or --task")
@@ -180,8 +140,6 @@ def _bf16_policies(starter: Starter) -> frozenset[str]:
         return frozenset()
     import torch
 
-    from mutualrl.mwra.memory import parameter_count
-
     capabilities = torch.cpu.get_capabilities()
     if not (capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")):
         return frozenset()
@@ -198,15 +156,10 @@ def _ask(question: str, default: str | None = None) -> str:
     return str(typer.prompt(question, default=default, err=True)).strip()
 
 
-def _with_columns(starter: Starter, options: InitOptions, *, interactive: bool) -> Starter:
+def _with_columns(starter: Starter, options: Init, *, interactive: bool) -> Starter:
     """Return the project with the columns of its data: as given, asked for, or `prompt` and `answer`.
 
     Raises UsageError, with the option to add, if the data have no such column."""
-    from mutualrl.errors import UsageError
-    from mutualrl.tasks.dataset import first_row
-    from mutualrl.tasks.hub_data import is_hub
-    from mutualrl.tasks.template import fields_of
-
     prompt, answer, template = options.prompt_column, options.answer_column, options.template
     if prompt is not None and template is not None:
         raise UsageError("--prompt-column and --template both make the prompt; give one of them")
@@ -234,8 +187,6 @@ USUAL = {
 
 def _column(name: str, columns: list[str], *, interactive: bool) -> str:
     """Return the column to use for `name`: itself if it exists, else the user's choice. Raises UsageError."""
-    from mutualrl.errors import UsageError
-
     if name in columns:
         return name
     likely = next((usual for usual in USUAL[name] if usual in columns), columns[0] if columns else name)
@@ -249,8 +200,6 @@ def _column(name: str, columns: list[str], *, interactive: bool) -> str:
 
 def _ways_on() -> list[str]:
     """Return what remains possible with an unsafe pair of tokenizers."""
-    from mutualrl.regimes import regimes
-
     fields = {name: regime().publishes().fields for name, regime in regimes().items()}
     rewards_only = [name for name, own in fields.items() if "text" not in own]
     texts = [name for name, own in fields.items() if "text" in own and "logprobs" not in own]
@@ -266,13 +215,6 @@ def _check(pool: Path, *, as_json: bool, accept_unsafe: bool = False) -> Plan:
 
     Raises the errors of the underlying commands; exits with 3 if two tokenizers are unsafe together.
     """
-    from mutualrl.cli.dry_run import plan_of, show_plan
-    from mutualrl.diagnostics.thl.flags import ThlFlags
-    from mutualrl.diagnostics.thl.thl_check import check
-    from mutualrl.diagnostics.thl.thl_request import ThlRequest
-    from mutualrl.diagnostics.thl.thl_tables import verdict
-    from mutualrl.launch.session import Launch
-
     recipe = _recipe(pool)
     result = check(ThlRequest.of(ThlFlags(pool=str(pool), suite="tokenizers")), prose())
     reasons = [reason for pair in result["pairs"] for reason in pair["reasons"]]
@@ -300,9 +242,7 @@ def _check(pool: Path, *, as_json: bool, accept_unsafe: bool = False) -> Plan:
 def _prompt_lines(recipe: Recipe) -> list[str]:
     """Return the first prompts as each policy sees them, under its chat template. Raises ModelError, and DataError,
     also for too few prompts for a round or the validation."""
-    from mutualrl.recipes.agreement import load_recipe_prompts, require_enough
     from mutualrl.recipes.pool_tokenizers import load_tokenizers
-    from mutualrl.tasks.prompting import prompt_ids
 
     prompts = load_recipe_prompts(recipe, "train")
     require_enough(prompts, recipe.round.prompts or 1)

@@ -7,24 +7,21 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, ParamSpec, TextIO
+from typing import NoReturn, ParamSpec, TextIO
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from mutualrl.console.display import PLAIN_BELOW, make_console, print_text
-from mutualrl.errors import FileDamagedError, MachineError, MutualRLError, RunInterruptedError
+from mutualrl.errors import MachineError, MutualRLError, RunInterruptedError
 from mutualrl.process.limits import end_process
 from mutualrl.process.user_code import exit_now
 from mutualrl.storage.files import is_machine_failure
-
-if TYPE_CHECKING:
-    from mutualrl.reporting.verify_run import Verification
 
 P = ParamSpec("P")
 
@@ -65,21 +62,10 @@ def plain_lines(table: Table) -> list[str]:
     return [*lines, str(table.caption)] if table.caption else lines
 
 
-def show_verification(result: Verification, *, as_json: bool) -> None:
-    """Print the result of a verification: as JSON on stdout, or each damaged file on stderr. Exits with 6 if any file
-    is damaged."""
-    if as_json:
-        emit(result.to_json())
-    for line in result.notes:
-        print_text(prose(), f"Note: {line}")
-    for line in result.damaged:
-        print_text(prose(), f"damaged: {line}")
-    if result.damaged:
-        count = "1 damaged item" if len(result.damaged) == 1 else f"{len(result.damaged)} damaged items"
-        error = FileDamagedError(f"{count} in the run, which readers refuse; the first: {result.damaged[0]}")
-        if as_json:
-            sys.exit(error.exit_code)
-        raise error
+def note_all(notes: Iterable[str]) -> None:
+    """Print notes on stderr."""
+    for note in notes:
+        print_text(prose(), f"Note: {note}")
 
 
 def emit(value: Mapping[str, object]) -> None:

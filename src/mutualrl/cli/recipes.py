@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from mutualrl.cli.completion import copied_names
-from mutualrl.cli.options import JsonFlag
-from mutualrl.cli.output import emit, reports_errors, screen, show_table
+from mutualrl.cli.commands import RecipesCp, RecipesDiff, RecipesLs, RecipesShow
+from mutualrl.cli.output import emit, screen, show_table
 from mutualrl.console.display import PLAIN_BELOW, cell, print_text
-
-if TYPE_CHECKING:
-    from mutualrl.recipes import Recipe
+from mutualrl.console.markdown import table as markdown_table
+from mutualrl.errors import UsageError
+from mutualrl.recipes import Recipe, Request, load_run, resolve, shipped, templates
+from mutualrl.recipes.differences import by_dotted_key
+from mutualrl.recipes.yaml_file import read
+from mutualrl.storage.files import JsonObject, user_path
+from mutualrl.storage.rundir import RunDirectory
 
 FRAME = 10  # columns that the borders of a three-column table take
-
-recipes = typer.Typer(help="The recipes that ship with mutualrl.", no_args_is_help=True)
 
 
 def _headline(text: str) -> str:
@@ -30,9 +31,6 @@ def _headline(text: str) -> str:
 def _find(name: str) -> list[tuple[str, str, Path]]:
     """Return the shipped files with a name (`sgt`, or `paper/2qwen-sgt` with its kind). Raises UsageError that lists
     all names."""
-    from mutualrl.errors import UsageError
-    from mutualrl.recipes import shipped, templates
-
     known = [*shipped(), *templates()]
     matches = [entry for entry in known if name in (entry[1], f"{entry[0]}/{entry[1]}")]
     if not matches:
@@ -41,17 +39,10 @@ def _find(name: str) -> list[tuple[str, str, Path]]:
     return matches
 
 
-@recipes.command("ls")
-@reports_errors
-def ls(
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Full descriptions, over several lines.")] = False,
-    as_json: JsonFlag = False,
-) -> None:
-    """List pools, regimes, tasks, the paper's runs and batch scripts, by their names on the command line."""
-    from mutualrl.recipes import shipped, templates
-
+def ls(options: RecipesLs) -> None:
+    """List recipes with their first lines."""
     rows = [(k, n, path, _headline(path.read_text("utf-8"))) for k, n, path in (*shipped(), *templates())]
-    if as_json:
+    if options.as_json:
         emit({"recipes": [{"kind": k, "name": n, "path": str(p), "about": a} for k, n, p, a in rows]})
         return
     shown = [(kind, f"paper/{name}" if kind == "paper" else name, about) for kind, name, _, about in rows]
@@ -59,23 +50,16 @@ def ls(
     table = Table("kind", "name", "about")
     for kind, name, about in shown:
         description = Text(about)
-        if not verbose and screen().width >= PLAIN_BELOW:
+        if not options.verbose and screen().width >= PLAIN_BELOW:
             description.truncate(max(width, 10), overflow="ellipsis")
         table.add_row(kind, name, description)
     show_table(table)
 
 
-@recipes.command("show")
-@reports_errors
-def show(
-    name: Annotated[str, typer.Argument(help="Name of a recipe (`mutualrl recipes ls`).", autocompletion=copied_names)],
-    as_json: JsonFlag = False,
-) -> None:
-    """Print a shipped recipe; above a pool, its policies as a table of comments."""
-    from mutualrl.recipes.yaml_file import read
-
-    matches = _find(name)
-    if as_json:
+def show(options: RecipesShow) -> None:
+    """Print a recipe."""
+    matches = _find(options.name)
+    if options.as_json:
         entries = []
         for kind, _, path in matches:
             content = read(path) if path.suffix == ".yaml" else path.read_text("utf-8")
@@ -89,73 +73,42 @@ def show(
         typer.echo(text, nl=False)
 
 
-def _policy_table(policies: list[dict[str, Any]]) -> str:
+def _policy_table(policies: list[JsonObject]) -> str:
     """Return the policies of a pool as a table in YAML comments, so that the output is still the recipe."""
-    from mutualrl.console.markdown import table
-
     rows = []
     for policy in policies:
         size = policy.get("parameters")
         other = [key for key in policy if key not in ("name", "model", "parameters")]
         rows.append([policy["name"], policy["model"], "" if size is None else f"{float(size):.3g}", ", ".join(other)])
-    text = table("Policies", ["policy", "model", "parameters", "own settings"], rows)
+    text = markdown_table("Policies", ["policy", "model", "parameters", "own settings"], rows)
     return "\n".join(f"# {line}".rstrip() for line in text.splitlines())
 
 
-@recipes.command("cp")
-@reports_errors
-def cp(
-    name: Annotated[
-        str,
-        typer.Argument(help="Name of a recipe or batch script, such as paper/2qwen-sgt.", autocompletion=copied_names),
-    ],
-    target: Annotated[Path, typer.Argument(help="A directory, or the new file name.")] = Path(),
-    as_json: JsonFlag = False,
-) -> None:
-    """Copy a recipe or a batch script, to edit."""
-    from mutualrl.errors import UsageError
-    from mutualrl.storage.files import user_path
-
-    matches = _find(name)
+def cp(options: RecipesCp) -> None:
+    """Copy a recipe. Never overwrites a file."""
+    matches = _find(options.name)
     if len(matches) > 1:
-        raise UsageError(f"{name!r} is ambiguous: {', '.join(f'{k}/{n}' for k, n, _ in matches)}; name one")
+        raise UsageError(f"{options.name!r} is ambiguous: {', '.join(f'{k}/{n}' for k, n, _ in matches)}; name one")
     source = matches[0][2]
-    path = user_path(target)
+    path = user_path(options.target)
     path = path / source.name if path.is_dir() else path
     if path.exists():
         raise UsageError(f"{path} already exists; choose another name, or remove it")
     if not path.parent.is_dir():
         raise UsageError(f"no directory {path.parent}")
     path.write_bytes(source.read_bytes())
-    if as_json:
+    if options.as_json:
         emit({"copied": str(path)})
     else:
         print_text(screen(), f"copied to {path}")
 
 
-Compared = Annotated[
-    str,
-    typer.Argument(
-        help="A recipe (paper/2qwen-sgt, a .yaml file), POOL:REGIME (2qwen:sgt), or a run directory.",
-        show_default=False,
-    ),
-]
-
-
-@recipes.command("diff")
-@reports_errors
-def diff(a: Compared, b: Compared, as_json: JsonFlag = False) -> None:
-    """List the keys in which two resolved recipes differ.
-
-    Example: mutualrl recipes diff paper/2qwen-prp 2qwen:prp
-    """
-    import json
-
-    from mutualrl.recipes.differences import by_dotted_key
-
+def diff(options: RecipesDiff) -> None:
+    """Print the keys that differ, with both values."""
+    a, b = options.a, options.b
     left, right = (by_dotted_key(_resolved(name).model_dump(mode="json")) for name in (a, b))
     differing = [key for key in {**left, **right} if left.get(key) != right.get(key)]
-    if as_json:
+    if options.as_json:
         entries = [{"key": key, "a": left.get(key), "b": right.get(key)} for key in differing]
         emit({"a": a, "b": b, "differences": entries})
         return
@@ -170,10 +123,6 @@ def diff(a: Compared, b: Compared, as_json: JsonFlag = False) -> None:
 
 def _resolved(name: str) -> Recipe:
     """Return the recipe of a name on the command line. Raises UsageError, RecipeError."""
-    from mutualrl.recipes import Request, load_run, resolve
-    from mutualrl.storage.files import user_path
-    from mutualrl.storage.rundir import RunDirectory
-
     path = user_path(name)
     if (path / "run.json").exists():
         return load_run(RunDirectory(path), without_models=True)

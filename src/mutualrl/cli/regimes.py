@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Any, cast
 
 import typer
+from pydantic import BaseModel
 from rich.table import Table
 
-from mutualrl.cli.completion import regime_names
-from mutualrl.cli.options import JsonFlag
-from mutualrl.cli.output import emit, reports_errors, screen, show_table
-from mutualrl.console.display import print_text
+from mutualrl.cli.commands import RegimesCheck, RegimesLs, RegimesShow
+from mutualrl.cli.output import emit, screen, show_table
+from mutualrl.console.display import cell, print_text
+from mutualrl.diagnostics.regime_check import check_regime, summary_of
+from mutualrl.plugins import entry_points
+from mutualrl.regimes import GROUP, Regime, get_regime
+from mutualrl.regimes import regimes as shipped
+from mutualrl.regimes.info import RegimeInfo
 
-if TYPE_CHECKING:
-    from mutualrl.regimes import Regime
-
-regimes = typer.Typer(help="The regimes: rules by which policies share experience.", no_args_is_help=True)
-
-NameArgument = Annotated[
-    str,
-    typer.Argument(
-        help="A name, FILE.py:CLASS or package.module:CLASS.", show_default=False, autocompletion=regime_names
-    ),
-]
 NOT_MET = 3
 
 
-@regimes.command("ls")
-@reports_errors
-def ls(as_json: JsonFlag = False) -> None:
-    """List the regimes of mutualrl and of installed packages."""
-    from mutualrl.console.display import cell
-    from mutualrl.plugins import entry_points
-    from mutualrl.regimes import GROUP, get_regime
-    from mutualrl.regimes import regimes as shipped
-
+def ls(options: RegimesLs) -> None:
+    """List regimes with where they are from."""
     rows = [(name, "mutualrl", regime) for name, regime in shipped().items()]
     rows += [(name, point.value, get_regime(name)) for name, point in sorted(entry_points(GROUP).items())]
-    if as_json:
+    if options.as_json:
         listed = [
             {"name": name, "from": origin, "summary": regime.summary, "level": regime.level}
             for name, origin, regime in rows
@@ -50,17 +37,11 @@ def ls(as_json: JsonFlag = False) -> None:
     show_table(table)
 
 
-@regimes.command("show")
-@reports_errors
-def show(name: NameArgument, as_json: JsonFlag = False) -> None:
-    """Show a regime's settings with their defaults, and its metrics."""
-    from mutualrl.console.display import cell
-    from mutualrl.regimes import get_regime
-    from mutualrl.regimes.info import RegimeInfo
-
-    regime = get_regime(name)
+def show(options: RegimesShow) -> None:
+    """Print a regime's settings and metrics."""
+    regime = get_regime(options.name)
     settings = _setting_rows(regime(), "")
-    if as_json:
+    if options.as_json:
         info = {**RegimeInfo.of(regime).model_dump(mode="json"), "accepts_sources": regime.accepts_sources}
         emit({**info, "settings": settings})
         return
@@ -82,8 +63,6 @@ def show(name: NameArgument, as_json: JsonFlag = False) -> None:
 
 def _setting_rows(settings: Regime, prefix: str) -> list[dict[str, Any]]:
     """Return every setting with its default; nested settings have their regime's name as a prefix."""
-    from pydantic import BaseModel
-
     rows: list[dict[str, Any]] = []
     for key, field in type(settings).model_fields.items():
         value = getattr(settings, key)
@@ -101,16 +80,10 @@ def _setting_rows(settings: Regime, prefix: str) -> list[dict[str, Any]]:
     return rows
 
 
-@regimes.command("check")
-@reports_errors
-def check(name: NameArgument, as_json: JsonFlag = False) -> None:
-    """Run a regime on recorded rounds. Exits with 3 if it is unsound: an impure plan, rows without ids, state that
-    does not round-trip through JSON."""
-    from mutualrl.diagnostics.regime_check import check_regime, summary_of
-    from mutualrl.regimes import get_regime
-
-    findings = check_regime(get_regime(name))
-    if as_json:
+def check(options: RegimesCheck) -> None:
+    """Print what each check found. Exits with 3 if one failed."""
+    findings = check_regime(get_regime(options.name))
+    if options.as_json:
         emit(dict(summary_of(findings)))
     else:
         for finding in findings:

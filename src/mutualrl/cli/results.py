@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from mutualrl.cli.output import screen, show_table
 from mutualrl.console.display import cell, print_text
+from mutualrl.reporting.run_reader import Overview
+from mutualrl.storage.files import JsonObject
+from mutualrl.study.verdict import FEW
 
-if TYPE_CHECKING:
-    from mutualrl.reporting.run_reader import Overview
 
-
-def show_summary(summary: dict[str, Any], run_dir: Path | str) -> None:
+def show_summary(summary: JsonObject, run_dir: Path | str) -> None:
     """Print accuracy before and after training, overall and by group, for every policy."""
-    from mutualrl.study.verdict import FEW
-
     console = screen()
     groups = sorted({g for p in summary["policies"].values() for g in p["validation"]["by_group"]})
     shown = groups if 1 < len(groups) <= 4 else []
@@ -53,12 +50,12 @@ def show_summary(summary: dict[str, Any], run_dir: Path | str) -> None:
     print_text(console, f"{summary['seconds']:.0f} s in total; the run is in {run_dir!s}")
 
 
-def _accuracy(validation: dict[str, Any]) -> str:
+def _accuracy(validation: JsonObject) -> str:
     unscored = validation.get("unscorable") and validation["unscorable"] == validation["n"]
     return "no reward" if unscored else f"{validation['accuracy']:.2f}"
 
 
-def run_row(overview: Overview) -> dict[str, Any]:
+def run_row(overview: Overview) -> JsonObject:
     """Return the row of a run in a list of runs."""
     run = overview.run
     return {

@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
 import typer
 from rich.table import Table
 
-from mutualrl.cli.completion import run_directories
-from mutualrl.cli.options import JsonFlag
-from mutualrl.cli.output import emit, prose, reports_errors, show_table, show_verification
+from mutualrl.cli.commands import RunsLs, RunsPush, RunsVerify
+from mutualrl.cli.output import emit, note_all, prose, show_table
 from mutualrl.cli.results import run_row
 from mutualrl.console.display import cell, print_text
+from mutualrl.errors import FileDamagedError, UsageError
 from mutualrl.process.status import RunState
-
-if TYPE_CHECKING:
-    from mutualrl.reporting.run_reader import Overview
-
-runs = typer.Typer(help="Runs: list them, verify the files of one, push its models.", no_args_is_help=True)
-RunArgument = Annotated[
-    Path, typer.Argument(help="The run directory.", show_default=False, autocompletion=run_directories)
-]
+from mutualrl.reporting import upload
+from mutualrl.reporting.run_reader import Overview, read_overview, read_run
+from mutualrl.reporting.verify_run import verify_run
+from mutualrl.storage.files import user_path
+from mutualrl.storage.rundir import RunDirectory
 
 
-@runs.command("ls")
-@reports_errors
-def ls(
-    directory: Annotated[Path, typer.Argument(help="Directory of the runs.")] = Path("runs"), as_json: JsonFlag = False
-) -> None:
-    """List the runs in a directory, newest first, with their states."""
-    from mutualrl.errors import FileDamagedError, UsageError
-    from mutualrl.reporting.run_reader import read_overview
-    from mutualrl.storage.files import user_path
-
-    root = user_path(directory)
+def ls(options: RunsLs) -> None:
+    """List runs with their steps and accuracies."""
+    root = user_path(options.directory)
     if not root.is_dir():
-        raise UsageError(f"no directory {directory}; runs are under runs/ unless --run-dir was given")
+        raise UsageError(f"no directory {options.directory}; runs are under runs/ unless --run-dir was given")
     paths = [root] if (root / "run.json").exists() else sorted(p.parent for p in root.glob("*/run.json"))
     readable, unreadable = [], []
     for path in paths:
@@ -45,7 +31,7 @@ def ls(
         except (UsageError, FileDamagedError) as error:
             unreadable.append(str(error))
     readable.sort(key=lambda overview: str(overview.run.info.get("created", "")), reverse=True)
-    if as_json:
+    if options.as_json:
         emit({"runs": [run_row(overview) for overview in readable], "unreadable": unreadable})
         return
     table = Table("run", "state", "regime", "pool", "seed", "step", "accuracy")
@@ -68,8 +54,7 @@ def ls(
     skipped = []
     for overview in readable:
         skipped += [f"{overview.run.name}: {note}" for note in overview.run.notes if "is left out" in note]
-    for line in (*unreadable, *skipped):
-        print_text(prose(), f"Note: {line}")
+    note_all([*unreadable, *skipped])
 
 
 def _state(overview: Overview) -> str:
@@ -80,43 +65,33 @@ def _state(overview: Overview) -> str:
     return f"{run.state} before its first checkpoint"
 
 
-@runs.command("verify")
-@reports_errors
-def verify(run: RunArgument, as_json: JsonFlag = False) -> None:
-    """Verify every file of a run against its recorded checksum. Exits with 6 if one is damaged.
-
-    Recipe, results, metrics, checkpoints, the exchange, the trained models.
-    """
-    from mutualrl.reporting.verify_run import verify_run
-    from mutualrl.storage.files import user_path
-    from mutualrl.storage.rundir import RunDirectory
-
-    result = verify_run(RunDirectory(user_path(run)))
-    if not as_json:
+def verify(options: RunsVerify) -> None:
+    """Verify a run, and print each damaged file. Exits with 6 if there is one."""
+    result = verify_run(RunDirectory(user_path(options.run)))
+    if options.as_json:
+        emit(result.to_json())
+    else:
         table = Table("files", "checked")
         for kind, count in result.checked.items():
             table.add_row(cell(kind), str(count))
         show_table(table)
-    show_verification(result, as_json=as_json)
+    note_all(result.notes)
+    for line in result.damaged:
+        print_text(prose(), f"damaged: {line}")
+    if result.damaged and options.as_json:
+        raise typer.Exit(FileDamagedError.exit_code)
+    if result.damaged:
+        number = "1 damaged item" if len(result.damaged) == 1 else f"{len(result.damaged)} damaged items"
+        raise FileDamagedError(f"{number} in the run, which readers refuse; the first: {result.damaged[0]}")
 
 
-@runs.command("push")
-@reports_errors
-def push(
-    run: RunArgument,
-    owner: Annotated[str, typer.Argument(help="User or organisation on the hub.", show_default=False)],
-    as_json: JsonFlag = False,
-) -> None:
-    """Upload the trained models of a run, each with its card, as private repositories OWNER/RUN-POLICY."""
-    from mutualrl.reporting.run_reader import read_run
-    from mutualrl.reporting.upload import push as upload
-    from mutualrl.reporting.upload import require_hub
-
-    root = read_run(run).root
-    require_hub(owner)
-    pushed = upload(root, owner)
-    if as_json:
+def push(options: RunsPush) -> None:
+    """Upload the models, and print their repositories."""
+    root = read_run(options.run).root
+    upload.require_hub(options.owner)
+    pushed = upload.push(root, options.owner)
+    if options.as_json:
         emit({"pushed": pushed})
-    else:
-        for repo in pushed:
-            typer.echo(repo)
+        return
+    for repo in pushed:
+        typer.echo(repo)

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from mutualrl.cli.completion import task_names
-from mutualrl.cli.options import JsonFlag
-from mutualrl.cli.output import emit, prose, reports_errors, show_table
-from mutualrl.console.display import print_text
+from mutualrl.cli.commands import SHOWN_PROMPTS, TasksLs, TasksShow
+from mutualrl.cli.output import emit, prose, show_table
+from mutualrl.console.display import clean, print_text
+from mutualrl.errors import UsageError
+from mutualrl.recipes.resolution import data_path
+from mutualrl.records import Prompt
+from mutualrl.tasks import TASKS, TaskSource, get_task
 
-tasks = typer.Typer(help="The tasks: their data, and their prompts as a model sees them.", no_args_is_help=True)
 
-SHOWN = 3
-
-
-@tasks.command("ls")
-@reports_errors
-def ls(as_json: JsonFlag = False) -> None:
-    """List the tasks, with the default data of each."""
-    from mutualrl.tasks import TASKS
-
-    if as_json:
+def ls(options: TasksLs) -> None:
+    """List tasks."""
+    if options.as_json:
         emit(
             {"tasks": [{"name": t.name, "reads": t.reads, "max_new_tokens": t.max_new_tokens} for t in TASKS.values()]}
         )
@@ -35,45 +30,22 @@ def ls(as_json: JsonFlag = False) -> None:
     show_table(table)
 
 
-@tasks.command("show")
-@reports_errors
-def show(
-    task: Annotated[str, typer.Argument(help="The task's name.", show_default=False, autocompletion=task_names)],
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Its rows: a file, a directory, or hub:OWNER/NAME.", show_default=False),
-    ] = None,
-    split: Annotated[
-        str, typer.Option(help="train, or validation (the evaluated prompts). Of a file, all rows are used.")
-    ] = "validation",
-    limit: Annotated[
-        int | None, typer.Option(min=1, help=f"Number of prompts ({SHOWN}; all with --json).", show_default=False)
-    ] = None,
-    template: Annotated[
-        str | None,
-        typer.Option(help="Task dataset: prompt template, {field} for a field of the row.", show_default=False),
-    ] = None,
-    answer: Annotated[str, typer.Option(help="Task dataset: field of the answer.")] = "answer",
-    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of generated problems and of a mixture.")] = 0,
-    as_json: JsonFlag = False,
-) -> None:
-    """Print prompts exactly as a model sees them (before its chat template), with the canonical answers."""
-    from mutualrl.errors import UsageError
-    from mutualrl.recipes.resolution import data_path
-    from mutualrl.tasks import TaskSource, get_task
-
+def show(options: TasksShow) -> None:
+    """Print prompts, with the canonical answers."""
+    task, split = options.task, options.split
     if split not in ("train", "validation"):
         raise UsageError(f"--split {split}: expected train or validation")
-    if task != "dataset" and (template is not None or answer != "answer"):
+    if task != "dataset" and (options.template is not None or options.answer != "answer"):
         raise UsageError(f"--template and --answer are for task 'dataset'; {task!r} has its own template")
-    source = None if data is None else Path(data_path(data))
+    source = None if options.data is None else Path(data_path(options.data))
     complete = split == "validation" or (source is not None and source.is_file())
+    training, validation = (None, source) if complete else (source, None)
     read = get_task(task).read(
         "validation" if complete else "train",
-        TaskSource(None if complete else source, source if complete else None, seed, template, answer),
+        TaskSource(training, validation, options.seed, options.template, options.answer),
     )
-    if as_json:
-        shown = read.prompts if limit is None else read.prompts[:limit]
+    if options.as_json:
+        shown = read.prompts if options.limit is None else read.prompts[: options.limit]
         emit(
             {
                 "task": task,
@@ -84,12 +56,13 @@ def show(
             }
         )
         return
-    _print_prompts(read.prompts[: limit or SHOWN], f"{task}: {len(read.prompts)} prompts from {read.origin}")
+    shown = read.prompts[: options.limit or SHOWN_PROMPTS]
+    _print_prompts(shown, f"{task}: {len(read.prompts)} prompts from {read.origin}")
     for line in read.dropped:
         print_text(prose(), f"dropped: {line}")
 
 
-def _prompt_json(prompt: Any) -> dict[str, object]:
+def _prompt_json(prompt: Prompt) -> dict[str, object]:
     return {
         "id": prompt.id,
         "prompt": prompt.content,
@@ -99,9 +72,7 @@ def _prompt_json(prompt: Any) -> dict[str, object]:
     }
 
 
-def _print_prompts(prompts: list[Any], title: str) -> None:
-    from mutualrl.console.display import clean
-
+def _print_prompts(prompts: Sequence[Prompt], title: str) -> None:
     typer.echo(clean(title))
     for prompt in prompts:
         details = f"{prompt.id}  group {prompt.group}  answer {prompt.answer}".replace("\n", " ")

@@ -6,51 +6,34 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from mutualrl.cli.completion import run_directories
-from mutualrl.cli.options import JsonFlag
-from mutualrl.cli.output import emit, reports_errors, screen
-from mutualrl.cli.results import run_row
+from mutualrl.cli.commands import Watch
+from mutualrl.cli.output import emit, screen
+from mutualrl.cli.results import run_row, show_summary
+from mutualrl.cli.watch_screen import WatchScreen
 from mutualrl.console.display import clean, print_text
+from mutualrl.errors import MutualRLError, UsageError
+from mutualrl.launch.stop import write_stop_request
 from mutualrl.process.status import RunState
-
-if TYPE_CHECKING:
-    from mutualrl.reporting.run_reader import Run
-    from mutualrl.storage.rundir import RunDirectory
+from mutualrl.reporting.live_run import LiveRun
+from mutualrl.reporting.progress import Progress
+from mutualrl.reporting.remote_run import fetch_run, run_directory, run_name
+from mutualrl.reporting.report import write_report
+from mutualrl.reporting.run_reader import Run, read_overview, read_run
+from mutualrl.storage.bucket_url import is_bucket
+from mutualrl.storage.rundir import RunDirectory, command_line, holder_of
+from mutualrl.study.verdict import verdicts
 
 LOCAL_SECONDS = 0.5  # between two polls
 REMOTE_SECONDS = 10.0  # between two polls of a bucket
 
 
-@reports_errors
-def watch(
-    run: Annotated[
-        str,
-        typer.Argument(
-            help="The run directory, or its URL in a bucket.", show_default=False, autocompletion=run_directories
-        ),
-    ],
-    plain: Annotated[bool, typer.Option("--plain", help="A table instead of the screen; in a pipe, lines.")] = False,
-    as_json: JsonFlag = False,
-) -> None:
-    """Follow a run: curves, gate, waiting, newest rescues, logs. In a pipe: a line every few seconds until it ends.
-
-    With --json: its current state, once. For a run in a bucket: the files that its policies mirror there, every minute
-    by default. Example: mutualrl watch runs/sgt
-    """
-    from mutualrl.cli.results import show_summary
-    from mutualrl.errors import MutualRLError
-    from mutualrl.reporting.remote_run import fetch_run, run_directory
-    from mutualrl.reporting.run_reader import read_overview, read_run
-    from mutualrl.storage.bucket_url import is_bucket
-    from mutualrl.storage.rundir import RunDirectory, holder_of
-
+def watch(options: Watch) -> None:
+    """Follow a run on a screen or in lines, and print its results at the end."""
+    run = options.run
     remote = is_bucket(run)
     with run_directory(run) as path:
-        if as_json:
+        if options.as_json:
             emit({**run_row(read_overview(path)), "run": run if remote else str(path)})
             return
         current = read_run(path, logs=False)
@@ -65,7 +48,7 @@ def watch(
 
         if current.state in (RunState.RUNNING, RunState.ELSEWHERE):
             terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
-            follow = _follow_on_screen if terminal and not plain else _follow_lines
+            follow = _follow_on_screen if terminal and not options.plain else _follow_lines
             follow(run, current, is_live, REMOTE_SECONDS if remote else LOCAL_SECONDS)
             current = read_run(path, logs=False)
         if current.state in (RunState.RUNNING, RunState.ELSEWHERE):  # the user left the screen
@@ -79,9 +62,6 @@ def watch(
 
 
 def _follow_lines(source: str, current: Run, is_live: Callable[[], bool], seconds: float) -> None:
-    from mutualrl.reporting.progress import Progress
-    from mutualrl.storage.rundir import RunDirectory
-
     metrics = current.rule.metrics
     directory = RunDirectory(current.root)
     with Progress(directory, list(current.policies), current.planned_steps or 0, screen(), metrics) as progress:
@@ -91,15 +71,6 @@ def _follow_lines(source: str, current: Run, is_live: Callable[[], bool], second
 
 
 def _follow_on_screen(source: str, current: Run, is_live: Callable[[], bool], seconds: float) -> None:
-    from mutualrl.cli.watch_screen import WatchScreen
-    from mutualrl.errors import MutualRLError
-    from mutualrl.reporting.live_run import LiveRun
-    from mutualrl.reporting.remote_run import run_name
-    from mutualrl.reporting.report import write_report
-    from mutualrl.storage.bucket_url import is_bucket
-    from mutualrl.storage.rundir import RunDirectory, command_line
-    from mutualrl.study.verdict import verdicts
-
     remote = is_bucket(source)
     directory = RunDirectory(current.root)
     local = [name for name in current.policies if directory.policy(name).root.is_dir()]
@@ -131,10 +102,6 @@ def _follow_on_screen(source: str, current: Run, is_live: Callable[[], bool], se
 
 def stop_run(run: RunDirectory) -> str:
     """Send a stop request to a run's supervisor, and return a message. Raises UsageError if the run has ended."""
-    from mutualrl.errors import UsageError
-    from mutualrl.launch.stop import write_stop_request
-    from mutualrl.storage.rundir import holder_of
-
     holder = holder_of(run.lock)
     if holder is None:
         raise UsageError("the run has already ended")

@@ -6,14 +6,15 @@ without `Option` is no option. A subclass hides an inherited option by declaring
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, Field, dataclass, fields
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True)
 class Option:
-    """Option of a command. `name`: as typed, by default `--FIELD`; None, () and False as default mean not given.
-    `complete`: what completes it in a shell, a function of `cli.completion`. `variable`: environment variable that
-    also sets it. `argument`: it has no name, and is given by its place."""
+    """Option of a command. `name`: as typed, by default `--FIELD`, several with spaces between them; None, () and False
+    as default mean not given. `complete`: what completes it in a shell, a function of `cli.completion`. `variable`:
+    environment variable that also sets it. `argument`: it has no name, and is given by its place."""
 
     help: str
     name: str | None = None
@@ -27,6 +28,37 @@ class Option:
 
 SEED_LIMIT = 2**31 - 1
 ENGINE = Option("transformers or vllm (vllm if it supports the model).")
-PLOT = Option("Write figures to this directory.")
 JSON = Option("Print one JSON object on stdout.", "--json")
 TRUST_REMOTE_CODE = Option("Let a hub model run its own code.")
+
+
+def declared_options(options: type) -> list[tuple[Field[Any], Any, Option]]:
+    """Return the fields of a dataclass that are options, with their types: first those without a default, last
+    `--json`."""
+    hints = get_type_hints(options, include_extras=True)
+    declared: list[tuple[Field[Any], Any, Option]] = []
+    for field in fields(options):
+        hint = hints[field.name]
+        if get_origin(hint) is Annotated:
+            kind, *notes = get_args(hint)
+            declared.extend((field, kind, note) for note in notes if isinstance(note, Option))
+    return sorted(declared, key=lambda entry: (entry[0].default is not MISSING, entry[2] is JSON))
+
+
+def typed_names(field: Field[Any], option: Option) -> list[str]:
+    """Return an option's names as typed."""
+    return (option.name or f"--{field.name.replace('_', '-')}").split()
+
+
+def given(options: object) -> list[str]:
+    """Return the names, as typed, of the options that differ from their defaults."""
+    names = []
+    for field, _, option in declared_options(type(options)):
+        if getattr(options, field.name) != field.default:
+            names.append(field.name if option.argument else typed_names(field, option)[0])
+    return names
+
+
+def options_of(options: type) -> dict[str, Option]:
+    """Return the options of a dataclass by field, for another one that has some of them."""
+    return {field.name: option for field, _, option in declared_options(options)}

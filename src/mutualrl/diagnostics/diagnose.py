@@ -18,10 +18,12 @@ from mutualrl.diagnostics.diagnostic_request import DiagnosticRequest, gate_size
 from mutualrl.diagnostics.load_rollouts import Loaded, ProgressBars, arranged, load_table
 from mutualrl.diagnostics.model_pool import ModelPool
 from mutualrl.diagnostics.results import Activation, Channels, Complementarity, Cost, ValueCheck
+from mutualrl.diagnostics.revival import result_of, with_task_ids
 from mutualrl.diagnostics.rollouts import Rollouts
 from mutualrl.diagnostics.sgt_check import activation, teacher_nll
 from mutualrl.diagnostics.xgrpo_check import xgrpo_check
 from mutualrl.errors import DataError, UsageError
+from mutualrl.sources.prepare import prepare_sources
 
 Result = Complementarity | ValueCheck | Activation | Channels | Cost
 
@@ -59,8 +61,6 @@ def _with_sources(request: DiagnosticRequest, loaded: Loaded | None) -> dict[str
     """Return what the request's recorded texts would revive; nothing without any."""
     if not request.sources:
         return {}
-    from mutualrl.diagnostics.revival import result_of, with_task_ids
-    from mutualrl.sources.prepare import prepare_sources
 
     texts = request.sources
     success = request.thresholds.success

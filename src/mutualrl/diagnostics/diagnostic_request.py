@@ -19,7 +19,7 @@ from mutualrl.engines.base import check_temperature
 from mutualrl.errors import DataError, UsageError
 from mutualrl.recipes import Recipe, Request, load_run, resolve
 from mutualrl.recipes.resolution import GONE
-from mutualrl.recipes.run_sources import spec_of
+from mutualrl.recipes.run_sources import learners_of, spec_of
 from mutualrl.records import Prompt
 from mutualrl.regimes import Regime, at_level, parts_of
 from mutualrl.regimes.sgt import SGT
@@ -72,7 +72,6 @@ class RecordedTexts:
         if self.recipe is None:
             return []
         from mutualrl.recipes.pool_tokenizers import load_tokenizers
-        from mutualrl.recipes.run_sources import learners_of
 
         return learners_of(self.recipe, load_tokenizers(self.recipe))
 

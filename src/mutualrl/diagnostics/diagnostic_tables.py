@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from mutualrl.console.display import clean
 from mutualrl.console.markdown import name, number, significant, table
 from mutualrl.diagnostics.channels import DATA, OUTCOME, VALUE
 from mutualrl.diagnostics.results import (
@@ -102,8 +103,6 @@ def _gate_cells(gate: GateRow) -> list[str]:
 
 def clean_sentence(text: str) -> str:
     """Return a sentence with user-supplied names, cleaned for display."""
-    from mutualrl.console.display import clean
-
     return clean(text, 1000).replace("\n", " ")
 
 

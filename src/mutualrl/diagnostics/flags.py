@@ -8,6 +8,9 @@ from typing import Annotated
 
 from mutualrl.console.options import ENGINE, SEED_LIMIT, TRUST_REMOTE_CODE, Option
 
+SUCCESS_ABOVE = Option("Rewards above this are successes (0.8); POLICY=VALUE for one learner. Repeatable.")
+FAILURE_BELOW = Option("Rewards below this are failures (0.2); POLICY=VALUE for one learner. Repeatable.")
+
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnosticFlags:
@@ -41,3 +44,41 @@ class DiagnosticFlags:
     texts: bool = False
     success_above: tuple[str, ...] = ()
     failure_below: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerFlags(DiagnosticFlags):
+    """Options of a diagnostic of each learner, which may load the models that sampled."""
+
+    models: Annotated[
+        tuple[str, ...],
+        Option("POLICY=PATH: the model that sampled; by default a run's trained models.", "--model"),
+    ] = ()
+    success_above: Annotated[tuple[str, ...], SUCCESS_ABOVE] = ()
+    failure_below: Annotated[tuple[str, ...], FAILURE_BELOW] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComplementarityFlags(DiagnosticFlags):
+    """Options of `complementarity`, which also takes recorded texts."""
+
+    texts: bool = True
+    success: Annotated[str, Option("A model solves a prompt if its `first` rollout does, or `any` rollout.")] = "first"
+    k: Annotated[str | None, Option("Rollouts per model for which to compute SGT's gate: 4,8,16.")] = None
+    success_above: Annotated[tuple[str, ...], SUCCESS_ABOVE] = ()
+    failure_below: Annotated[tuple[str, ...], FAILURE_BELOW] = ()
+    pool_models: Annotated[
+        tuple[str, ...], Option("Sample from this model. Repeatable.", "--model", metavar="MODEL")
+    ] = ()
+    sources: Annotated[
+        tuple[str, ...],
+        Option(
+            "Recorded texts (also a file of --rollouts without rewards). Repeatable.",
+            "--source",
+            metavar="NAME=recorded:FILE",
+        ),
+    ] = ()
+    assignments: Annotated[
+        tuple[str, ...],
+        Option("A key of a source, such as sources.NAME.columns.text=COLUMN.", "--set", metavar="KEY=VALUE"),
+    ] = ()

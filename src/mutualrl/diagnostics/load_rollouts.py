@@ -19,14 +19,20 @@ from mutualrl.diagnostics.model_pool import ModelPool
 from mutualrl.diagnostics.rollout_reader import TYPES, read_rollouts
 from mutualrl.diagnostics.rollouts import Rollouts, to_arrays
 from mutualrl.engines.base import Sampling
+from mutualrl.engines.choice import chosen_engine, load_engine
 from mutualrl.errors import DataError, MutualRLError, UsageError
 from mutualrl.process.loading import fast_imports
 from mutualrl.recipes.published import missing_rounds
 from mutualrl.records import Prompt
+from mutualrl.see.inspection import Reader, tables
+from mutualrl.see.location import record_store
 from mutualrl.seeds import policy_seed
 from mutualrl.storage.files import write_atomic
 from mutualrl.tasks import TASKS, get_task, load_prompts
 from mutualrl.tasks.prompting import Content, prompt_ids
+from mutualrl.tasks.rewarding import rewards_of
+from mutualrl.tasks.rewards import load_rewards
+from mutualrl.tiny import resolve_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -94,8 +100,6 @@ def arranged(loaded: Loaded, request: DiagnosticRequest, bars: ProgressBars) -> 
 
 
 def _from_run(recorded: Recorded, origin: str) -> Loaded:
-    from mutualrl.see.inspection import Reader, tables
-    from mutualrl.see.location import record_store
 
     run, policies = recorded.run, [p.name for p in recorded.recipe.policies]
     rounds = list(tables(record_store(run), run.info().run_id, policies, recorded.rounds))
@@ -142,8 +146,6 @@ def _sample(request: DiagnosticRequest, sampled: Sampled, bars: ProgressBars) ->
     """Sample all models on the prompts. A prompt that leaves any of them no room for a response is dropped for all."""
     with fast_imports():
         from mutualrl.engines.transformers_engine import context_of, load_tokenizer
-    from mutualrl.tasks.rewards import load_rewards
-    from mutualrl.tiny import resolve_path
 
     load_rewards(sampled.recipe.task.reward)  # refused before any model is sampled
     names = [p.name for p in sampled.recipe.policies]
@@ -192,8 +194,6 @@ def _sample_policy(
     ids: Sequence[list[int]],
     bars: ProgressBars,
 ) -> pa.Table:
-    from mutualrl.engines.choice import chosen_engine, load_engine
-    from mutualrl.tasks.rewarding import rewards_of
 
     end = request.ends[name]
     engine_name = chosen_engine(sampled.engine, path, revision=end.revision, trust_remote_code=end.trust_remote_code)

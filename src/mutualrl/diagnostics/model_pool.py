@@ -13,7 +13,7 @@ from mutualrl.diagnostics.rollouts import Floats, Rollouts
 from mutualrl.diagnostics.thl.endpoints import Endpoint
 from mutualrl.diagnostics.thl.traces import LazyModel, OnBatch
 from mutualrl.errors import MutualRLError, UsageError
-from mutualrl.tasks.prompting import Content
+from mutualrl.tasks.prompting import Content, prompt_ids
 from mutualrl.thl import Retokenized, align_logprobs, decode_completion, end_token, last_tokens, retokenize
 
 Template = Mapping[str, Any]
@@ -56,7 +56,6 @@ class ModelPool:
 
     def prompt(self, policy: int, unit: int) -> list[int]:
         """Return the token ids of a policy's prompt. Raises UsageError when its text is not known."""
-        from mutualrl.tasks.prompting import prompt_ids
 
         prompt_id = self.rollouts.prompt_ids[unit]
         if (policy, prompt_id) not in self._ids:

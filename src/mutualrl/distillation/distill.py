@@ -10,6 +10,8 @@ from pathlib import Path
 from rich.console import Console
 
 from mutualrl.console.display import print_text
+from mutualrl.console.markdown import name as shown_name
+from mutualrl.console.markdown import number, table
 from mutualrl.distillation.settings import DistillSettings, open_directory
 from mutualrl.distillation.sources import SourceRun, require_same_prompts, sources
 from mutualrl.distillation.successes import DistillationExample, SuccessSet, collect_successes, distillation_examples
@@ -27,6 +29,8 @@ from mutualrl.see.location import record_store
 from mutualrl.storage.files import JsonObject, user_path, write_checksummed
 from mutualrl.storage.rundir import RunDirectory, command_line, versions
 from mutualrl.storage.trained_model import has_trained_model, trained_model
+from mutualrl.thl import end_token
+from mutualrl.tiny import resolve_path
 
 _MATCHED = ("seed", "steps", "prompts_per_round", "rollouts_per_prompt")
 BEFORE, BASELINE, DISTILLED = "before training", baseline().name, "sequential distillation"
@@ -172,8 +176,6 @@ def _train(
         from mutualrl.distillation.sft import examples, fine_tune, finished
         from mutualrl.engines.generation_defaults import eos_token_ids
         from mutualrl.engines.transformers_engine import load_tokenizer
-        from mutualrl.thl import end_token
-    from mutualrl.tiny import resolve_path
 
     policy = source.recipe.policy(source.policy)
     trained = settings.start == "trained"
@@ -261,7 +263,6 @@ def _print(console: Console, message: str) -> None:
 
 def markdown(result: JsonObject) -> str:
     """Return the result as tables: each learner's training, and the bars of the paper's figure."""
-    from mutualrl.console.markdown import name, number, table
 
     rows = []
     for learner, details in result["learners"].items():
@@ -270,8 +271,8 @@ def markdown(result: JsonObject) -> str:
             relative = None if bar is None else bar["relative"]
             rows.append(
                 [
-                    name(learner),
-                    name(treatment),
+                    shown_name(learner),
+                    shown_name(treatment),
                     number(figures["accuracy"], 3),
                     number(figures["stderr"], 3),
                     "" if bar is None else f"{100 * bar['points']:+.1f}",
@@ -280,8 +281,8 @@ def markdown(result: JsonObject) -> str:
             )
     training_rows = [
         [
-            name(learner),
-            ", ".join(map(name, details["peers"])),
+            shown_name(learner),
+            ", ".join(map(shown_name, details["peers"])),
             str(details["examples"]),
             str(details["unfit"]),
             str(details["steps"]),

@@ -12,6 +12,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from mutualrl.console.display import cell, print_text
 from mutualrl.engines.base import Engine
+from mutualrl.engines.choice import chosen_engine, load_engine
 from mutualrl.engines.vllm_engine import installed_version
 from mutualrl.evaluation.accuracy import Row, figures
 from mutualrl.evaluation.completion_store import Store, directory_name, identity
@@ -23,7 +24,9 @@ from mutualrl.process.loading import fast_imports
 from mutualrl.records import content_digest
 from mutualrl.storage.files import write_checksummed
 from mutualrl.storage.rundir import RunDirectory
+from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.tasks.rewarding import BOXED
+from mutualrl.tiny import resolve_path
 
 
 def evaluate_models(request: EvalRequest, console: Console, out: Path | None = None) -> Row:
@@ -33,8 +36,6 @@ def evaluate_models(request: EvalRequest, console: Console, out: Path | None = N
 
     Raises ModelError, UsageError or DataError.
     """
-    from mutualrl.engines.choice import chosen_engine
-    from mutualrl.tiny import resolve_path
 
     for task in request.tasks:
         if task.dropped:
@@ -97,11 +98,9 @@ class ModelSource(NamedTuple):
 
 
 def _evaluate(request: EvalRequest, model: ModelRequest, source: ModelSource, store: Store, bars: Progress) -> Row:
-    from mutualrl.engines.choice import load_engine
 
     with fast_imports():
         from mutualrl.engines.transformers_engine import context_of, load_tokenizer
-    from mutualrl.tasks.prompting import prompt_ids
 
     path, engine_name = source.path, source.engine
     revision, trust = model.revision, model.trust_remote_code

@@ -25,6 +25,8 @@ from packaging.requirements import Requirement
 from mutualrl.errors import DiskError, MachineError
 from mutualrl.machine.devices import this_machine
 from mutualrl.process.ports import free_port
+from mutualrl.see.bucket import PROBE_SECONDS
+from mutualrl.see.store import remote_store
 from mutualrl.storage.files import sync_directory, write_atomic
 from mutualrl.storage.hub import hub_problem
 
@@ -61,8 +63,6 @@ def run_checks(directory: Path, exchange: str | None = None) -> Iterator[CheckRe
 
 def _bucket(url: str) -> CheckResult:
     """Check whether a bucket can hold an exchange: permissions, conditional puts."""
-    from mutualrl.see.bucket import PROBE_SECONDS
-    from mutualrl.see.store import remote_store
 
     try:
         remote_store(url, PROBE_SECONDS).probe()

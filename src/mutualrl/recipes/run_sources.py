@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 
 from mutualrl.errors import FileDamagedError, PlanMismatchError
 from mutualrl.recipes.schema import Recipe, SourceSection
+from mutualrl.records import Prompt
 from mutualrl.regimes.regime import success_above
 from mutualrl.sources.layouts import Columns
+from mutualrl.sources.prepare import Learner, Prepared, RecordedSpec, prepare_sources, read_stored
+from mutualrl.sources.source import StoredSource
 from mutualrl.storage.files import read_regular, write_atomic
 from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import RunDirectory
@@ -17,9 +20,6 @@ from mutualrl.storage.rundir import RunDirectory
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from mutualrl.records import Prompt
-    from mutualrl.sources.prepare import Learner, Prepared, RecordedSpec
-    from mutualrl.sources.source import StoredSource
 
 LARGEST = 8 * 2**30  # bytes of a source's stored rollouts
 
@@ -33,8 +33,6 @@ def prepared(
 ) -> dict[str, Prepared]:
     """Return the sources of a recipe, or those of some `names`, read and verified by its reward functions. Raises
     DataError, RewardError."""
-    from mutualrl.sources.prepare import prepare_sources
-
     sections = [section for section in recipe.active_sources if names is None or section.name in names]
     learners, timeout = learners_of(recipe, tokenizers), recipe.run.step_timeout
     specs = [spec_of(section) for section in sections]
@@ -43,8 +41,6 @@ def prepared(
 
 def learners_of(recipe: Recipe, tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> list[Learner]:
     """Return what verification and encoding need of each policy."""
-    from mutualrl.sources.prepare import Learner
-
     learners = []
     for policy in recipe.policies:
         settings = recipe.trainer_settings(policy.name)
@@ -64,8 +60,6 @@ def learners_of(recipe: Recipe, tokenizers: Mapping[str, PreTrainedTokenizerBase
 
 def spec_of(section: SourceSection) -> RecordedSpec:
     """Return what a recipe says of a source."""
-    from mutualrl.sources.prepare import RecordedSpec
-
     columns = section.columns
     return RecordedSpec(
         section.name,
@@ -119,8 +113,6 @@ def restore(run: RunDirectory, recipe: Recipe, prepare: Callable[[Collection[str
 
 def read(run: RunDirectory, name: str) -> StoredSource:
     """Return a source's stored rollouts. Raises FileDamagedError if they are missing or were changed."""
-    from mutualrl.sources.prepare import read_stored
-
     path, known = run.source(name), run.info().sources.get(name)
     if known is None:
         raise FileDamagedError(f"{run.run_json}: says nothing of source {name!r}, which the recipe has; use --clean")

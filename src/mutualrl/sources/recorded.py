@@ -14,11 +14,14 @@ from typing import Any
 from mutualrl.console.display import clean
 from mutualrl.errors import DataError
 from mutualrl.records import Prompt
+from mutualrl.see.inspection import tables, writers
+from mutualrl.see.location import record_store
 from mutualrl.sources.layouts import Columns, Layout, Reasoning, RecordedRow, RecordedText, find_layout, read_row
 from mutualrl.sources.matching import PromptIndex
 from mutualrl.sources.references import EMBEDDED, TASK
 from mutualrl.storage.files import try_stat
 from mutualrl.storage.parquet import iter_rows
+from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks.hub_data import hub_rows, is_hub, parse_reference
 from mutualrl.tasks.rows import TABLES, DatasetRow, format_of, read_rows
 
@@ -231,9 +234,6 @@ def _files(path: Path) -> list[Path]:
 
 def _of_run(path: Path) -> Rows:
     """Yield the rollouts in a run's exchange that have a text."""
-    from mutualrl.see.inspection import tables, writers
-    from mutualrl.see.location import record_store
-    from mutualrl.storage.rundir import RunDirectory
 
     run = RunDirectory(path)
     store, number = record_store(run), 0

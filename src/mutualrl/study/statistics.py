@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize, special, stats
+import scipy
 
 ALPHA = 0.025  # per one-sided test: two-sided 95 % intervals
 MIN_VALUES = 3  # values per test; with fewer, p = 1
@@ -62,7 +62,7 @@ class Estimate:
             return 1.0
         if self.standard_error == 0.0:
             return 0.0 if self.mean > bound else 1.0
-        return float(stats.t.sf((self.mean - bound) / self.standard_error, self.n - 1))
+        return float(scipy.stats.t.sf((self.mean - bound) / self.standard_error, self.n - 1))
 
     def p_below(self, bound: float = 0.0) -> float:
         """Return the p-value against "the mean is at least `bound`"; 1 for fewer than three values."""
@@ -70,7 +70,7 @@ class Estimate:
             return 1.0
         if self.standard_error == 0.0:
             return 0.0 if self.mean < bound else 1.0
-        return float(stats.t.cdf((self.mean - bound) / self.standard_error, self.n - 1))
+        return float(scipy.stats.t.cdf((self.mean - bound) / self.standard_error, self.n - 1))
 
     def p_within(self, margin: float) -> float:
         """Return the p-value of two one-sided tests against "the mean is `margin` or more from 0" (Schuirmann)."""
@@ -89,7 +89,7 @@ class Estimate:
         if self.n < MIN_VALUES or not self.standard_deviation > 0.0:
             return None
         df = self.n - 1
-        correction = math.exp(special.gammaln(df / 2) - special.gammaln((df - 1) / 2)) / math.sqrt(df / 2)
+        correction = math.exp(scipy.special.gammaln(df / 2) - scipy.special.gammaln((df - 1) / 2)) / math.sqrt(df / 2)
         t = self.mean / self.standard_deviation * math.sqrt(self.n)
         bounds = _noncentralities(abs(t), df, self.alpha)
         if bounds is None:
@@ -100,7 +100,7 @@ class Estimate:
 
     @property
     def _critical(self) -> float:
-        return float(stats.t.isf(self.alpha, self.n - 1))
+        return float(scipy.stats.t.isf(self.alpha, self.n - 1))
 
     def to_json(self, *, effect: bool = True) -> dict[str, float | int | list[float] | None]:
         """Return n, mean, interval and, for a difference, the effect size; null if one value does not define it."""
@@ -124,7 +124,7 @@ def _noncentralities(t: float, df: int, alpha: float) -> tuple[float, float] | N
     is not finite there."""
 
     def excess(noncentrality: float, probability: float) -> float:
-        return float(stats.nct.cdf(t, df, noncentrality)) - probability
+        return float(scipy.stats.nct.cdf(t, df, noncentrality)) - probability
 
     bounds = []
     for probability in (1 - alpha, alpha):
@@ -132,7 +132,7 @@ def _noncentralities(t: float, df: int, alpha: float) -> tuple[float, float] | N
         while excess(above, probability) > 0:
             above *= 2
         try:
-            bounds.append(float(optimize.brentq(excess, below, above, args=(probability,))))
+            bounds.append(float(scipy.optimize.brentq(excess, below, above, args=(probability,))))
         except ValueError:  # raised by brentq if the function is NaN
             return None
     return bounds[0], bounds[1]
@@ -159,6 +159,6 @@ def correlation(x: Sequence[float], y: Sequence[float], *, alpha: float = ALPHA)
     or y is constant."""
     if len(x) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return None
-    result = stats.pearsonr(x, y)
+    result = scipy.stats.pearsonr(x, y)
     interval = result.confidence_interval(1 - 2 * alpha)
     return float(result.statistic), float(interval.low), float(interval.high)

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from mutualrl.engines.base import ScoringEngine
+from mutualrl.engines.choice import load_scoring_engine
 from mutualrl.errors import UsageError
 from mutualrl.process.loading import fast_imports
 from mutualrl.recipes.schema import HUB_ID, known_model
 from mutualrl.storage.files import user_path
-from mutualrl.tiny import PREFIX
+from mutualrl.tiny import PREFIX, resolve_path
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -53,14 +54,12 @@ class Endpoint:
         """Load the tokenizer. Raises ModelError when that fails."""
         with fast_imports():
             from mutualrl.engines.transformers_engine import load_tokenizer
-        from mutualrl.tiny import resolve_path
 
         return load_tokenizer(resolve_path(self.path), revision=self.revision, trust_remote_code=self.trust_remote_code)
 
     def eos_token_ids(self, tokenizer: Any) -> list[int]:
         """Return the tokens that end its completions: the tokenizer's, and those that a model's settings declare."""
         from mutualrl.engines.generation_defaults import eos_token_ids, union_of
-        from mutualrl.tiny import resolve_path
 
         if not self.has_model:
             return union_of(tokenizer.eos_token_id, None)
@@ -69,8 +68,6 @@ class Endpoint:
 
     def engine(self) -> ScoringEngine:
         """Load model and tokenizer. Raises ModelError when that fails."""
-        from mutualrl.engines.choice import load_scoring_engine
-        from mutualrl.tiny import resolve_path
 
         return load_scoring_engine(
             resolve_path(self.path), revision=self.revision, trust_remote_code=self.trust_remote_code

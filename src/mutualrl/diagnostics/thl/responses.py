@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from mutualrl.diagnostics.thl.traces import LazyModel, OnBatch
 from mutualrl.engines.base import Sampling
 from mutualrl.errors import DataError
+from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.thl import Retokenized, decode_completion, retokenize
 from mutualrl.thl.units import Floats
 
@@ -76,7 +77,6 @@ def respond(
 
 
 def _fitting(prompts: Sequence[str], source: LazyModel, target: LazyModel, new_tokens: int) -> Prompts:
-    from mutualrl.tasks.prompting import prompt_ids
 
     ids = [prompt_ids(prompts, model.tokenizer) for model in (source, target)]
     limits = [model.engine.context for model in (source, target)]

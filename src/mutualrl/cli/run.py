@@ -1,0 +1,52 @@
+"""What `train` and `join` do with a resolved recipe: run it, print its results, write cards and report, upload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from mutualrl.cli.output import emit, prose
+from mutualrl.cli.results import show_summary
+from mutualrl.console.display import print_text
+from mutualrl.errors import MutualRLError
+from mutualrl.launch.session import Launch
+from mutualrl.launch.supervisor import train
+from mutualrl.recipes import Recipe
+from mutualrl.reporting.card import write_cards
+from mutualrl.reporting.report import write_report
+from mutualrl.reporting.upload import push, require_hub
+from mutualrl.storage.rundir import command_line
+from mutualrl.study.verdict import verdicts
+
+
+def run(recipe: Recipe, launch: Launch, *, report: bool, push_to: str | None = None, as_json: bool) -> None:
+    """Run a recipe to its end, and print its results. `push_to`: owner on the hub, checked before the run."""
+    if push_to is not None:
+        require_hub(push_to)
+    console = prose()
+    directory, summary = train(recipe, console, launch)
+    root = directory.root
+    if not as_json:
+        show_summary(summary, root)
+    write_cards(root)
+    message = _write_report(root) if report else f"Curves and rescues: mutualrl report {root}"
+    print_text(console, message, 4096)
+    if push_to is not None:
+        _push(root, push_to, console)
+    if as_json:
+        emit({"run_dir": str(root), **summary})
+
+
+def _write_report(root: Path) -> str:
+    """Write the report, and return a message. A failure to write it does not fail a successful run."""
+    try:
+        written = write_report([root], root / "report", " ".join(command_line()), verdicts)
+    except (OSError, MutualRLError) as error:
+        return f"The report could not be written ({error}); to retry: mutualrl report {root} --out DIR"
+    return f"Report: {written.page}"
+
+
+def _push(root: Path, owner: str, console: Console) -> None:
+    for repo in push(root, owner):
+        print_text(console, f"Pushed: {repo}")
