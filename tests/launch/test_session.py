@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mutualrl.errors import FileDamagedError, UsageError
+from mutualrl.errors import FileDamagedError, RecipeError, UsageError
+from mutualrl.launch.rewind import readmit
 from mutualrl.launch.session import (
     Launch,
     accept_changes,
@@ -21,12 +23,13 @@ from mutualrl.launch.session import (
 )
 from mutualrl.machine.devices import Machine
 from mutualrl.mwra.placement import place
-from mutualrl.recipes import Recipe, Request, load_run, resolve
+from mutualrl.recipes import Recipe, Request, load_run, resolution, resolve, stored_recipe
 from mutualrl.recipes.differences import changed_keys
 from mutualrl.recipes.free import may_differ
 from mutualrl.see import MissingPeers, open_store
 from mutualrl.storage.files import read_checksummed, write_checksummed
 from mutualrl.storage.rundir import RunDirectory
+from mutualrl.tiny import resolve_path
 
 TWO = Machine((), 2)
 MODELS = {"ada": "sha256:a", "bob": "sha256:b"}
@@ -116,6 +119,24 @@ def test_new_run_records_its_placement_and_its_recipe_without_the_directory(tmp_
     assert run.recipe.read_text().startswith("# [")  # the command that started it
 
 
+def test_policies_read_the_resolved_recipe_without_another_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(resolve_path("tiny:ada"), model)
+    assignments = (f"policies.ada.model={model}", "policies.bob.trainer.learning_rate=0.01", "regime.weight=0.2")
+    run, resolved = started_run(tmp_path / "r", *assignments)
+    checked: list[str] = []
+    for name in ("validate", "get_regime", "validate_trainer_key"):
+        monkeypatch.setattr(resolution, name, lambda *arguments, name=name, **keys: checked.append(name))
+    without_dir = resolved.model_copy(update={"run": resolved.run.model_copy(update={"dir": None})})
+    assert stored_recipe(run) == without_dir
+    assert checked == []
+    shutil.rmtree(model)  # a machine of a cluster that lacks it
+    with pytest.raises(RecipeError, match=r"policies\.0\.model: model not found"):
+        stored_recipe(run)
+
+
 def test_run_file_of_an_older_version_is_read_with_its_key_for_policies_per_gpu(tmp_path: Path) -> None:
     import json
 
@@ -158,12 +179,13 @@ def test_resume_readmits_all_peers_and_clears_the_stop_request(tmp_path: Path) -
     run, resolved = started_run(tmp_path / "r")
     missing = MissingPeers(open_store(run.exchange), "ada")
     missing.mark_missing("bob", 0)
+    readmit(run, ["ada"])
+    assert MissingPeers(open_store(run.exchange), "ada").current() == {}
     run.stop_file.parent.mkdir(parents=True, exist_ok=True)
     run.stop_file.write_text("{}")
     write_checksummed(run.summary, {"lost": ["bob"]}, root=run.root)
     changed = recipe("run.max_restarts=7", run_dir=run.root)
     resume_run(run, changed, place(resolved, TWO), MODELS, Launch())
-    assert MissingPeers(open_store(run.exchange), "ada").current() == {}
     assert not run.stop_file.exists()
     assert not run.summary.exists()
     assert load_run(run).run.max_restarts == 7

@@ -15,6 +15,7 @@ from typer.main import get_command
 from mutualrl.cli.commands import Command, Group
 from mutualrl.cli.output import reports_errors
 from mutualrl.console.options import Option, declared_options, typed_names
+from mutualrl.storage.files import JsonObject
 
 
 class LazyCommand(TyperCommand):
@@ -50,7 +51,7 @@ def as_function(declared: Command) -> Callable[..., None]:
     imports the command's function, runs it, and reports mutualrl's errors."""
     module, _, name = declared.function.rpartition(".")
 
-    def called(**values: Any) -> None:
+    def called(**values: object) -> None:
         values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
         options = declared.options(**{key: value for key, value in values.items() if value is not None})
         getattr(import_module(f"mutualrl.cli.{module}"), name)(options)
@@ -69,10 +70,10 @@ def _summary(options: type) -> str:
     return " ".join((options.__doc__ or "").partition("\n\n")[0].split())
 
 
-def _parameter(field: Field[Any], hint: Any, option: Option) -> inspect.Parameter:
+def _parameter(field: Field[object], hint: Any, option: Option) -> inspect.Parameter:
     """Return the parameter that Typer reads. A tuple of any length is a list there, None if not given."""
     default = inspect.Parameter.empty if field.default is MISSING else field.default
-    settings: dict[str, Any] = {
+    settings: JsonObject = {
         "help": option.help,
         "metavar": option.metavar,
         "envvar": option.variable,
@@ -90,10 +91,10 @@ def _parameter(field: Field[Any], hint: Any, option: Option) -> inspect.Paramete
     return inspect.Parameter(field.name, kind, default=default, annotation=Annotated[hint, info])
 
 
-def _completer(name: str) -> Callable[[typer.Context, str], Any]:
+def _completer(name: str) -> Callable[[typer.Context, str], object]:
     """Return a function of `cli.completion`, which is imported when the user presses the key."""
 
-    def complete(context: typer.Context, incomplete: str) -> Any:
+    def complete(context: typer.Context, incomplete: str) -> object:
         return getattr(import_module("mutualrl.cli.completion"), name)(context, incomplete)
 
     return complete

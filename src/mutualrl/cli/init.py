@@ -26,13 +26,12 @@ from mutualrl.mwra.memory import parameter_count
 from mutualrl.plugins import absolute_path
 from mutualrl.recipes import Recipe, Request, resolve
 from mutualrl.recipes.agreement import load_recipe_prompts, require_enough
-from mutualrl.recipes.resolution import data_path
 from mutualrl.recipes.starter import BOXED, NEXT, OWN, Starter, files, named
 from mutualrl.regimes import at_level, regimes
 from mutualrl.storage.files import create_atomic, user_path
 from mutualrl.tasks import get_task
 from mutualrl.tasks.dataset import first_row
-from mutualrl.tasks.hub_data import is_hub
+from mutualrl.tasks.hub_data import data_path, is_hub
 from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.tasks.template import fields_of
 

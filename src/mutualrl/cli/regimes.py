@@ -16,6 +16,7 @@ from mutualrl.plugins import entry_points
 from mutualrl.regimes import GROUP, Regime, get_regime
 from mutualrl.regimes import regimes as shipped
 from mutualrl.regimes.info import RegimeInfo
+from mutualrl.storage.files import JsonObject
 
 NOT_MET = 3
 
@@ -61,9 +62,9 @@ def show(options: RegimesShow) -> None:
     show_table(table)
 
 
-def _setting_rows(settings: Regime, prefix: str) -> list[dict[str, Any]]:
+def _setting_rows(settings: Regime, prefix: str) -> list[JsonObject]:
     """Return every setting with its default; nested settings have their regime's name as a prefix."""
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonObject] = []
     for key, field in type(settings).model_fields.items():
         value = getattr(settings, key)
         if isinstance(value, BaseModel):

@@ -12,9 +12,9 @@ from mutualrl.cli.commands import SHOWN_PROMPTS, TasksLs, TasksShow
 from mutualrl.cli.output import emit, prose, show_table
 from mutualrl.console.display import clean, print_text
 from mutualrl.errors import UsageError
-from mutualrl.recipes.resolution import data_path
 from mutualrl.records import Prompt
 from mutualrl.tasks import TASKS, TaskSource, get_task
+from mutualrl.tasks.hub_data import data_path
 
 
 def ls(options: TasksLs) -> None:

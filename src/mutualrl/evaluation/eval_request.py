@@ -14,7 +14,6 @@ from mutualrl.errors import UsageError
 from mutualrl.evaluation.flags import EvalFlags
 from mutualrl.process.limits import REWARD_SECONDS
 from mutualrl.recipes import Recipe, Request, resolve
-from mutualrl.recipes.resolution import data_path
 from mutualrl.recipes.schema import Policy, TaskSection, known_model
 from mutualrl.recipes.yaml_file import parse_mapping
 from mutualrl.records import POLICY_NAME, Prompt
@@ -23,6 +22,7 @@ from mutualrl.storage.rundir import RunDirectory
 from mutualrl.storage.trained_model import trained_model
 from mutualrl.tasks import TaskSource, get_task
 from mutualrl.tasks.base import sample_evenly
+from mutualrl.tasks.hub_data import data_path
 from mutualrl.tasks.mixture import PAPER, MixtureTask
 from mutualrl.tasks.rewarding import BOXED
 from mutualrl.tasks.turns import require_one_turn

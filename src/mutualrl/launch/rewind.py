@@ -23,6 +23,13 @@ from mutualrl.storage.run_info import policy_result
 from mutualrl.storage.rundir import RunDirectory
 
 
+def readmit(run: RunDirectory, policies: Collection[str]) -> None:
+    """Let each policy read peers again that it had given up, from its newest checkpoint on."""
+    for policy in policies:
+        cursor = Checkpoints(run.policy(policy).root).newest_cursor()
+        MissingPeers(record_store(run), policy).readmit_all(cursor)
+
+
 def resume_cursors(
     cursors: Mapping[str, Sequence[int]],
     published: Mapping[str, Collection[int]],

@@ -24,9 +24,6 @@ from mutualrl.recipes.differences import by_dotted_key, changed_keys, differing
 from mutualrl.recipes.free import may_differ
 from mutualrl.recipes.yaml_file import parse
 from mutualrl.regimes.info import RegimeInfo
-from mutualrl.see import MissingPeers
-from mutualrl.see.location import record_store
-from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.files import (
     read_checksummed,
     read_regular,
@@ -265,14 +262,10 @@ def verify_finished_policies(run: RunDirectory, recipe: Recipe) -> None:
 def resume_run(
     run: RunDirectory, recipe: Recipe, placement: Placement, models: Mapping[str, str], launch: Launch
 ) -> None:
-    """Write a new session's changes: the recipe's harmless keys, devices, readmitted policies; clear an earlier stop
-    request."""
+    """Write a new session's changes: the recipe's harmless keys, devices; clear an earlier stop request."""
     for directory in (run.root, run.root / "supervisor", run.evaluations):
         remove_temporaries(directory)
     run.summary.unlink(missing_ok=True)
-    for allocation in placement.allocations:
-        cursor = Checkpoints(run.policy(allocation.policy).root).newest_cursor()
-        MissingPeers(record_store(run), allocation.policy).readmit_all(cursor)
     info, text = run.info(), recipe_text(recipe)
     changes = {
         "placement": _by_policy(placement),

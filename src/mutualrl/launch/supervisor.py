@@ -18,7 +18,7 @@ from mutualrl.launch.group import GRACE_SECONDS, ProcessTag, end
 from mutualrl.launch.joining import claim_exchange, fetch_checkpoint, install_checkpoint, require_run
 from mutualrl.launch.policy_supervisor import PolicySupervisor
 from mutualrl.launch.ray_launcher import bundles, run_on_cluster
-from mutualrl.launch.rewind import rewind
+from mutualrl.launch.rewind import readmit, rewind
 from mutualrl.launch.session import (
     Launch,
     accept_changes,
@@ -61,9 +61,8 @@ def train(recipe: Recipe, console: Console, launch: Launch | None = None) -> tup
     launch, began = launch or Launch(), time.monotonic()
     machine = this_machine() if launch.ray is None else join_cluster(launch.ray)
     with ExitStack() as held, stop_signals() as request:
-        run, placement, notes = _open(recipe, machine, launch, console, held)
+        run, recipe, placement, notes = _open(recipe, machine, launch, console, held)
         request.raise_if_any()
-        recipe = load_run(run, run_code=True)  # with its epochs converted to steps
         session = next_session(run)
         end([], ProcessTag(str(run.root)), grace=0)  # left by a supervisor that was killed
         print_text(console, f"Run directory: {run.root!s}")
@@ -80,9 +79,9 @@ def train(recipe: Recipe, console: Console, launch: Launch | None = None) -> tup
 
 def _open(
     recipe: Recipe, machine: Machine, launch: Launch, console: Console, held: ExitStack
-) -> tuple[RunDirectory, Placement, list[str]]:
-    """Return the locked run directory, created or reopened after every check that needs no model; the placement; and
-    notes for the user."""
+) -> tuple[RunDirectory, Recipe, Placement, list[str]]:
+    """Return the locked run directory, created or reopened after every check that needs no model; the recipe, with its
+    epochs converted to steps; the placement; and notes for the user."""
     path = None if recipe.run.dir is None else Path(recipe.run.dir)
     if launch.resume:
         return _reopen(recipe, machine, launch, console, held)
@@ -98,7 +97,7 @@ def _open(
     store(run, sources)
     fetched = [] if staged is None else [install_checkpoint(staged, run)]
     notes = [source.note for source in sources.values()]
-    return run, placement, [*placement.notes, *inputs.notes, *notes, *fetched]
+    return run, recipe, placement, [*placement.notes, *inputs.notes, *notes, *fetched]
 
 
 class Resumption(NamedTuple):
@@ -129,7 +128,7 @@ def check_resumption(recipe: Recipe, machine: Machine, launch: Launch) -> Resump
 
 def _reopen(
     recipe: Recipe, machine: Machine, launch: Launch, console: Console, held: ExitStack
-) -> tuple[RunDirectory, Placement, list[str]]:
+) -> tuple[RunDirectory, Recipe, Placement, list[str]]:
     run, recipe, placement, models, notes, inputs = check_resumption(recipe, machine, launch)
     if recipe.bucket is not None:
         require_run(recipe.bucket, run.info().run_id, launch.policy, console)
@@ -139,10 +138,11 @@ def _reopen(
     if launch.policy is None:
         rewind(run, recipe, console)
     staged = fetch_checkpoint(recipe, launch, run.info().run_id, run.root, models)
+    readmit(run, [allocation.policy for allocation in placement.allocations])
     resume_run(run, recipe, placement, models, launch)
     if staged is not None:
         notes.append(install_checkpoint(staged, run))
-    return run, placement, notes
+    return run, recipe, placement, notes
 
 
 def only(recipe: Recipe, names: Sequence[str]) -> Recipe:

@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 from packaging.requirements import Requirement
 
+from mutualrl.engines.vllm_engine import installed
 from mutualrl.errors import DiskError, MachineError
 from mutualrl.machine.devices import this_machine
 from mutualrl.process.ports import free_port
@@ -150,7 +150,7 @@ def _nccl(gpus: bool) -> CheckResult:
 
 
 def _vllm(gpus: bool) -> CheckResult:
-    if find_spec("vllm") is not None:
+    if installed():
         return CheckResult("vLLM engine", "ok", "installed")
     if gpus:
         return CheckResult("vLLM engine", "warn", "not installed: sampling is slow", "pip install 'mutualrl[node]'")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from mutualrl.engines.vllm_engine import installed
 from mutualrl.errors import MachineError
 from mutualrl.machine.devices import Machine
 from mutualrl.process.ports import in_use
@@ -21,7 +22,7 @@ def missing_requirements(recipe: Recipe, machine: Machine) -> list[str]:
             f"(found {len(machine.gpus)}; --set hardware.gpus={len(machine.gpus)} runs it on what is available)"
         )
     uses_vllm = any(recipe.trainer_settings(p.name).get("use_vllm") for p in recipe.policies)
-    if uses_vllm and find_spec("vllm") is None:
+    if uses_vllm and not installed():
         lines.append("vllm, for trainer.use_vllm (pip install 'mutualrl[node]', or --set trainer.use_vllm=false)")
     zero = recipe.launch.strategy in ("zero2", "zero3") or (
         recipe.launch.strategy == "auto" and recipe.hardware.gpus != 0 and bool(machine.gpus)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mutualrl.recipes.layers import recipe_root, shipped, templates
     from mutualrl.recipes.request import Request
-    from mutualrl.recipes.resolution import dump, load, load_run, resolve, revise
+    from mutualrl.recipes.resolution import dump, load, load_run, resolve, revise, stored_recipe
     from mutualrl.recipes.schema import Policy, Recipe
 
 _MODULES = {
     "layers": ("recipe_root", "shipped", "templates"),
     "request": ("Request",),
-    "resolution": ("dump", "load", "load_run", "resolve", "revise"),
+    "resolution": ("dump", "load", "load_run", "resolve", "revise", "stored_recipe"),
     "schema": ("Policy", "Recipe"),
 }
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "resolve",
     "revise",
     "shipped",
+    "stored_recipe",
     "templates",
 ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mutualrl.errors import DataError, PlanMismatchError
 from mutualrl.plugins import entry_points, is_import_path, portable_path, source_digest
@@ -12,11 +12,15 @@ from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.recipes.schema import Recipe
 from mutualrl.records import Prompt, content_digest
 from mutualrl.regimes import parts_of
+from mutualrl.storage.files import JsonObject
 from mutualrl.storage.run_info import Fingerprint
 from mutualrl.tasks import Split, get_task
 from mutualrl.tasks.base import TaskData, load_data, sample_evenly
 from mutualrl.tasks.mixture import sample_evenly_by_task
 from mutualrl.tasks.prompting import within_limit
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class DataSplits(NamedTuple):
@@ -62,7 +66,7 @@ def _read_split(recipe: Recipe, split: Split) -> TaskData:
     return data
 
 
-def data_note(data: Mapping[str, Any]) -> str:
+def data_note(data: JsonObject) -> str:
     """Return what a run trains on and validates on, from `DataSplits.to_json`."""
     train, validation = data["train"], data["validation"]
     used, count = validation["used"], validation["prompts"]
@@ -103,8 +107,8 @@ def fitting_prompts(
     recipe: Recipe,
     training: Sequence[Prompt],
     validation: Sequence[Prompt],
-    tokenizers: Mapping[str, Any],
-    tools: Mapping[str, Any] | None = None,
+    tokenizers: Mapping[str, PreTrainedTokenizerBase],
+    tools: Mapping[str, object] | None = None,
 ) -> FittingPrompts:
     """Return the prompts, of all of both splits, that every policy can read within the limit; `tools`: template
     arguments that describe them.

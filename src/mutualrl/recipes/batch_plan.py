@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from mutualrl.errors import RecipeError
 from mutualrl.recipes.schema import Recipe
+from mutualrl.recipes.trainer_table import Settings
 
 #: TRL's keys for the size of a round
 TRL_BATCHING_KEYS = ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size")
@@ -68,7 +68,7 @@ def plan_batch(recipe: Recipe, policy: str, processes: int) -> BatchPlan:
     return BatchPlan(recipe.round.prompts, rollouts, per_device, rows // unit, recipe.round.optimizer_steps)
 
 
-def _from_trl_keys(trainer: dict[str, Any], policy: str, rollouts: int, processes: int) -> BatchPlan:
+def _from_trl_keys(trainer: Settings, policy: str, rollouts: int, processes: int) -> BatchPlan:
     """Return the plan that TRL derives from its own keys (GRPOConfig.__post_init__)."""
     per_device = int(trainer.get("per_device_train_batch_size", TRL_DEFAULT_BATCH))
     micro_batches = int(trainer.get("gradient_accumulation_steps", 1))

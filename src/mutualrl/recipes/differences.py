@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from mutualrl.plugins import portable_path
 from mutualrl.recipes.free import may_differ
@@ -11,20 +10,20 @@ from mutualrl.recipes.schema import Recipe
 from mutualrl.regimes import SEPARATOR
 
 
-def changed_keys(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
+def changed_keys(old: Recipe, new: Recipe) -> dict[str, tuple[object, object]]:
     """Return the keys in which two resolved recipes differ, with both values."""
     changed = differing(by_dotted_key(old.model_dump(mode="json")), by_dotted_key(new.model_dump(mode="json")))
     changed.pop("run.dir", None)
     return changed
 
 
-def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def differing(before: Mapping[str, object], now: Mapping[str, object]) -> dict[str, tuple[object, object]]:
     """Return the keys in which two mappings differ, with both values."""
     keys = sorted({*before, *now})
     return {key: (before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)}
 
 
-def by_dotted_key(value: Any, at: str = "") -> dict[str, object]:
+def by_dotted_key(value: object, at: str = "") -> dict[str, object]:
     """Return the leaves of a recipe by dotted key, with policies keyed by name."""
     if isinstance(value, dict):
         pairs = [(f"{at}.{key}" if at else str(key), item) for key, item in value.items()]
@@ -36,7 +35,7 @@ def by_dotted_key(value: Any, at: str = "") -> dict[str, object]:
     return {key: leaf for path, item in pairs for key, leaf in by_dotted_key(item, path).items()}
 
 
-def decisive(recipe: Recipe) -> dict[str, Any]:
+def decisive(recipe: Recipe) -> dict[str, object]:
     """Return the keys of a resolved recipe that must be equal for all policies of a run. The directory of the user's
     code is not compared: its content is in the fingerprint."""
     values = by_dotted_key(recipe.model_dump(mode="json", exclude=None if recipe.sources else {"sources"}))

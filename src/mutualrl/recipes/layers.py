@@ -128,7 +128,7 @@ class Layers:
         anchor_code(layer, None)
         self.add(layer, shown)
 
-    def _set_of_member(self, section: str, key: str, value: Any, shown: str) -> None:
+    def _set_of_member(self, section: str, key: str, value: object, shown: str) -> None:
         """Set a key of one policy or source by its name."""
         members = self.value.get(section)
         if not isinstance(members, list) and not self.value.get("policies"):
@@ -172,7 +172,7 @@ _LISTS = {"policies": "policy", "sources": "source"}
 _TEXTS = ("template", "answer")
 
 
-def _value(parts: Sequence[str], text: str, shown: str) -> Any:
+def _value(parts: Sequence[str], text: str, shown: str) -> object:
     """Return the value of an assignment: YAML, or the text itself for a text key, unless it is quoted or null."""
     is_text = parts[0].strip() == "task" and parts[-1] in _TEXTS
     if is_text and not text.lstrip().startswith(('"', "'")) and text.strip() not in ("null", "~", ""):
@@ -180,9 +180,9 @@ def _value(parts: Sequence[str], text: str, shown: str) -> Any:
     return yaml_file.parse(text, shown)
 
 
-def _nested(parts: Sequence[str], value: Any) -> Layer:
+def _nested(parts: Sequence[str], value: object) -> Layer:
     """Return `value` under nested keys: {a: {b: value}} for parts a, b."""
-    layer: Any = value
+    layer = value
     for part in reversed(parts):
         layer = {part: layer}
     return cast(Layer, layer)
@@ -208,7 +208,7 @@ def with_name_keys(layer: Layer, source: str) -> Layer:
     return layer
 
 
-def _combined_section(regimes: list[Any], source: str) -> Layer:
+def _combined_section(regimes: list[object], source: str) -> Layer:
     """Return the section of a list of regimes."""
     section: Layer = {}
     names = []
@@ -230,7 +230,7 @@ def _combined_section(regimes: list[Any], source: str) -> Layer:
     return {"name": SEPARATOR.join(names), **section}
 
 
-def _with_data(section: Layer, anchor: Callable[[Any], Any]) -> Layer:
+def _with_data(section: Layer, anchor: Callable[[object], object]) -> Layer:
     return {k: anchor(v) if k in ("data", "validation_data") else v for k, v in section.items()}
 
 
@@ -247,13 +247,13 @@ def _with_code(section: Layer, directory: Path) -> Layer:
     return anchored
 
 
-def _anchored_source(source: Any, anchor: Callable[[Any], Any]) -> Any:
+def _anchored_source(source: object, anchor: Callable[[object], object]) -> object:
     if not isinstance(source, dict) or source.get("recorded") in (None, TASK):
         return source
     return {**source, "recorded": anchor(source["recorded"])}
 
 
-def _anchored_member(member: Any, anchor: Callable[[Any], Any]) -> Any:
+def _anchored_member(member: object, anchor: Callable[[object], object]) -> object:
     if isinstance(member, dict):
         return _with_data(member, anchor)
     return {} if member is None else member
@@ -286,7 +286,7 @@ def _beside(path: str, directory: Path) -> str:
 def _anchored(layer: Layer, directory: Path) -> Layer:
     """Return `layer` with absolute model and data paths where they exist in the file's directory."""
 
-    def anchor(value: Any) -> Any:
+    def anchor(value: object) -> object:
         if not isinstance(value, str) or not value or value.startswith(("tiny:", "/", "~")):
             return value
         try:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+
+from mutualrl.recipes.trainer_table import Settings
 
 #: settings that truncate or reshape the sampling distribution, and their neutral values.
-DEFAULT_SAMPLING: dict[str, tuple[Any, ...]] = {
+DEFAULT_SAMPLING: dict[str, tuple[object, ...]] = {
     "top_p": (1.0, None),
     "top_k": (0, -1, None),
     "min_p": (0.0, None),
@@ -20,7 +21,7 @@ NON_SAMPLING_KEYS = frozenset(
 ) | {"stop_token_ids", "pad_token_id", "bos_token_id", "eos_token_id"}
 
 
-def non_default_sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
+def non_default_sampling(settings: Settings) -> Settings:
     """Return the sampling settings (TRL's keys, or any key of its `generation_kwargs` not known to be harmless) that
     are not neutral."""
     own_keys = {key: settings[key] for key in DEFAULT_SAMPLING if key in settings}
@@ -32,7 +33,7 @@ def non_default_sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def ratio_problems(settings: Mapping[str, Any], *, traced: bool) -> list[tuple[str, str]]:
+def ratio_problems(settings: Settings, *, traced: bool) -> list[tuple[str, str]]:
     """Return (key, problem) for settings that bias an importance ratio.
 
     The learner's log-probs are of the full distribution at the sampling temperature. If its samples came from a
@@ -52,7 +53,7 @@ def ratio_problems(settings: Mapping[str, Any], *, traced: bool) -> list[tuple[s
     return problems
 
 
-def aggregation_problem(settings: Mapping[str, Any], *, moves_advantages: bool) -> list[tuple[str, str]]:
+def aggregation_problem(settings: Settings, *, moves_advantages: bool) -> list[tuple[str, str]]:
     """Return (key, problem) if a regime computes advantages from summed rewards and TRL is set to normalize first."""
     if moves_advantages and settings.get("multi_objective_aggregation") == "normalize_then_sum":
         return [
@@ -65,7 +66,7 @@ def aggregation_problem(settings: Mapping[str, Any], *, moves_advantages: bool) 
     return []
 
 
-def server_problems(policies: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def server_problems(policies: Mapping[str, Settings]) -> list[str]:
     """Return one line for each pair of policies that would load their weights into the same vLLM server."""
     seen: dict[str, str] = {}
     lines = []

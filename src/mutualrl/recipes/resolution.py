@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from mutualrl.errors import RecipeError, RegimeError, TaskError
 from mutualrl.plugins import absolute_path, entry_points, is_import_path
@@ -33,6 +33,7 @@ from mutualrl.recipes.schema import (
     TaskSection,
 )
 from mutualrl.recipes.trainer_keys import quantization, validate_trainer_key
+from mutualrl.recipes.trainer_table import Settings
 from mutualrl.records import POLICY_NAME
 from mutualrl.regimes import (
     SEPARATOR,
@@ -46,14 +47,13 @@ from mutualrl.regimes import (
 )
 from mutualrl.regimes.regime import flat, merged
 from mutualrl.storage.bucket_url import redacted
-from mutualrl.storage.files import user_path
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks import TASKS, get_task
-from mutualrl.tasks.hub_data import is_hub
+from mutualrl.tasks.hub_data import data_path
 from mutualrl.tasks.turns import NOT_SHARED
 
 #: the paper's base algorithm (Section "Hyperparameters") where it differs from TRL's defaults.
-BASE_TRAINER: dict[str, Any] = {
+BASE_TRAINER: Settings = {
     "loss_type": "grpo",
     "scale_rewards": "group",
     "epsilon": 0.2,
@@ -257,11 +257,6 @@ def _add_flags(layers: Layers, request: Request) -> None:
             layers.add({path[0]: {path[1]: value}}, f"{flag} {value}")
 
 
-def data_path(path: Path) -> str:
-    """Return the recipe value for `--data`: an absolute path, or a hub reference unchanged."""
-    return str(path) if is_hub(path) else str(user_path(path))
-
-
 def validate(layers: Layers, *, run_code: bool = True) -> Recipe:
     """Validate the merged layers. Raises RecipeError with every problem found, RegimeError for a regime that cannot be
     imported. Without `run_code`, regimes and tasks outside this package are neither imported nor checked."""
@@ -417,7 +412,7 @@ def _check_names(value: Layer, layers: Layers, problems: list[str], *, run_code:
 
 
 def _trainer_sections(value: Layer) -> list[tuple[tuple[str, ...], Layer]]:
-    sections: list[tuple[tuple[str, ...], Any]] = [(("trainer",), value.get("trainer"))]
+    sections: list[tuple[tuple[str, ...], object]] = [(("trainer",), value.get("trainer"))]
     policies = value.get("policies")
     for index, policy in enumerate(policies if isinstance(policies, list) else []):
         if isinstance(policy, dict):
@@ -446,7 +441,7 @@ def _explain(error: ValidationError, layers: Layers, prefix: tuple[str, ...], re
     return lines
 
 
-def _expectation(detail: Any, path: tuple[str, ...], regime: type[Regime] | None) -> str:
+def _expectation(detail: ErrorDetails, path: tuple[str, ...], regime: type[Regime] | None) -> str:
     if detail["type"] == "extra_forbidden":
         keys = _keys_at(path[:-1], regime)
         return f"unknown key; expected {_one_of(keys, path[-1])}"
@@ -510,10 +505,22 @@ def load(path: Path) -> Recipe:
     return validate(layers, run_code=False)
 
 
+def stored_recipe(run: RunDirectory) -> Recipe:
+    """Return the recipe of a run as its policies train it: read, not checked again, since the start has resolved and
+    checked it. Raises RecipeError where this machine lacks a model, and as `RunDirectory.recipe_text` does."""
+    layers = Layers()
+    layers.add_text(run.recipe_text(), run.recipe)
+    try:
+        return Recipe.model_validate(layers.value)
+    except ValidationError as error:
+        raise RecipeError(_explain(error, layers, (), None)) from None
+
+
 def load_run(run: RunDirectory, *, without_models: bool = False, run_code: bool = False) -> Recipe:
-    """Return the recipe of a run. With `run_code` the user's regime and task are imported, as for training; commands
-    that only inspect a run execute none of its code. With `without_models` a missing model directory (of a run made on
-    another machine) is replaced by `gone/NAME`. Raises RecipeError, and as `RunDirectory.recipe_text` does."""
+    """Return the recipe of a run. With `run_code` the user's regime and task are imported, as for a resumption; without
+    it, as for commands that only inspect a run, none of its code is executed. With `without_models` a missing model
+    directory (of a run made on another machine) is replaced by `gone/NAME`. Raises RecipeError, and as
+    `RunDirectory.recipe_text` does."""
     layers = Layers()
     layers.add_text(run.recipe_text(), run.recipe)
     hardware = layers.value.get("hardware")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -12,6 +12,7 @@ from mutualrl.engines.model_files import ADAPTER, adapter_message
 from mutualrl.plugins import FORM as IMPORT_FORM
 from mutualrl.plugins import absolute_path, is_import_path
 from mutualrl.recipes.free import FACTOR, MACHINES, PATHS, UPKEEP, Free
+from mutualrl.recipes.trainer_table import Settings
 from mutualrl.records import POLICY_NAME, PublishSchema, name_problem
 from mutualrl.regimes import Regime, baseline, get_regime
 from mutualrl.regimes.regime import merged
@@ -82,8 +83,8 @@ class Policy(Section):
         None, gt=0, description="number of parameters, a hint for placement"
     )
     lora: LoraSection | None = None
-    trainer: dict[str, Any] = {}
-    regime: Annotated[dict[str, Any], FACTOR] = {}
+    trainer: Settings = {}
+    regime: Annotated[Settings, FACTOR] = {}
 
 
 def _absolute(value: str) -> str:
@@ -114,7 +115,7 @@ def _path(text: str | None) -> Path | None:
     return None if text is None else Path(text)
 
 
-def _as_tuple(value: Any) -> Any:
+def _as_tuple(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
@@ -160,7 +161,7 @@ class TaskSection(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _default_environment_reward(cls, value: Any) -> Any:
+    def _default_environment_reward(cls, value: object) -> object:
         if isinstance(value, dict) and value.get("environment") is not None:
             return {"reward": (), **value}
         return value
@@ -340,9 +341,9 @@ class Recipe(Section):
     pool: Annotated[Annotated[str, Field(pattern=POOL_NAME)] | None, UPKEEP] = None
     policies: tuple[Policy, ...] = Field(min_length=1, strict=False)
     sources: Annotated[tuple[SourceSection, ...], Field(strict=False), FACTOR] = ()
-    regime: Annotated[dict[str, Any], FACTOR] = {}
+    regime: Annotated[Settings, FACTOR] = {}
     task: TaskSection = TaskSection()
-    trainer: dict[str, Any] = {}
+    trainer: Settings = {}
     round: RoundSection = RoundSection()
     run: RunSection = RunSection()
     hardware: Annotated[HardwareSection, MACHINES] = HardwareSection()
@@ -429,6 +430,6 @@ class Recipe(Section):
         """Return the fields that any policy's regime reads; all policies publish them."""
         return PublishSchema.union(self.regime_of(p.name).publishes() for p in self.policies)
 
-    def trainer_settings(self, policy: str) -> dict[str, Any]:
+    def trainer_settings(self, policy: str) -> Settings:
         """Return the effective GRPOConfig keys of one policy, without those set by the run."""
         return {**self.trainer, **self.policy(policy).trainer}

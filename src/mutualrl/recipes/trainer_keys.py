@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
-from typing import Any
 
-from mutualrl.recipes.trainer_table import fields
+from mutualrl.recipes.trainer_table import Settings, fields
 
 #: keys of GRPOConfig that the run sets, and what to use instead.
 RESERVED = {
@@ -83,18 +81,18 @@ POSITIVE = ("temperature", "vllm_gpu_memory_utilization")
 BITS = ("load_in_4bit", "load_in_8bit")  # keys of bitsandbytes' quantization_config
 
 
-def quantization(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+def quantization(settings: Settings) -> Settings:
     """Return the `quantization_config` with which a policy's model is loaded; empty if it is not quantized."""
     loading = settings.get("model_init_kwargs") or {}
     config = loading.get("quantization_config")
     return config if isinstance(config, dict) else {}
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     return "null" if value is None else type(value).__name__
 
 
-def validate_trainer_key(key: str, value: Any) -> str | None:
+def validate_trainer_key(key: str, value: object) -> str | None:
     """Return the problem with `trainer.<key>: <value>` and the expected value, or None."""
     table = fields()
     if key in RESERVED:

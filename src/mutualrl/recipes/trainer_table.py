@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+#: fields of TRL's GRPOConfig with their values
+Settings = dict[str, Any]
 TABLE = Path(__file__).with_name("grpo_config.json")
 
 
@@ -25,9 +27,9 @@ def fields() -> dict[str, list[str]]:
 
 
 @cache
-def defaults() -> dict[str, Any]:
+def defaults() -> Settings:
     """Return the default of each GRPOConfig field whose default is a number, string, boolean or null."""
-    table: dict[str, Any] = json.loads(TABLE.read_text("utf-8"))["defaults"]
+    table: Settings = json.loads(TABLE.read_text("utf-8"))["defaults"]
     return table
 
 

@@ -20,7 +20,7 @@ class _Loader(yaml.SafeLoader):
 
     depth = 0
 
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Reject aliases (nine lines can expand to a billion values) and deep nesting; recipes need neither."""
         self.depth += 1
         if self.check_event(yaml.AliasEvent):
@@ -60,8 +60,8 @@ for _class in (_Loader, _Dumper):
         )
 
 
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen: set[Any] = set()
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[object, object]:
+    seen: set[object] = set()
     for key_node, _ in node.value:
         key = loader.construct_object(key_node)
         if not isinstance(key, str):

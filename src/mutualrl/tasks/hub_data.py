@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mutualrl.errors import DataError, DataUnavailableError
+from mutualrl.storage.files import user_path
 from mutualrl.storage.hub import OFFLINE, hub_problem
 from mutualrl.tasks.rows import numbered, quiet_bars
 
@@ -41,6 +42,11 @@ class HubSource:
 def is_hub(path: Path) -> bool:
     """Return whether a data path is a reference to the hub, `hub:OWNER/NAME[:CONFIG[:SPLIT]]`."""
     return str(path).startswith(PREFIX)
+
+
+def data_path(path: Path) -> str:
+    """Return a data path as a recipe has it: absolute, or a reference to the hub unchanged."""
+    return str(path) if is_hub(path) else str(user_path(path))
 
 
 def parse_reference(path: Path, *, evaluated: str = "") -> HubSource:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 import math
@@ -230,9 +229,14 @@ def _call(function: Reward, name: str, arguments: dict[str, Any], timeout: float
     late = RewardError(f"reward function {name}: no progress for {timeout or 0:g} s")
     with nullcontext() if timeout is None else time_limit(timeout, late):
         result = function(**arguments)
-        values: list[float | None] = asyncio.run(_await(result)) if inspect.isawaitable(result) else result
+        values: list[float | None] = _awaited(result) if inspect.isawaitable(result) else result
         return values
 
 
-async def _await(value: Awaitable[Any]) -> Any:
-    return await value
+def _awaited(value: Awaitable[Any]) -> Any:
+    import asyncio  # a twentieth of a second, which every error of a recipe would wait for
+
+    async def result() -> Any:
+        return await value
+
+    return asyncio.run(result())

@@ -101,7 +101,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
     def _check_settings(self, sharing: Sharing) -> None:
         """Raise UsageError for settings under which the regime would not compute what it declares."""
         args, regime = self.args, sharing.regime
-        settings = vars(args)
+        settings = dict(vars(args))
         problems = [
             f"{key}: {problem}"
             for key, problem in (

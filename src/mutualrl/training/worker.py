@@ -34,7 +34,7 @@ from mutualrl.process.repeating import Repeater
 from mutualrl.process.status import StatusReader
 from mutualrl.process.stopping import StopRequest
 from mutualrl.process.user_code import exit_now
-from mutualrl.recipes import Recipe, load_run
+from mutualrl.recipes import Recipe, stored_recipe
 from mutualrl.recipes.agreement import compare_models
 from mutualrl.see import Exchange, Heartbeat, WaitTimeouts
 from mutualrl.see.bucket import PROBE_SECONDS
@@ -96,7 +96,7 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest, *, els
     checkpoint, if there is one. `elsewhere`: the supervisor checked the base model on another machine, which may have
     other files."""
     info = run.info()
-    recipe = load_run(run, run_code=True)
+    recipe = stored_recipe(run)
     rank = int(os.environ.get("RANK", "0"))
     if elsewhere and info.models.get(policy):
         base = recipe.policy(policy)
