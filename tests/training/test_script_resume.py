@@ -38,6 +38,8 @@ def weights(trainer: MutualGRPOTrainer) -> dict[str, torch.Tensor]:
         (None, {}),
         ("sgt", {}),
         ("prp", {}),
+        ("hinted", {"samples": 2}),
+        pytest.param("hinted", {"loss": "policy_gradient", "samples": 2}, marks=pytest.mark.extended),
         pytest.param("sgt", {"memory": 3, "pick": "lowest_nll"}, marks=pytest.mark.extended),
         pytest.param("prp", {"trust": "band"}, marks=pytest.mark.extended),
         pytest.param("hacpo", {}, marks=pytest.mark.extended),

@@ -18,6 +18,7 @@ from mutualrl.recipes import yaml_file
 from mutualrl.recipes.layers import find
 from mutualrl.records import Prompt, Rollout
 from mutualrl.regimes import get_regime
+from mutualrl.regimes.hints import FOR_TEXTS
 from mutualrl.rollouts import SCHEMA
 from mutualrl.see import Exchange, WaitTimeouts
 from mutualrl.sources.script import recorded_source
@@ -155,9 +156,13 @@ def book(directory: Path, *, verified: bool) -> StoredSource:
     return StoredSource("book", source.table.set_column(column, SCHEMA.field("reward"), [rewards]))
 
 
+HINT_MARKER = FOR_TEXTS.partition("{prompt}")[2].partition("{hint}")[0]
+
+
 class Replay:
     """Trainer mixin whose completions depend only on the prompt and the rollout's number, so that runs on another
-    number of ranks or with another accumulation have the same rows. Nothing is sampled."""
+    number of ranks or with another accumulation have the same rows; to a prompt with a hint, on the prompt. Nothing is
+    sampled."""
 
     def _generate_single_turn(self, prompt_ids: Any, *_: Any, **__: Any) -> tuple[list[list[int]], None]:
         trainer: Any = self
@@ -165,8 +170,10 @@ class Replay:
         tokenizer = trainer._tokenizer
         rows = []
         for row, ids in enumerate(prompt_ids):
-            prompt = BY_TEXT[tokenizer.decode(ids, skip_special_tokens=True).strip()]
+            shown, marker, _ = tokenizer.decode(ids, skip_special_tokens=True).partition(HINT_MARKER)
+            prompt = BY_TEXT[shown.strip()]
             text = rollout_text(prompt, (first + row) % trainer.num_generations, "own")
+            text = hinted_text(prompt) if marker else text
             rows.append(list(retokenize(text, tokenizer, ended=True).ids))
         return rows, None
 
@@ -184,6 +191,12 @@ def rollout_text(prompt: Prompt, rollout: int, policy: str) -> str:
     draw = hashlib.sha256(f"{policy}/{prompt.id}/{rollout}".encode()).digest()[0]
     answer = prompt.answer if draw % 4 == 0 else str(draw)
     return "".join(f" {digit}+1=" for digit in range(draw % 3)) + f" \\boxed{{{answer}}}"
+
+
+def hinted_text(prompt: Prompt) -> str:
+    """Return an answer to a prompt with a hint, correct for one prompt in two."""
+    draw = hashlib.sha256(f"hinted/{prompt.id}".encode()).digest()[0]
+    return f" 1+{draw % 7}= \\boxed{{{prompt.answer if draw % 2 else draw}}}"
 
 
 def sampled_rounds(prompts: int, rounds: int, repeat: int = 1) -> list[list[str]]:

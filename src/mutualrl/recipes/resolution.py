@@ -328,7 +328,7 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
             break
     for index, policy in enumerate(recipe.policies):
         settings = recipe.trainer_settings(policy.name)
-        problems = [*ratio_problems(settings, traced=traced)]
+        problems = [*ratio_problems(settings, traced=traced or recipe.regime_of(policy.name).uses_ratios())]
         problems += aggregation_problem(settings, moves_advantages=regime_class.moves_advantages())
         problems += recipe.regime_of(policy.name).problems(settings)
         for key, problem in recipe.regime_of(policy.name).ineffective_settings():

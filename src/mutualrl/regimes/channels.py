@@ -86,6 +86,10 @@ class Channels(Regime):
         """Return whether a part cannot run without a source."""
         return any(part.needs_source() for part in self.regimes)
 
+    def uses_ratios(self) -> bool:
+        """Return whether a part weighs rows by ratios."""
+        return any(part.uses_ratios() for part in self.regimes)
+
     def source_problem(self) -> str | None:
         """Return why no part can use a source; the others do not see it."""
         problems = [part.source_problem() for part in self.regimes]

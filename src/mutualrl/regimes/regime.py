@@ -136,6 +136,10 @@ class Regime(BaseModel):
         """Return whether it cannot run without a source."""
         return False
 
+    def uses_ratios(self) -> bool:
+        """Return whether it weighs rows by the ratio to what the learner itself sampled with."""
+        return False
+
     def source_problem(self) -> str | None:
         """Return why it cannot use a source, which has texts and rewards; None if it can."""
         if "logprobs" in self.publishes().fields:

@@ -84,16 +84,35 @@ Passage = tuple[str, tuple[int, ...]]  # prompt id, the learner's token ids of a
 Response = tuple[str, str, bool]  # prompt id, text, whether it had ended
 
 
+class Sample(NamedTuple):
+    """Rollout that the learner is to sample on a prompt of its data, judged by its rewards on that prompt.
+
+    `hint`: text shown with the prompt while sampling, cut to `max_hint_tokens` of the learner's tokens; "": none.
+    `template`: how prompt and hint are put together, with {prompt} and {hint}; of a chat, the last user message is the
+    {prompt}; None: a template for chats, another one for texts. `number`: tells samples of one prompt and hint apart.
+    `logprobs`: whether the result has the log-probs of its tokens.
+    """
+
+    prompt_id: str
+    number: int
+    hint: str = ""
+    template: str | None = None
+    max_hint_tokens: int | None = None
+    logprobs: bool = False
+
+
 class Requests(NamedTuple):
     """What a plan needs beyond the exchange's data.
 
     `logprobs`, `nll`: passages that the learner scores in one batched forward pass without gradients, at the sampling
-    temperature and at temperature 1. `rewards`: responses for the learner's own reward functions.
+    temperature and at temperature 1. `rewards`: responses for the learner's own reward functions. `samples`: rollouts
+    that the learner samples now, at the run's sampling settings.
     """
 
     logprobs: tuple[Passage, ...] = ()
     nll: tuple[Passage, ...] = ()
     rewards: tuple[Response, ...] = ()
+    samples: tuple[Sample, ...] = ()
 
     @property
     def passages(self) -> int:
@@ -106,21 +125,41 @@ class Requests(NamedTuple):
             tuple(passage for passage in self.logprobs if passage not in results.logprobs),
             tuple(passage for passage in self.nll if passage not in results.nll),
             tuple(response for response in self.rewards if response not in results.rewards),
+            tuple(sample for sample in self.samples if sample not in results.samples),
         )
+
+
+class Sampled(NamedTuple):
+    """Rollout that a regime requested. `ids`: the learner's token ids of the completion, T of them; `ended`: it was not
+    truncated; `reward`: of the learner's reward functions on the prompt without the hint (NaN: unscorable).
+    `logprobs`: shape (T,), nats, at the sampling temperature and under the prompt as it was shown; None if not
+    requested. `hint_ids`: the learner's token ids of the hint as it was shown."""
+
+    ids: tuple[int, ...]
+    text: str
+    ended: bool
+    reward: float
+    logprobs: npt.NDArray[np.float32] | None = None
+    hint_ids: tuple[int, ...] = ()
 
 
 class Results(NamedTuple):
     """Results of a round's requests so far: log-probs of each token of a passage, shape (T,), nats; its mean NLL per
-    token, nats; the reward of a response (NaN: unscorable)."""
+    token, nats; the reward of a response (NaN: unscorable); the sampled rollout, None if prompt, hint and completion
+    could exceed the engine's maximum length."""
 
     logprobs: Mapping[Passage, npt.NDArray[np.float64]] = {}
     nll: Mapping[Passage, float] = {}
     rewards: Mapping[Response, float] = {}
+    samples: Mapping[Sample, Sampled | None] = {}
 
     def merged(self, other: Results) -> Results:
         """Return these results and others."""
         return Results(
-            {**self.logprobs, **other.logprobs}, {**self.nll, **other.nll}, {**self.rewards, **other.rewards}
+            {**self.logprobs, **other.logprobs},
+            {**self.nll, **other.nll},
+            {**self.rewards, **other.rewards},
+            {**self.samples, **other.samples},
         )
 
 
@@ -272,7 +311,8 @@ class ExtraRow:
     "pool": TRL's normaliser over own and extra rows together).
 
     `mask`, shape (T,): the tokens in the loss; None: all. `logprobs`, shape (T,), nats: of the behaviour policy; None:
-    the learner's own at the start of the round. `text`: for the log of rescues.
+    the learner's own at the start of the round. `text`: for the log of rescues. `hint`: what the learner was shown for
+    it.
     """
 
     prompt_id: str
@@ -287,6 +327,7 @@ class ExtraRow:
     mean: Mean = "rows"
     reduce: Literal["mean", "sum"] = "mean"
     text: str = ""
+    hint: str = ""
 
     @property
     def covered(self) -> npt.NDArray[np.bool_]:
@@ -434,4 +475,5 @@ def _checked_row(row: object, prompts: set[str]) -> ExtraRow:
         logprobs=logprobs,
         bound=type(row.bound)(**{key: float(value) for key, value in asdict(row.bound).items()}),
         text=str(row.text),
+        hint=str(row.hint),
     )

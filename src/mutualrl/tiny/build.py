@@ -16,6 +16,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from mutualrl.regimes.hints import with_hint
 from mutualrl.tasks.arithmetic import OPERATIONS, split_problems
 from mutualrl.tasks.countdown import SIZES, STYLES, training
 from mutualrl.tiny.spec import Countdown, TinySpec
@@ -67,6 +68,9 @@ def _arithmetic_texts() -> list[str]:
 def _countdown_texts(spec: TinySpec) -> list[str]:
     problems = training(SIZES["countdown-three"], spec.seed)
     texts = [text for p in problems for text in (p.prompt, *(style(p.solution) for style in STYLES.values()))]
+    if isinstance(spec.warm_up, Countdown) and spec.warm_up.hinted:
+        hint = STYLES[spec.warm_up.other_style]
+        texts += [with_hint(problem.prompt, hint(problem.solution)) for problem in problems[:500]]
     return texts + [str(number) for number in range(1000)] * 4
 
 

@@ -2,9 +2,9 @@
 
     python -m mutualrl.tiny.make DIRECTORY [NAME ...]
 
-About 15 seconds per model on one core, a minute for `fay` and `gus`. Training is chaotic: another processor, or
-another version of torch, sums in another order and yields other weights of the same quality. Hence the weights are
-shipped.
+About 15 seconds per model on one core, a minute for `fay` and `gus`, two for `hal` and `ivy`. Training is chaotic:
+another processor, or another version of torch, sums in another order and yields other weights of the same quality.
+Hence the weights are shipped.
 """
 
 from __future__ import annotations

@@ -18,10 +18,17 @@ class Arithmetic:
 
 @dataclass(frozen=True, slots=True)
 class Countdown:
-    """Warm-up on countdown with three numbers and solutions in one style of the task (`tasks.countdown`)."""
+    """Warm-up on countdown with three numbers and solutions in one style of the task (`tasks.countdown`). `hinted`:
+    fraction of examples whose prompt shows a solution in the other style, as the regime `hinted` does."""
 
     style: Literal["solution", "mirrored"]
     problems: int = 6_000
+    hinted: float = 0.0
+
+    @property
+    def other_style(self) -> Literal["solution", "mirrored"]:
+        """Return the style of the hints."""
+        return "mirrored" if self.style == "solution" else "solution"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +37,7 @@ class TinySpec:
 
     `ada` and `bob` are the pool `tiny`; `cyd`, average at both operations, joins them in `tiny-three`; `dee` and
     `eli`, whose skills overlap, are `tiny-near`. `fay` and `gus` are `tiny-countdown`: equally able, in different
-    styles.
+    styles. `hal` and `ivy` are `tiny-hints`: each can say in its own style what the other's solution says.
     """
 
     architecture: Literal["qwen3", "llama", "olmo2"]
@@ -57,4 +64,6 @@ POLICIES: dict[str, TinySpec] = {
     "eli": TinySpec("llama", isolate_digits=False, warm_up=Arithmetic("*", 0.3, 60), steps=250, seed=1),
     "fay": TinySpec("qwen3", isolate_digits=False, warm_up=Countdown("solution"), steps=700),
     "gus": TinySpec("llama", isolate_digits=True, warm_up=Countdown("mirrored"), steps=700),
+    "hal": TinySpec("qwen3", isolate_digits=False, warm_up=Countdown("solution", hinted=0.5), steps=1000),
+    "ivy": TinySpec("llama", isolate_digits=True, warm_up=Countdown("mirrored", hinted=0.5), steps=1000),
 }

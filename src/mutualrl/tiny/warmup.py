@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from mutualrl.regimes.hints import with_hint
 from mutualrl.tasks.arithmetic import Operation, split_problems
 from mutualrl.tasks.countdown import SIZES, STYLES, distinct, held_out, training
 from mutualrl.tiny.build import build_model, build_tokenizer
@@ -62,8 +63,8 @@ def _sampler(spec: TinySpec, rng: random.Random) -> Callable[[], Example]:
     """Return a sampler of warm-up examples."""
     warm_up = spec.warm_up
     if isinstance(warm_up, Countdown):
-        examples = _countdown_examples(warm_up, spec.seed)
-        return lambda: rng.choice(examples)
+        plain, hinted = _countdown_examples(warm_up, spec.seed)
+        return lambda: rng.choice(hinted if warm_up.hinted and rng.random() < warm_up.hinted else plain)
     weak: Operation = "*" if warm_up.strong == "+" else "+"
     strong = split_problems(warm_up.strong)[0]
     scarce = random.Random(2).sample(split_problems(weak)[0], warm_up.scarce_problems) if warm_up.scarce else []
@@ -75,12 +76,16 @@ def _sampler(spec: TinySpec, rng: random.Random) -> Callable[[], Example]:
     return draw
 
 
-def _countdown_examples(warm_up: Countdown, seed: int) -> list[Example]:
-    """Return problems with solutions in one style, excluding held-out problems and training problems of seed 0."""
+def _countdown_examples(warm_up: Countdown, seed: int) -> tuple[list[Example], list[Example]]:
+    """Return problems with solutions in one style, excluding held-out problems and training problems of seed 0; and the
+    same with a hint in the other style."""
     sizes = SIZES["countdown-three"]
     taken = {problem.key for problem in (*held_out(sizes), *training(sizes, 0))}
     problems = distinct(3, warm_up.problems, random.Random(f"{seed} countdown warm-up"), taken)
-    return [(problem.prompt, STYLES[warm_up.style](problem.solution)) for problem in problems]
+    own, other = STYLES[warm_up.style], STYLES[warm_up.other_style]
+    plain = [(problem.prompt, own(problem.solution)) for problem in problems]
+    hinted = [(with_hint(problem.prompt, other(problem.solution)), own(problem.solution)) for problem in problems]
+    return plain, hinted
 
 
 def batch(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from mutualrl.regimes import Requests, Results
 from mutualrl.regimes.round import Passage, Response
 from mutualrl.thl import retokenize
 from mutualrl.training.extra_rows import logps_at_temperature_1
+from mutualrl.training.samples import samples_of
 from mutualrl.training.tensors import as_batch, as_tensor, concatenated
 from mutualrl.training.trl_compat import (
     HookedGRPOTrainer,
@@ -41,6 +43,7 @@ class PromptRows:
     def __init__(self, trainer: GRPOTrainer) -> None:
         self._trainer = trainer
         self._numbers: dict[str, int] | None = None
+        self.environments: dict[Any, list[Any]] = defaultdict(list)  # for samples, by name
 
     def __contains__(self, prompt_id: str) -> bool:
         return prompt_id in self._by_id()
@@ -89,8 +92,11 @@ def results_of(
 ) -> Results:
     """Return the results, identical on all ranks. All ranks must call this with the same requests.
 
-    `prompts`: the learner's token ids of the round's prompts. `end_token_id`: the token that ends a response.
+    `prompts`: the learner's token ids of the round's prompts. `end_token_id`: the token that ends a response. Samples
+    are drawn first: the passages and responses draw no random number.
     """
+    asked = sorted({sample.prompt_id for sample in requests.samples})
+    samples = samples_of(trainer, requests.samples, {key: rows.row(key) for key in asked}, rows.environments)
 
     def sampling(ids: torch.Tensor, mask: torch.Tensor, keep: int) -> torch.Tensor:
         return token_logps(trainer, trainer.model, ids, mask, keep)
@@ -107,6 +113,7 @@ def results_of(
         dict(zip(requests.logprobs, logprobs, strict=True)),
         dict(zip(requests.nll, nll, strict=True)),
         dict(zip(requests.rewards, rewards, strict=True)),
+        samples,
     )
 
 

@@ -254,6 +254,8 @@ class Rounds:
             if not any(requests):
                 break
             made.append(requests)
+            if requests.samples:
+                self.sharing.link.set_phase(f"{Phase.GENERATING} samples of the regime")
             end = self.transfer.end_token_id
             results = results_of(trainer, requests, self.prompt_rows, shared.own.prompts, end_token_id=end)
             view = replace(view, results=view.results.merged(results))
@@ -261,6 +263,10 @@ class Rounds:
         log_value(trainer, "plan/passages", float(sum(requests.passages for requests in made)))
         log_value(trainer, "plan/passage_tokens", float(tokens))
         log_value(trainer, "plan/texts_scored", float(sum(len(requests.rewards) for requests in made)))
+        drawn = [sampled for sampled in view.results.samples.values() if sampled is not None]
+        log_value(trainer, "plan/samples", float(len(drawn)))
+        log_value(trainer, "plan/sampled_tokens", float(sum(len(sampled.ids) for sampled in drawn)))
+        log_value(trainer, "plan/samples_too_long", float(len(view.results.samples) - len(drawn)))
         return view
 
     def plan(self, view: RoundView, shared: SharedRound, peers: PeerRounds) -> Plan:

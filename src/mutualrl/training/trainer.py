@@ -105,7 +105,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         problems = [
             f"{key}: {problem}"
             for key, problem in (
-                *ratio_problems(settings, traced=sharing.traced),
+                *ratio_problems(settings, traced=sharing.traced or regime.uses_ratios()),
                 *aggregation_problem(settings, moves_advantages=regime.moves_advantages()),
             )
         ]

@@ -93,6 +93,8 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
 
     #: prefixes of the rows being sampled; None if no row of any rank has one
     prefixes: list[tuple[int, ...]] | None = None
+    #: data rows on which completions are judged; None: those from which they are sampled
+    judged_on: list[Inputs] | None = None
 
     def on_generate(self, inputs: list[Inputs]) -> None:
         """Hook: called before TRL samples a generation batch; may set `prefixes`, the first tokens of completions."""
@@ -117,6 +119,8 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
         score = super()._calculate_rewards
+        if self.judged_on is not None:
+            inputs, prompts = self.judged_on, [row["prompt"] for row in self.judged_on]
         rewards = self.compute_rewards(lambda: score(inputs, prompts, completions, completion_ids_list))
         self._pending = GenerationBatch(inputs, completion_ids_list, rewards)
         return rewards
@@ -306,14 +310,19 @@ def reward_rows(
     return rewards
 
 
-def reward_turns(trainer: HookedGRPOTrainer, inputs: list[Inputs], environments: dict[Any, list[Any]]) -> torch.Tensor:
-    """Return TRL's rewards of one multi-turn rollout per data row, with tools or an environment; gathered over ranks,
-    shape (rows, functions). The model must be in evaluation mode.
+def sampled_and_scored(
+    trainer: HookedGRPOTrainer,
+    inputs: list[Inputs],
+    environments: dict[Any, list[Any]],
+    judged_on: list[Inputs] | None = None,
+) -> GenerationBatch:
+    """Return one rollout per data row, sampled and scored by TRL, also with tools or an environment. The model must be
+    in evaluation mode.
 
-    `environments`: instances by name, reused by the next call, separate from those of training. Nothing is logged, and
-    no pass is made for a loss.
+    `environments`: instances by name, reused by the next call, separate from those of training. `judged_on`: the rows
+    that the reward functions see instead. Nothing is logged, and no pass is made for a loss.
     """
-    results: list[torch.Tensor] = []
+    results: list[GenerationBatch] = []
     isolated: dict[str, Any] = {
         "num_generations_eval": 1,
         "beta": 0.0,
@@ -323,7 +332,8 @@ def reward_turns(trainer: HookedGRPOTrainer, inputs: list[Inputs], environments:
             **{key: defaultdict(list) for key in ("rewards", "extra")},
         },
         "_metrics": {**trainer._metrics, "eval": defaultdict(list)},
-        "on_generated": lambda batch, generation: results.append(generation.rewards),
+        "on_generated": lambda batch, generation: results.append(generation),
+        "judged_on": judged_on,
     }
     if trainer.environment_factories is not None:
         isolated["_environment_pool"] = environments

@@ -21,7 +21,7 @@ from mutualrl.tasks.rewarding import reward_arguments
 from mutualrl.tasks.rewards import original, weighted
 from mutualrl.tasks.scoring import score, score_rewards
 from mutualrl.training.data import as_dataset
-from mutualrl.training.trl_compat import evaluating, replaced, reward_turns, tokenizer_of, total_rewards
+from mutualrl.training.trl_compat import evaluating, replaced, sampled_and_scored, tokenizer_of, total_rewards
 from mutualrl.training.vllm_generation import greedy, greedy_engine
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Validator:
         with evaluating(trainer.model), self._greedy():
             for first in range(0, len(prompts), self._batch_size):
                 rows = list(as_dataset(prompts[first : first + self._batch_size], tokenizer_of(trainer)))
-                scored = total_rewards(trainer, reward_turns(trainer, rows, self._environments))
+                scored = total_rewards(trainer, sampled_and_scored(trainer, rows, self._environments).rewards)
                 start = trainer.accelerator.process_index * len(rows)
                 rewards += scored[start : start + len(rows)].tolist()
         return rewards

@@ -1,0 +1,399 @@
+r"""Hinted: where the learner fails entirely and a peer succeeds, it sees the success, answers in its own words, and
+learns those of its answers that its rewards confirm, under the prompt without the hint.
+
+A peer's success is often a good hint and a bad target: its words are unlikely under the learner, and the update moves
+the learner far for little. Sources of the idea: OPCoD (arXiv 2606.14368), ZPPO (arXiv 2606.18216), STaR's
+rationalisation (arXiv 2203.14465; `hint: answer`); self-distillation with hints (arXiv 2605.30070). The gate, and the
+weight and the mean of the NLL, are SGT's.
+
+With `loss: policy_gradient`, y ~ mu = pi(. | x, h) is an off-policy sample for pi(. | x): each token has the weight
+min(pi(y_t | x, y_<t) / mu(y_t | y_<t), cap) * A, with A from the group of the n own rollouts and the hinted ones. The
+bias is derived in `design/hinted.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from pydantic import field_validator, model_validator
+
+from mutualrl.records import PublishSchema, plain_ids
+from mutualrl.regimes.advantages import pool_advantages, standard_deviation
+from mutualrl.regimes.gating import Candidate, GateRule, gate, successes_of
+from mutualrl.regimes.regime import SUCCESS_ABOVE, Metric, Regime, setting
+from mutualrl.regimes.round import (
+    ExtraRow,
+    Passage,
+    Plan,
+    Requests,
+    RoundView,
+    RowSource,
+    RowStatistics,
+    Sample,
+    Sampled,
+    UpperBound,
+)
+from mutualrl.regimes.sgt import SGT
+from mutualrl.seeds import seeded
+from mutualrl.tasks.boxed import last_boxed
+
+#: shares of copied tokens at which confirmed answers are counted
+SHARES = (0.5, 0.65, 0.8, 0.95)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Hint of a prompt: its text, and the success that it is from (None with `hint: none`)."""
+
+    text: str
+    success: Candidate | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Sampled answer: whether it is a success; if so, the share of it that is copied and whether it is bare."""
+
+    sample: Sample
+    drawn: Sampled
+    success: bool
+    copied: float
+    bare: bool
+
+
+class Hinted(Regime):
+    """Hinted; the gate is SGT's `all`."""
+
+    name = "hinted"
+    summary = "where the learner fails entirely, it sees a peer's success and learns its own confirmed answers"
+    advantages = "adjusts"
+    accepts_sources = True
+    metrics = (
+        Metric("hinted/gate_rate", "fraction", "prompts whose gate opened", role="gate_rate"),
+        Metric("hinted/confirmed", "rows", "own answers that joined the loss", role="rescues"),
+        Metric("hinted/samples", "rollouts", "answers sampled with the hint"),
+        Metric("hinted/success_rate", "fraction", "answers that the rewards confirm, copies and bare ones included"),
+        Metric("hinted/copies", "rollouts", "confirmed answers left out as copies of the hint, bare ones among them"),
+        *(
+            Metric(f"hinted/copies_{round(100 * share)}", "rollouts", f"confirmed answers, {share:.0%} copied")
+            for share in SHARES
+        ),
+        Metric("hinted/bare", "rollouts", "confirmed answers left out since they are nothing but the final answer"),
+        Metric("hinted/extra_tokens", "tokens", "tokens of the answers sampled with the hint"),
+        Metric("hinted/nll", "nats per token", "mean NLL of the learnt answers (and of fallback's pairs)"),
+        Metric("hinted/hint_nll", "nats per token", "mean NLL of the hints whose prompts gave an answer to learn"),
+        Metric("hinted/fallback", "rows", "pairs of `fallback: sgt`"),
+    )
+
+    samples: int = setting(4, "answers sampled on each prompt whose gate opened", ge=1)
+    hint: Literal["solution", "answer", "shuffled", "none"] = setting(
+        "solution",
+        "what the learner sees: the success; its final answer; (controls) the success on another prompt, or nothing, "
+        "and the answers are then further rollouts of the prompt's group",
+        variants=("answer", "shuffled", "none"),
+    )
+    loss: Literal["nll", "policy_gradient"] = setting(
+        "nll",
+        "NLL of the confirmed answers, or the policy gradient of all answers but copies and bare ones, with advantages "
+        "over the group with the own rollouts",
+        acts_with={"hint": ("solution", "answer", "shuffled")},
+    )
+    weight: float = setting(0.1, "lambda, the weight of the NLL added to the GRPO loss", ge=0)
+    cap: float = setting(
+        1.0, "upper bound on the ratio of each token", acts_with={"loss": "policy_gradient"}, gt=0
+    )  # fmt: skip
+    success_above: float = setting(SUCCESS_ABOVE, "a rollout with a reward above this is a success")
+    failure_below: float = setting(0.2, "a rollout with a reward below this is a failure")
+    pick: Literal["uniform", "shortest"] = setting("uniform", "choice among several successes; shortest: in characters")
+    hint_template: str | None = setting(
+        None, "prompt and hint as the learner sees them, with {prompt} and {hint}; null: one for chats, one for texts"
+    )
+    max_hint_tokens: int | None = setting(None, "maximum length of the hint, in the learner's tokens", ge=1)
+    max_copy: float = setting(
+        0.8,
+        "an answer is a copy if its longest common substring with the hint has this share of its tokens",
+        acts_with={"hint": ("solution", "answer", "shuffled")},
+        gt=0,
+        le=1,
+    )
+    fallback: Literal["nothing", "sgt"] = setting("nothing", "for prompts without a confirmed answer: SGT's pair")
+    reduce: Literal["mean", "sum"] = setting("mean", "reduction of an answer's NLL over its tokens")
+    normalize: Literal["pairs", "prompts"] = setting(
+        "pairs", "unit that the NLL is averaged over; with prompts, the answers of a prompt share its weight"
+    )
+
+    @field_validator("hint_template")
+    @classmethod
+    def _complete(cls, value: str | None) -> str | None:
+        if value is not None and (value.count("{prompt}") != 1 or value.count("{hint}") != 1):
+            raise ValueError(f"found {value!r:.80}, expected a text with one {{prompt}} and one {{hint}}")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Hinted:
+        if self.failure_below > self.success_above:
+            raise ValueError(
+                f"failure_below ({self.failure_below}) must not exceed success_above ({self.success_above})"
+            )
+        return self
+
+    @property
+    def rule(self) -> GateRule:
+        """Return the gate's rule."""
+        return GateRule(self.success_above, self.failure_below)
+
+    @property
+    def by_policy_gradient(self) -> bool:
+        """Return whether answers are learnt by policy gradient: samples without a hint are rollouts like all others."""
+        return self.loss == "policy_gradient" or self.hint == "none"
+
+    def publishes(self) -> PublishSchema:
+        """Return the fields that peers read: the texts of successes; without a hint, only the rewards."""
+        return PublishSchema() if self.hint == "none" else PublishSchema.of("text", text_above=self.success_above)
+
+    def late(self) -> bool:
+        """Return whether a success may arrive late: not where answers join the advantages of their round's group."""
+        return not self.by_policy_gradient
+
+    def uses_ratios(self) -> bool:
+        """Return whether answers are weighed by ratios."""
+        return self.by_policy_gradient
+
+    def requests(self, view: RoundView) -> Requests:
+        """Return the answers to sample, and the hints whose NLL is logged."""
+        shown = self._shown(view)
+        return Requests(nll=tuple(self._hint_passages(view, shown).values()), samples=tuple(self._samples(shown)))
+
+    def plan(self, view: RoundView) -> Plan:
+        """Return the confirmed answers as rows: gate, draw of hints, sampled answers, filters."""
+        shown = self._shown(view)
+        answers = [
+            self._answer(sample, drawn)
+            for sample in self._samples(shown)
+            if (drawn := view.results.samples.get(sample)) is not None
+        ]
+        learnable = [answer for answer in answers if self.hint == "none" or not self._filtered(answer)]
+        confirmed = [answer for answer in learnable if answer.success]
+        advantages = None
+        if self.by_policy_gradient:
+            rows, advantages = self._policy_gradient(view, learnable, shown)
+        else:
+            rows = self._nll(view, confirmed, shown)
+        fallback = self._fallback(view, {answer.sample.prompt_id for answer in confirmed})
+        metrics = {
+            "hinted/gate_rate": len(self._opened(view)) / max(len(view.own_groups()), 1),
+            "hinted/fallback": float(len(fallback)),
+            **self._metrics(answers, confirmed),
+            **self._hint_nll(view, shown, confirmed),
+        }
+        return Plan(advantages=advantages, rows=(*rows, *fallback), metrics=metrics)
+
+    def row_metrics(self, statistics: RowStatistics) -> dict[str, float]:
+        """Return the mean NLL per token of the rows."""
+        return {} if statistics.nll is None else {"hinted/nll": statistics.nll}
+
+    # ---- the gate, and what is shown
+
+    def _opened(self, view: RoundView) -> list[str]:
+        """Return the prompts whose gate opened, sorted."""
+        rewards = successes_of(view).rewards
+        own = view.own_groups()
+        return [prompt_id for prompt_id in sorted(own) if gate(own[prompt_id], rewards.get(prompt_id, ()), self.rule)]
+
+    def _shown(self, view: RoundView) -> dict[str, Shown]:
+        """Return the hint of every prompt whose gate opened and that has one."""
+        opened = self._opened(view)
+        if self.hint == "none":
+            return {prompt_id: Shown("", None) for prompt_id in opened}
+        candidates = successes_of(view).candidates
+        drawn: dict[str, Candidate] = {}
+        for prompt_id in opened:
+            successes = sorted(candidates(prompt_id, self.success_above), key=lambda c: (c.policy, c.rollout))
+            if successes:
+                drawn[prompt_id] = self._draw(view, prompt_id, successes)
+        if self.hint == "shuffled":
+            drawn = _of_another_prompt(drawn, view)
+        texts = {prompt_id: final_answer(c.text) if self.hint == "answer" else c.text for prompt_id, c in drawn.items()}
+        return {prompt_id: Shown(text, drawn[prompt_id]) for prompt_id, text in texts.items() if text.strip()}
+
+    def _draw(self, view: RoundView, prompt_id: str, successes: Sequence[Candidate]) -> Candidate:
+        """Draw a prompt's success: it depends only on (run seed, round, prompt, learner)."""
+        if self.pick == "shortest":
+            return min(successes, key=lambda candidate: len(candidate.text))
+        index = seeded(view.run_seed, view.round, f"hint {prompt_id}", view.learner).integers(len(successes))
+        return successes[int(index)]
+
+    def _samples(self, shown: Mapping[str, Shown]) -> list[Sample]:
+        """Return the answers to sample."""
+        trained_on = self.by_policy_gradient
+        return [
+            Sample(prompt_id, number, hint.text, self.hint_template, self.max_hint_tokens, logprobs=trained_on)
+            for prompt_id, hint in shown.items()
+            for number in range(self.samples)
+        ]
+
+    def _hint_passages(self, view: RoundView, shown: Mapping[str, Shown]) -> dict[str, Passage]:
+        """Return the hints as completions of their prompts, where the learner can encode them."""
+        if self.hint != "solution":
+            return {}
+        hints = [(prompt_id, hint.success) for prompt_id, hint in shown.items() if hint.success is not None]
+        encoded = view.transfer.encode([(success.text, success.ended) for _, success in hints])
+        pairs = zip(hints, encoded, strict=True)
+        return {prompt_id: (prompt_id, plain_ids(ids)) for (prompt_id, _), ids in pairs if ids is not None and len(ids)}
+
+    # ---- answers
+
+    def _answer(self, sample: Sample, drawn: Sampled) -> Answer:
+        body = drawn.ids[:-1] if drawn.ended else drawn.ids  # a hint has no end token to copy
+        success = drawn.reward > self.success_above
+        copied = longest_common_substring(body, drawn.hint_ids) / max(len(body), 1) if success else 0.0
+        return Answer(sample, drawn, success, copied, success and is_bare(drawn.text))
+
+    def _filtered(self, answer: Answer) -> bool:
+        """Return whether an answer is left out: a confirmed one that is a copy, or bare."""
+        return answer.copied >= self.max_copy or answer.bare
+
+    def _nll(self, view: RoundView, confirmed: Sequence[Answer], shown: Mapping[str, Shown]) -> list[ExtraRow]:
+        """Return the confirmed answers as rows under the prompt without the hint."""
+        counts = _counts(confirmed)
+        by_prompt = self.normalize == "prompts"
+        rows = []
+        for answer in confirmed:
+            row = self._row(view, answer, shown)
+            weight = self.weight / counts[row.prompt_id] if by_prompt else self.weight
+            mean: Literal["prompts", "rows"] = "prompts" if by_prompt else "rows"
+            rows.append(replace(row, loss="nll", weight=weight, mean=mean, reduce=self.reduce))
+        return rows
+
+    def _policy_gradient(
+        self, view: RoundView, answers: Sequence[Answer], shown: Mapping[str, Shown]
+    ) -> tuple[list[ExtraRow], tuple[float, ...]]:
+        """Return answers as rows, and the advantages of the own rollouts: both over the group of a prompt's own
+        rollouts and answers."""
+        own = view.own_groups()
+        rewards: dict[str, list[float]] = {}
+        for answer in answers:
+            rewards.setdefault(answer.sample.prompt_id, []).append(answer.drawn.reward)
+        everything = [*view.rewards, *(reward for group in rewards.values() for reward in group)]
+        deviation = standard_deviation(everything)
+        values: dict[str, list[float]] = {}
+        for prompt_id, group in rewards.items():
+            pool = [*own[prompt_id], *group]
+            pooled = pool_advantages(pool, pool, scale=view.scale, batch_standard_deviation=deviation)
+            values[prompt_id] = pooled.tolist()
+        places = dict.fromkeys(values, 0)
+
+        def following(prompt_id: str) -> float:
+            places[prompt_id] += 1
+            return values[prompt_id][places[prompt_id] - 1]
+
+        pairs = zip(view.prompt_ids, view.advantages, strict=True)
+        advantages = tuple(following(key) if key in values else advantage for key, advantage in pairs)
+        rows = []
+        for answer in answers:
+            advantage = following(answer.sample.prompt_id)
+            row = self._row(view, answer, shown)
+            bound = UpperBound(self.cap)
+            rows.append(replace(row, advantage=advantage, logprobs=answer.drawn.logprobs, bound=bound, mean="pool"))
+        return rows, advantages
+
+    def _row(self, view: RoundView, answer: Answer, shown: Mapping[str, Shown]) -> ExtraRow:
+        hint = shown[answer.sample.prompt_id]
+        source = RowSource(view.learner, answer.sample.number, view.round)
+        if hint.success is not None:
+            source = RowSource(hint.success.policy, hint.success.rollout, view.round)
+        return ExtraRow(
+            answer.sample.prompt_id,
+            source,
+            answer.drawn.ids,
+            loss="policy_gradient",
+            text=answer.drawn.text,
+            hint=hint.text,
+        )
+
+    def _fallback(self, view: RoundView, answered: set[str]) -> list[ExtraRow]:
+        """Return SGT's pairs of the prompts without a confirmed answer."""
+        if self.fallback == "nothing":
+            return []
+        keys = ("weight", "success_above", "failure_below", "pick", "reduce", "normalize")
+        sgt = SGT(**{key: getattr(self, key) for key in keys})
+        return [row for row in sgt.plan(view).rows if row.prompt_id not in answered]
+
+    # ---- metrics
+
+    def _metrics(self, answers: Sequence[Answer], confirmed: Sequence[Answer]) -> dict[str, float]:
+        successes = [answer for answer in answers if answer.success]
+        metrics = {
+            "hinted/confirmed": float(len(confirmed)),
+            "hinted/samples": float(len(answers)),
+            "hinted/success_rate": len(successes) / max(len(answers), 1),
+            "hinted/copies": float(sum(answer.copied >= self.max_copy for answer in successes)),
+            "hinted/bare": float(sum(answer.bare for answer in successes)),
+            "hinted/extra_tokens": float(sum(len(answer.drawn.ids) for answer in answers)),
+        }
+        for share in SHARES:
+            count = sum(answer.copied >= share for answer in successes)
+            metrics[f"hinted/copies_{round(100 * share)}"] = float(count)
+        return metrics
+
+    def _hint_nll(self, view: RoundView, shown: Mapping[str, Shown], confirmed: Sequence[Answer]) -> dict[str, float]:
+        passages = self._hint_passages(view, shown)
+        values = [
+            view.results.nll[passages[prompt_id]]
+            for prompt_id in _counts(confirmed)
+            if prompt_id in passages and passages[prompt_id] in view.results.nll
+        ]
+        return {"hinted/hint_nll": float(np.mean(values))} if values else {}
+
+
+def _counts(answers: Sequence[Answer]) -> dict[str, int]:
+    """Return the number of answers of each prompt."""
+    counts: dict[str, int] = {}
+    for answer in answers:
+        counts[answer.sample.prompt_id] = counts.get(answer.sample.prompt_id, 0) + 1
+    return counts
+
+
+def _of_another_prompt(drawn: Mapping[str, Candidate], view: RoundView) -> dict[str, Candidate]:
+    """Return for each prompt the success drawn for another one, every success used once: a cycle in random order. A
+    single prompt has no other: none."""
+    prompts = sorted(drawn)
+    if len(prompts) < 2:
+        return {}
+    order = seeded(view.run_seed, view.round, "shuffled hints", view.learner).permutation(len(prompts))
+    cycle = [prompts[place] for place in order]
+    return {prompt_id: drawn[cycle[place - 1]] for place, prompt_id in enumerate(cycle)}
+
+
+def final_answer(text: str) -> str:
+    r"""Return a solution's final answer: the content of its last `\boxed{...}`, else its last line with text."""
+    boxed = last_boxed(text)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return boxed if boxed is not None else lines[-1] if lines else ""
+
+
+def is_bare(text: str) -> bool:
+    r"""Return whether an answer is nothing but its final answer: without its last `\boxed{...}`, no letter or digit is
+    left; without a box, it has no more than one word."""
+    boxed = last_boxed(text)
+    if boxed is None:
+        return len(text.split()) < 2
+    before, _, after = text.rpartition(f"\\boxed{{{boxed}}}")
+    return not any(character.isalnum() for character in before + after)
+
+
+def longest_common_substring(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return the length of the longest run of tokens that two sequences share: O(len(a) * len(b)), one row at a
+    time."""
+    first, second = np.asarray(a), np.asarray(b)
+    if not first.size or not second.size:
+        return 0
+    longest, before = 0, np.zeros(len(second) + 1, dtype=np.int64)
+    for token in first:
+        row = np.zeros_like(before)
+        row[1:] = np.where(second == token, before[:-1] + 1, 0)
+        longest = max(longest, int(row.max()))
+        before = row
+    return longest

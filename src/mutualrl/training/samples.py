@@ -1,0 +1,138 @@
+"""Rollouts that a regime requests: sampled by TRL now, with or without a hint, and judged on the prompt without it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from accelerate.utils import gather_object
+
+from mutualrl.engines.scoring import context_length
+from mutualrl.regimes.hints import with_hint
+from mutualrl.regimes.round import Sample, Sampled
+from mutualrl.thl import decode_completion, ended
+from mutualrl.training.tensors import as_batch, as_tensor, concatenated
+from mutualrl.training.trl_compat import (
+    HookedGRPOTrainer,
+    Inputs,
+    evaluating,
+    prompt_tokens,
+    sampled_and_scored,
+    token_logps,
+    tokenizer_of,
+    total_rewards,
+)
+
+
+class _Row(NamedTuple):
+    """A sample's data row, its prompt as it is shown, the token ids of that prompt, and those of the hint."""
+
+    data: Inputs
+    shown: Any
+    prompt_ids: tuple[int, ...]
+    hint_ids: tuple[int, ...]
+
+
+def samples_of(
+    trainer: HookedGRPOTrainer,
+    samples: Sequence[Sample],
+    data: Mapping[str, Inputs],
+    environments: dict[Any, list[Any]],
+) -> dict[Sample, Sampled | None]:
+    """Return the rollout of every sample, identical on all ranks, which must all call this with the same samples.
+
+    `data`: the data row of each prompt. Samples are distributed round-robin, and all ranks sample equally many rows in
+    equally many batches: the first sample fills up a rank that has fewer. TRL samples as in training, one rollout per
+    row, from the generators that checkpoints save; dropout is off. One whose prompt leaves less room than
+    `max_completion_length` is not sampled: None.
+    """
+    room = longest_sequence(trainer) - trainer.max_completion_length
+    rows = {sample: _row(trainer, sample, data[sample.prompt_id]) for sample in samples}
+    fitting = [sample for sample in samples if len(rows[sample].prompt_ids) <= room]
+    results: dict[Sample, Sampled | None] = dict.fromkeys(samples)
+    if not fitting:
+        return results
+    ranks, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
+    size = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
+    with evaluating(trainer.model), torch.no_grad():
+        for start in range(0, len(fitting), size * ranks):
+            block = fitting[start : start + size * ranks]
+            own = block[rank::ranks]
+            filled = [*own, *[fitting[0]] * (-(-len(block) // ranks) - len(own))]
+            drawn = _sampled(trainer, filled, [rows[sample] for sample in filled], environments)[: len(own)]
+            by_rank = [drawn] if ranks == 1 else gather_object([drawn])
+            results |= {sample: by_rank[place % ranks][place // ranks] for place, sample in enumerate(block)}
+    return results
+
+
+def longest_sequence(trainer: HookedGRPOTrainer) -> int:
+    """Return the maximum length of prompt and completion, in tokens, of the engine that samples."""
+    length = context_length(trainer.model)
+    if trainer.use_vllm and trainer.vllm_mode == "colocate":
+        return min(length, int(trainer.vllm_generation.llm.llm_engine.model_config.max_model_len))
+    return min(length, trainer.args.vllm_max_model_length or length) if trainer.use_vllm else length
+
+
+def _row(trainer: HookedGRPOTrainer, sample: Sample, data: Inputs) -> _Row:
+    hint, hint_ids = _shown_hint(trainer, sample)
+    shown = with_hint(data["prompt"], hint, sample.template)
+    return _Row(data, shown, prompt_tokens(trainer, shown), hint_ids)
+
+
+def _shown_hint(trainer: HookedGRPOTrainer, sample: Sample) -> tuple[str, tuple[int, ...]]:
+    """Return a sample's hint as it is shown, with its token ids: cut to its maximum, and without the tokenizer's
+    special tokens, which would be read as such in a prompt."""
+    if not sample.hint:
+        return "", ()
+    tokenizer = tokenizer_of(trainer)
+    hint = sample.hint
+    for token in sorted(tokenizer.all_special_tokens, key=len, reverse=True):
+        hint = hint.replace(token, "")
+    ids = tokenizer(hint, add_special_tokens=False)["input_ids"]
+    if sample.max_hint_tokens is not None and len(ids) > sample.max_hint_tokens:
+        ids = ids[: sample.max_hint_tokens]
+        hint = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    return hint, tuple(ids)
+
+
+def _sampled(
+    trainer: HookedGRPOTrainer, samples: Sequence[Sample], rows: Sequence[_Row], environments: dict[Any, list[Any]]
+) -> list[Sampled]:
+    """Return this rank's rollouts of a batch."""
+    shown = [{**row.data, "prompt": row.shown} for row in rows]
+    generation = sampled_and_scored(trainer, shown, environments, judged_on=[row.data for row in rows])
+    first = trainer.accelerator.process_index * len(rows)
+    rewards = total_rewards(trainer, generation.rewards)[first : first + len(rows)].tolist()
+    completions = generation.completion_ids
+    traces = _logprobs(trainer, rows, completions) if any(sample.logprobs for sample in samples) else None
+    drawn = []
+    for place, (sample, row) in enumerate(zip(samples, rows, strict=True)):
+        ids = completions[place]
+        drawn.append(
+            Sampled(
+                ids=tuple(ids),
+                text=decode_completion(ids, tokenizer_of(trainer)),
+                ended=ended(ids, trainer.eos_token_ids),
+                reward=rewards[place],
+                logprobs=traces[place] if traces is not None and sample.logprobs else None,
+                hint_ids=row.hint_ids,
+            )
+        )
+    return drawn
+
+
+def _logprobs(trainer: HookedGRPOTrainer, rows: Sequence[_Row], completions: Sequence[Sequence[int]]) -> list[Any]:
+    """Return the log-probs of each completion's tokens under its prompt as it was shown, at the sampling temperature,
+    shape (T,): one forward pass per chunk of a training batch."""
+    size, device = trainer.args.per_device_train_batch_size, trainer.accelerator.device
+    pad = tokenizer_of(trainer).pad_token_id
+    traces = []
+    for start in range(0, len(rows), size):
+        chunk = list(zip(rows[start : start + size], completions[start : start + size], strict=True))
+        batch = as_batch(
+            [as_tensor(row.prompt_ids) for row, _ in chunk], [as_tensor(ids) for _, ids in chunk], pad, device
+        )
+        logps = token_logps(trainer, trainer.model, *concatenated(batch)).float().cpu().numpy()
+        traces += [logps[place, : len(ids)].copy() for place, (_, ids) in enumerate(chunk)]
+    return traces
