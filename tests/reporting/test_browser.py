@@ -242,6 +242,19 @@ def test_axe_finds_no_violations_and_nothing_is_cut_off(
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
+def test_a_rescue_by_a_hint_shows_three_texts(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
+    """The own failure, the hint, and the own answer to it; what differs between the last two is marked."""
+    own = [{"text": " 9 \\boxed{9}", "reward": 0.0}]
+    rows = [{**rescue(1, own=own, answer=" 4+3=7 \\boxed{7}"), "hint": f" 3+4=7 \\boxed{{7}} {HOSTILE}"}]
+    open_page(browser, page_of(cli_here, with_rescues(made_run(tmp_path / "r", "sgt"), "ada", rows)))
+    failure, hint, answer = browser.find_elements("css selector", ".rescue .pair.three > div")
+    assert failure.text.split("\n") == ["Own answers (1)", " 9 \\boxed{9}"]
+    assert hint.text.startswith("bob's success, shown as a hint\n 3+4=7 \\boxed{7} </script>")
+    assert answer.text.split("\n") == ["Own answer to the hint, confirmed", " 4+3=7 \\boxed{7}"]
+    assert [mark.text for mark in answer.find_elements("css selector", "mark")] == ["4+3=7"]
+    assert browser.execute_script("return window.taken") is None
+
+
 def test_result_comes_first_and_a_rescue_marks_where_its_texts_differ(
     cli_here: Cli, tmp_path: Path, browser: Any
 ) -> None:

@@ -289,7 +289,8 @@ class WatchScreen(App[None]):
 
 
 def rescue_texts(policies: Sequence[LivePolicy]) -> Text:
-    """Return the newest rescues of all policies: prompt, the policy's completion, the peer's completion."""
+    """Return the newest rescues of all policies: prompt, the policy's completion, the peer's completion or, after it as
+    a hint, the policy's own."""
     rescues = [(row.get("step"), policy.name, row) for policy in policies for row in policy.rescues]
     rescues.sort(key=lambda rescue: rescue[0] if type(rescue[0]) is int else 0, reverse=True)
     if not rescues:
@@ -308,7 +309,10 @@ def _add_rescue(text: Text, step: str, name: str, row: JsonObject) -> None:
     for failure in failures[:1] if isinstance(failures, list) else []:
         text.append(f"  ✗ {name}: ", OWN)
         text.append(f"{one_line(failure.get('text') if isinstance(failure, dict) else None)}\n")
-    text.append(f"  ✓ {peer}: ", PEER)
+    if row.get("hint"):
+        text.append(f"  ? {peer} (hint): ", PEER)
+        text.append(f"{one_line(row.get('hint'))}\n")
+    text.append(f"  ✓ {name if row.get('hint') else peer}: ", PEER)
     text.append(f"{one_line(row.get('answer'))}\n")
 
 

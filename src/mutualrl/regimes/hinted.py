@@ -81,7 +81,8 @@ class Hinted(Regime):
             for share in SHARES
         ),
         Metric("hinted/bare", "rollouts", "confirmed answers left out since they are nothing but the final answer"),
-        Metric("hinted/extra_tokens", "tokens", "tokens of the answers sampled with the hint"),
+        Metric("hinted/sampled_tokens", "tokens", "tokens of the answers sampled with the hint"),
+        Metric("hinted/extra_tokens", "tokens", "tokens of the rows that joined the loss"),
         Metric("hinted/nll", "nats per token", "mean NLL of the learnt answers (and of fallback's pairs)"),
         Metric("hinted/hint_nll", "nats per token", "mean NLL of the hints whose prompts gave an answer to learn"),
         Metric("hinted/fallback", "rows", "pairs of `fallback: sgt`"),
@@ -185,6 +186,7 @@ class Hinted(Regime):
         metrics = {
             "hinted/gate_rate": len(self._opened(view)) / max(len(view.own_groups()), 1),
             "hinted/fallback": float(len(fallback)),
+            "hinted/extra_tokens": float(sum(len(row.token_ids) for row in (*rows, *fallback))),
             **self._metrics(answers, confirmed),
             **self._hint_nll(view, shown, confirmed),
         }
@@ -331,7 +333,7 @@ class Hinted(Regime):
             "hinted/success_rate": len(successes) / max(len(answers), 1),
             "hinted/copies": float(sum(answer.copied >= self.max_copy for answer in successes)),
             "hinted/bare": float(sum(answer.bare for answer in successes)),
-            "hinted/extra_tokens": float(sum(len(answer.drawn.ids) for answer in answers)),
+            "hinted/sampled_tokens": float(sum(len(answer.drawn.ids) for answer in answers)),
         }
         for share in SHARES:
             count = sum(answer.copied >= share for answer in successes)

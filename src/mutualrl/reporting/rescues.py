@@ -84,9 +84,9 @@ class RescueReport:
 def collect_rescues(runs: Sequence[Run]) -> RescueReport:
     """Return the rescues of all runs by run and step, and what followed them.
 
-    A record: `run`, `policy`, `step`, `prompt`, `own` (text, reward), `peer`, `answer`, `later`: the next visit
-    (`round`, `correct`, `of`, `text`), None if the prompt did not recur, UNKNOWN if it may have in missing rounds;
-    `visits`: [correct, of] of all later visits.
+    A record: `run`, `policy`, `step`, `prompt`, `own` (text, reward), `peer`, `answer`, `hint` (the peer's, where the
+    answer is the policy's own; else empty), `later`: the next visit (`round`, `correct`, `of`, `text`), None if the
+    prompt did not recur, UNKNOWN if it may have in missing rounds; `visits`: [correct, of] of all later visits.
     """
     report = RescueReport()
     for run in runs:
@@ -114,7 +114,8 @@ def _thin(report: RescueReport) -> None:
     """Keep at most MOST records, and LARGEST characters."""
     entries, size = report.records, 0
     for entry in entries:
-        size += len(entry["prompt"]) + len(entry["answer"]) + sum(len(text) for text, _ in entry["own"])
+        size += sum(len(entry[key]) for key in ("prompt", "answer", "hint"))
+        size += sum(len(text) for text, _ in entry["own"])
     most = min(MOST, int(len(entries) * min(1.0, LARGEST / max(size, 1))))
     if len(entries) > most:
         note = f"this page has {most} of {len(entries)} rescues, evenly spaced; rescues.jsonl has all of them"
@@ -292,6 +293,7 @@ def _record(run: Run, policy: PolicyRun, row: JsonObject, visits: Visits) -> dic
         "own": [[_text(r.get("text")), finite_number(r.get("reward"))] for r in own or () if isinstance(r, dict)],
         "peer": _text(row.get("peer")),
         "answer": _text(row.get("answer")),
+        "hint": _text(row.get("hint", "")),
         "later": _next(later, rescue_round, visits),
         "visits": [[visit.correct, visit.of] for visit in later[:MOST_FRACTIONS]],
     }

@@ -23,10 +23,11 @@ PARTS = 10  # a gate rate is stored as means over tenths of the run; a lesson's 
 class PolicyOutcome:
     """One policy at the end of its run. `after`: greedy accuracy on the validation prompts, overall and by group;
     `problems`: number of prompts; `curve`: (step, accuracy). Tokens are counted over the whole run: `generated_tokens`
-    by the policy, `extra_tokens` trained on besides its own rollouts. `lesson_nll`: mean NLL per token, in nats, of the
-    texts that it is taught, over the first tenth of the steps with any: their fit before it has learnt from them.
-    `retained`: fraction of the validation prompts solved before training that are solved at the end. `pass_at`: pass@k
-    of sampled completions by k, from `mutualrl eval --run`. None, or empty, if a run does not record it."""
+    by the policy, in its rollouts and in the samples that its regime requests; `extra_tokens` trained on besides its
+    own rollouts. `lesson_nll`: mean NLL per token, in nats, of the texts that it is taught, over the first tenth of the
+    steps with any: their fit before it has learnt from them. `retained`: fraction of the validation prompts solved
+    before training that are solved at the end. `pass_at`: pass@k of sampled completions by k, from `mutualrl eval
+    --run`. None, or empty, if a run does not record it."""
 
     after: Mapping[str, float]
     before: Mapping[str, float] = field(default_factory=dict)
@@ -108,6 +109,7 @@ def _of_policy(run: Run, name: str, policy: PolicyRun) -> PolicyOutcome:
     fingerprint = part(run.info, "fingerprint")
     completions = fingerprint.get("prompts_per_round", 0) * fingerprint.get("rollouts_per_prompt", 0)
     lengths = [point.value for point in policy.series("completions/mean_length")]
+    requested = sum(point.value for point in policy.series("plan/sampled_tokens"))
     keys = {key for row in policy.metrics for key in row if key.endswith("/extra_tokens")}
     result = policy.result or {}
     return PolicyOutcome(
@@ -121,7 +123,7 @@ def _of_policy(run: Run, name: str, policy: PolicyRun) -> PolicyOutcome:
         lesson_nll=_early_nll(policy),
         retained=_retained(result),
         pass_at=_pass_at(run, name),
-        generated_tokens=sum(lengths) * completions if lengths else None,
+        generated_tokens=sum(lengths) * completions + requested if lengths else None,
         extra_tokens=sum(point.value for key in sorted(keys) for point in policy.series(key)),
         seconds=finite_number(result.get("train_seconds")),
     )

@@ -1,7 +1,9 @@
-"""Log of the texts that a policy learnt from its peers: `rescues.jsonl`, one line per nll row.
+"""Log of the texts that a policy learnt from its peers: `rescues.jsonl`, one line per text.
 
-A line: `step`, `round`, `prompt_id`, `prompt`, the learner's own rollouts (`own`: `text`, `reward`), and the source and
-text of the row (`peer`, `rollout`, `answer`). Texts are truncated to LONGEST characters.
+These are the nll rows, and the policy-gradient rows with a hint and an advantage above 0. A line: `step`, `round`,
+`prompt_id`, `prompt`, the learner's own rollouts (`own`: `text`, `reward`), and the source and text of the row (`peer`,
+`rollout`, `answer`). With a `hint`, which is of the source, the answer is the learner's own. Texts are truncated to
+LONGEST characters.
 """
 
 from __future__ import annotations
@@ -31,9 +33,9 @@ class RescueLog:
         rollouts: Sequence[Rollout],
         text_of: Callable[[Sequence[int] | Ids], str],
     ) -> None:
-        """Append a round's nll rows, on the main rank. `rollouts`: the learner's own, of all ranks; `step`: the first
+        """Append a round's rows, on the main rank. `rollouts`: the learner's own, of all ranks; `step`: the first
         optimizer step that uses the rows."""
-        learnt = [row for row in rows if row.loss == "nll"]
+        learnt = [row for row in rows if row.loss == "nll" or (row.hint and row.advantage > 0)]
         if not learnt:
             return
         own_by_prompt: dict[str, list[Rollout]] = {row.prompt_id: [] for row in learnt}
@@ -57,6 +59,7 @@ class RescueLog:
                 "peer": row.source.policy,
                 "rollout": row.source.rollout,
                 "answer": shortened(row.text),
+                **({"hint": shortened(row.hint)} if row.hint else {}),
             }
             lines.append(json.dumps(line, allow_nan=False) + "\n")
         with self.path.open("a", encoding="utf-8") as file:

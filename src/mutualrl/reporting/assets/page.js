@@ -102,15 +102,23 @@
       box.append(text(rescue.prompt, "prompt"));
       const [first, ...others] = rescue.own;
       const both = first && first[0] !== "" && rescue.answer !== "";
-      const [left, right] = both ? differences(first[0], rescue.answer) : [];
+      const [left, right] = both && !rescue.hint ? differences(first[0], rescue.answer) : [];
+      const [hint, written] = rescue.hint ? differences(rescue.hint, rescue.answer) : [];
       const kind = ([, reward]) => (reward > 0 ? "good" : "bad");
-      const own = element("div"), peer = element("div"), pair = element("div", undefined, "pair");
+      const own = element("div"), peer = element("div"), words = element("div");
+      const pair = element("div", undefined, rescue.hint ? "pair three" : "pair");
       own.append(element("h4", `Own answers (${rescue.own.length})`));
       if (first) own.append(left ? marked(left, kind(first)) : text(first[0], kind(first)));
       own.append(...others.map((rollout) => text(rollout[0], kind(rollout))));
-      peer.append(element("h4", rescue.peer === "(gold)" ? "The data's solution" : `${rescue.peer}'s success`));
-      peer.append(right ? marked(right, "good") : text(rescue.answer, "good"));
-      pair.append(own, peer);
+      peer.append(element("h4", rescue.peer === "(gold)" ? "The data's solution" : `${rescue.peer}'s success${rescue.hint ? ", shown as a hint" : ""}`));
+      if (rescue.hint) {
+        peer.append(marked(hint, "good"));
+        words.append(element("h4", "Own answer to the hint, confirmed"), marked(written, "good"));
+        pair.append(own, peer, words);
+      } else {
+        peer.append(right ? marked(right, "good") : text(rescue.answer, "good"));
+        pair.append(own, peer);
+      }
       box.append(pair);
       const parts = element("dl");
       if (rescue.later === "unknown") entry(parts, "Next visit", "unknown: rounds are missing from the exchange");
@@ -148,7 +156,7 @@
           if (wanted === "solved" && !solved) continue;
           if (wanted === "unsolved" && (solved || !answered)) continue;
           if (wanted === "never" && rescue.later !== null) continue;
-          if (query && !(rescue.prompt + "\n" + rescue.answer).toLowerCase().includes(query)) continue;
+          if (query && !(rescue.prompt + "\n" + rescue.answer + "\n" + rescue.hint).toLowerCase().includes(query)) continue;
           matches.push(i);
         }
       }
