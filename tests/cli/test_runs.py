@@ -267,3 +267,16 @@ def test_models_are_pushed_to_the_hub_with_their_cards(
     result = cli_here("runs", "push", run, "someone")
     assert (result.returncode, "model/config.json: 3 bytes, expected 2" in result.stderr) == (6, True)
     assert calls == []  # nor ada's
+
+
+def test_a_run_that_lost_its_run_json_is_named_not_passed_over(cli_here: Cli, tmp_path: Path) -> None:
+    made_run(tmp_path / "runs" / "a", "sgt")
+    (made_run(tmp_path / "runs" / "b", "sgt") / "run.json").unlink()
+    (tmp_path / "runs" / "notes").mkdir()
+    listing = json.loads(cli_here("runs", "ls", "--json").stdout)
+    assert [Path(run["run"]).name for run in listing["runs"]] == ["a"]
+    (line,) = listing["unreadable"]
+    assert "runs/b" in line
+    assert "run.json" in line
+    shown = cli_here("runs", "ls", "runs/b")
+    assert "run.json" in shown.stderr

@@ -433,3 +433,14 @@ def test_progress_without_a_terminal_is_a_line_per_quarter(capsys: pytest.Captur
         "30 of 40",
         "40 of 40",
     ]
+
+
+def test_first_rounds_that_a_policy_lost_are_named(recorded_run: Path, tmp_path: Path, cli_here: Cli) -> None:
+    """A policy's exchange without its first round: pruned rounds and lost ones look the same."""
+    copy = shutil.copytree(recorded_run, tmp_path / "run")
+    assert "notes" not in diagnose(cli_here, "complementarity", "--run", copy)
+    (copy / "exchange" / "ada" / "000000.json").unlink()
+    result = cli_here("complementarity", "--run", copy, "--json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["notes"] == ["policy ada: rounds before 1 are missing (pruned, or lost)"]
+    assert "policy ada: rounds before 1 are missing" in result.stderr

@@ -13,6 +13,7 @@ from mutualrl.diagnostics.diagnose import diagnose
 from mutualrl.diagnostics.diagnostic_request import DiagnosticRequest, gate_sizes
 from mutualrl.diagnostics.diagnostic_tables import MARKDOWN
 from mutualrl.diagnostics.figures import FIGURES
+from mutualrl.diagnostics.hints import markdown as hints_markdown
 from mutualrl.diagnostics.revival import markdown as revival_markdown
 from mutualrl.engines.choice import check_engine
 from mutualrl.errors import UsageError
@@ -42,6 +43,8 @@ def _diagnose(diagnostic: str, options: Diagnostic, *, success: str = "first", g
         return
     if compared:
         typer.echo(MARKDOWN[diagnostic](result))
+    if "hints" in result:
+        typer.echo(f"\n{hints_markdown(result)}")
     if "revival" in result:
         typer.echo(revival_markdown(result))
 

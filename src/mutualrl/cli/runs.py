@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import typer
 from rich.table import Table
 
@@ -23,7 +25,7 @@ def ls(options: RunsLs) -> None:
     root = user_path(options.directory)
     if not root.is_dir():
         raise UsageError(f"no directory {options.directory}; runs are under runs/ unless --run-dir was given")
-    paths = [root] if (root / "run.json").exists() else sorted(p.parent for p in root.glob("*/run.json"))
+    paths = [root] if _is_run(root) else [path for path in sorted(root.iterdir()) if _is_run(path)]
     readable, unreadable = [], []
     for path in paths:
         try:
@@ -55,6 +57,11 @@ def ls(options: RunsLs) -> None:
     for overview in readable:
         skipped += [f"{overview.run.name}: {note}" for note in overview.run.notes if "is left out" in note]
     note_all([*unreadable, *skipped])
+
+
+def _is_run(path: Path) -> bool:
+    """Return whether a directory is a run, also one whose run.json is gone, which reading it then says."""
+    return (path / "run.json").exists() or ((path / "recipe.yaml").is_file() and (path / "policies").is_dir())
 
 
 def _state(overview: Overview) -> str:

@@ -15,6 +15,8 @@ from mutualrl.diagnostics.channels import channels
 from mutualrl.diagnostics.complementarity import Thresholds, complementarity
 from mutualrl.diagnostics.cost import cost
 from mutualrl.diagnostics.diagnostic_request import DiagnosticRequest, gate_sizes
+from mutualrl.diagnostics.hints import hint_rows, with_choice
+from mutualrl.diagnostics.hints import result_of as result_of_hints
 from mutualrl.diagnostics.load_rollouts import Loaded, ProgressBars, arranged, load_table
 from mutualrl.diagnostics.model_pool import ModelPool
 from mutualrl.diagnostics.results import Activation, Channels, Complementarity, Cost, ValueCheck
@@ -23,7 +25,7 @@ from mutualrl.diagnostics.rollouts import Rollouts
 from mutualrl.diagnostics.sgt_check import activation, teacher_nll
 from mutualrl.diagnostics.xgrpo_check import xgrpo_check
 from mutualrl.errors import DataError, UsageError
-from mutualrl.sources.prepare import prepare_sources
+from mutualrl.sources.prepare import Prepared, prepare_sources
 
 Result = Complementarity | ValueCheck | Activation | Channels | Cost
 
@@ -38,17 +40,22 @@ def diagnose(
     bars = ProgressBars(console)
     with bars.progress:
         loaded = load_table(request, bars)
-        texts = _with_sources(request, loaded)
+        sources = _sources(request)
+        texts = _with_sources(request, loaded, sources) | _with_hints(request, loaded, sources, bars)
         if loaded is None or (texts and len(loaded.table["policy"].unique()) < 2):
             return plain_values({**texts, "origin": request.origin, "seed": request.seed})
         rollouts, pool = arranged(loaded, request, bars)
         if unknown := set(request.thresholds.own) - set(rollouts.policies):
             expected = ", ".join(rollouts.policies)
             raise UsageError(f"no policy {min(unknown)!r} in {rollouts.origin}; expected one of: {expected}")
-        results = _compute(which, request, rollouts, pool, success, gates)
+        results: dict[str, Any] = {**_compute(which, request, rollouts, pool, success, gates)}
+    if "hints" in texts:
+        results |= with_choice(results, texts["hints"])
     results["rounds"] = len(np.unique(rollouts.rounds))
     results["origin"] = rollouts.origin
     results["left_out_prompts"] = rollouts.left_out
+    if loaded.notes:
+        results["notes"] = list(loaded.notes)
     results["seed"] = request.seed
     results["thresholds"] = _limits(request.thresholds)
     if request.thresholds.own:
@@ -57,15 +64,30 @@ def diagnose(
     return plain_values({**results, **texts})
 
 
-def _with_sources(request: DiagnosticRequest, loaded: Loaded | None) -> dict[str, Any]:
-    """Return what the request's recorded texts would revive; nothing without any."""
-    if not request.sources:
+def _sources(request: DiagnosticRequest) -> dict[str, Prepared]:
+    """Return the request's recorded texts, verified."""
+    if (texts := request.sources) is None:
         return {}
-
-    texts = request.sources
     success = request.thresholds.success
     learners = [replace(learner, success_above=success) for learner in texts.learners()]
-    sources = prepare_sources(texts.specs, texts.prompts, (), texts.rewards, learners, texts.timeout, success)
+    return prepare_sources(texts.specs, texts.prompts, (), texts.rewards, learners, texts.timeout, success)
+
+
+def _with_hints(
+    request: DiagnosticRequest, loaded: Loaded | None, sources: Mapping[str, Prepared], bars: ProgressBars
+) -> dict[str, Any]:
+    """Return what hints would do, if that was asked."""
+    if not request.flags.hints or loaded is None or request.sampled is None:
+        return {}
+    return result_of_hints(
+        hint_rows(request, request.sampled, loaded.table, sources, loaded.tokenizers, loaded.contexts, bars)
+    )
+
+
+def _with_sources(request: DiagnosticRequest, loaded: Loaded | None, sources: Mapping[str, Prepared]) -> dict[str, Any]:
+    """Return what the request's recorded texts would revive; nothing without any."""
+    if (texts := request.sources) is None:
+        return {}
     if loaded is None:
         return result_of(None, sources, request.thresholds, request.seed)
     table, unknown = with_task_ids(loaded.table, texts.prompts, request.origin)

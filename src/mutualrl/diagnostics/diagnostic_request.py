@@ -198,6 +198,8 @@ def _reject_unused(flags: DiagnosticFlags, source: str, *, texts: bool) -> None:
     unused = [flag for flag, name in _SAMPLING.items() if getattr(flags, name) is not None and flag not in used]
     if source not in ("--pool", "--model") and unused:
         raise UsageError(f"{', '.join(unused)}: no effect with {source}, whose rollouts already exist; use --pool")
+    if flags.hints and source not in ("--pool", "--model"):
+        raise UsageError(f"--hints samples the models, and {source} has rollouts of theirs only; use --pool or --model")
     if source != "--run" and flags.rounds is not None:
         raise UsageError("--rounds: only a run has rounds; add --run DIR")
 

@@ -42,6 +42,7 @@ class DiagnosticFlags:
     sources: tuple[str, ...] = ()
     assignments: tuple[str, ...] = ()
     texts: bool = False
+    hints: bool = False
     success_above: tuple[str, ...] = ()
     failure_below: tuple[str, ...] = ()
 
@@ -63,6 +64,10 @@ class ComplementarityFlags(DiagnosticFlags):
     """Options of `complementarity`, which also takes recorded texts."""
 
     texts: bool = True
+    hints: Annotated[
+        bool,
+        Option("Also sample where the gate opens, with a peer's success as a hint and without: is `hinted` better?"),
+    ] = False
     success: Annotated[str, Option("A model solves a prompt if its `first` rollout does, or `any` rollout.")] = "first"
     k: Annotated[str | None, Option("Rollouts per model for which to compute SGT's gate: 4,8,16.")] = None
     success_above: Annotated[tuple[str, ...], SUCCESS_ABOVE] = ()

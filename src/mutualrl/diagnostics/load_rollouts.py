@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +23,7 @@ from mutualrl.engines.choice import chosen_engine, load_engine
 from mutualrl.errors import DataError, MutualRLError, UsageError
 from mutualrl.process.loading import fast_imports
 from mutualrl.recipes.published import missing_rounds
-from mutualrl.records import Prompt
+from mutualrl.records import Completion, Prompt
 from mutualrl.see.inspection import Reader, tables
 from mutualrl.see.location import record_store
 from mutualrl.seeds import policy_seed
@@ -69,11 +69,15 @@ class ProgressBars:
 
 
 class Loaded(NamedTuple):
-    """Rollouts of a request as a table, the contents of their prompts by id, and the number of prompts left out."""
+    """Rollouts of a request as a table, the contents of their prompts by id, the number of prompts left out, and notes
+    on missing rounds. Of models that were sampled: their tokenizers and context lengths."""
 
     table: pa.Table
     contents: Mapping[str, Content]
     left_out: int = 0
+    notes: Sequence[str] = ()
+    tokenizers: Mapping[str, Any] = {}
+    contexts: Mapping[str, int] = {}
 
 
 def load_table(request: DiagnosticRequest, bars: ProgressBars) -> Loaded | None:
@@ -100,7 +104,6 @@ def arranged(loaded: Loaded, request: DiagnosticRequest, bars: ProgressBars) -> 
 
 
 def _from_run(recorded: Recorded, origin: str) -> Loaded:
-
     run, policies = recorded.run, [p.name for p in recorded.recipe.policies]
     rounds = list(tables(record_store(run), run.info().run_id, policies, recorded.rounds))
     writers = {str(table["policy"][0]) for table in rounds if len(table)}
@@ -116,7 +119,12 @@ def _from_run(recorded: Recorded, origin: str) -> Loaded:
         raise DataError(
             f"{origin}: {'; '.join(absent)}; restore them, or name the rounds to read (--rounds FIRST:LAST)"
         )
-    return Loaded(pa.concat_tables(rounds), _TaskPrompts(recorded))
+    notes = []
+    for name in policies if recorded.rounds is None else ():
+        if (first := min(reader.rounds(name))) > 0:
+            notes.append(f"policy {name}: rounds before {first} are missing (pruned, or lost)")
+            notify(notes[-1])
+    return Loaded(pa.concat_tables(rounds), _TaskPrompts(recorded), notes=notes)
 
 
 class _TaskPrompts(dict[str, Content]):
@@ -152,13 +160,14 @@ def _sample(request: DiagnosticRequest, sampled: Sampled, bars: ProgressBars) ->
     paths = {name: resolve_path(request.ends[name].path) for name in names}
     ids: dict[str, list[list[int]]] = {}
     tokenizers: dict[str, Any] = {}
+    contexts: dict[str, int] = {}
     fits = np.ones(len(sampled.prompts), dtype=bool)
     for name in names:
         revision, trust = request.ends[name].revision, request.ends[name].trust_remote_code
         tokenizers[name] = load_tokenizer(paths[name], revision=revision, trust_remote_code=trust)
         ids[name] = prompt_ids([p.content for p in sampled.prompts], tokenizers[name], request.templates.get(name))
-        context = context_of(paths[name], revision=revision, trust_remote_code=trust)
-        longest = min(context - sampled.max_new_tokens, sampled.recipe.task.max_prompt_tokens)  # as in training
+        contexts[name] = context_of(paths[name], revision=revision, trust_remote_code=trust)
+        longest = min(contexts[name] - sampled.max_new_tokens, sampled.recipe.task.max_prompt_tokens)  # as in training
         fits &= np.array([0 < len(row) <= longest for row in ids[name]], dtype=bool)
     fitting = np.flatnonzero(fits).tolist()
     if not fitting:
@@ -170,9 +179,7 @@ def _sample(request: DiagnosticRequest, sampled: Sampled, bars: ProgressBars) ->
     prompts = [sampled.prompts[i] for i in fitting]
     table = pa.concat_tables(
         [
-            _sample_policy(
-                request, sampled, name, paths[name], tokenizers[name], prompts, [ids[name][i] for i in fitting], bars
-            )
+            _sample_policy(request, sampled, name, tokenizers[name], prompts, [ids[name][i] for i in fitting], bars)
             for name in names
         ]
     )
@@ -181,44 +188,60 @@ def _sample(request: DiagnosticRequest, sampled: Sampled, bars: ProgressBars) ->
         pq.write_table(table, sink, compression="zstd")
         write_atomic(sampled.save, sink.getvalue().to_pybytes())
     contents = {p.id: p.content for p in prompts}
-    return Loaded(table, contents, len(fits) - len(fitting))
+    return Loaded(table, contents, len(fits) - len(fitting), (), tokenizers, contexts)
+
+
+def completions(
+    request: DiagnosticRequest,
+    sampled: Sampled,
+    name: str,
+    ids: Sequence[list[int]],
+    sampling: Sampling,
+    on_batch: Callable[[int], None],
+) -> list[list[Completion]]:
+    """Return a model's completions of prompts given as token ids. Raises ModelError."""
+    end = request.ends[name]
+    path = resolve_path(end.path)
+    engine_name = chosen_engine(sampled.engine, path, revision=end.revision, trust_remote_code=end.trust_remote_code)
+    engine = load_engine(
+        engine_name,
+        path,
+        longest=max(map(len, ids)) + sampled.max_new_tokens,
+        batch_size=max(1, 256 // sampling.samples),
+        revision=end.revision,
+        trust_remote_code=end.trust_remote_code,
+    )
+    try:
+        return engine.generate_ids(ids, sampling, on_batch)
+    finally:
+        engine.close()
+
+
+def rewards_by(
+    sampled: Sampled, name: str, answered: Sequence[tuple[Prompt, Completion]], tokenizer: PreTrainedTokenizerBase
+) -> list[float]:
+    """Return the reward of each completion under a policy's weights. Raises RewardError."""
+    weights = sampled.recipe.trainer_settings(name).get("reward_weights")
+    return rewards_of(sampled.recipe.task.reward, weights, answered, tokenizer, sampled.recipe.run.step_timeout)
 
 
 def _sample_policy(
     request: DiagnosticRequest,
     sampled: Sampled,
     name: str,
-    path: str,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt],
     ids: Sequence[list[int]],
     bars: ProgressBars,
 ) -> pa.Table:
-
-    end = request.ends[name]
-    engine_name = chosen_engine(sampled.engine, path, revision=end.revision, trust_remote_code=end.trust_remote_code)
-    engine = load_engine(
-        engine_name,
-        path,
-        longest=max(map(len, ids)) + sampled.max_new_tokens,
-        batch_size=max(1, 256 // sampled.samples),
-        revision=end.revision,
-        trust_remote_code=end.trust_remote_code,
-    )
     sampling = Sampling(
         sampled.max_new_tokens, sampled.temperature, sampled.samples, policy_seed(request.seed, name, 0)
     )
-    try:
-        groups = engine.generate_ids(ids, sampling, bars.track(f"{name}: sampling", len(ids)))
-    finally:
-        engine.close()
+    groups = completions(request, sampled, name, ids, sampling, bars.track(f"{name}: sampling", len(ids)))
     flat = [
         (prompt, number, c) for prompt, group in zip(prompts, groups, strict=True) for number, c in enumerate(group)
     ]
-    weights = sampled.recipe.trainer_settings(name).get("reward_weights")
-    answered = [(prompt, completion) for prompt, _, completion in flat]
-    timeout = sampled.recipe.run.step_timeout
-    rewards = rewards_of(sampled.recipe.task.reward, weights, answered, tokenizer, timeout)
+    rewards = rewards_by(sampled, name, [(prompt, completion) for prompt, _, completion in flat], tokenizer)
     columns: dict[str, list[Any]] = {
         "policy": [name] * len(flat),
         "round": [0] * len(flat),

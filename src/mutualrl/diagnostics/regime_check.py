@@ -10,6 +10,7 @@ import copy
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from mutualrl.errors import MutualRLError
 from mutualrl.records import Prompt, PublishSchema, Rollout, plain_ids
 from mutualrl.regimes import Plan, Regime, Requests, Results, RoundView, check_plan, plain_state
 from mutualrl.regimes.advantages import group_by_prompt, pool_advantages, ungroup
-from mutualrl.regimes.round import PHASES, ExtraRow
+from mutualrl.regimes.round import PHASES, ExtraRow, Sample, Sampled
 from mutualrl.rollouts import Rollouts
 from mutualrl.tasks import TaskSource, get_task
 from mutualrl.tasks.boxed import boxed_score
@@ -41,6 +42,7 @@ class Finding:
     found: str = ""
 
 
+@cache
 def load_tokenizer(name: str) -> Any:
     """Return the tokenizer of an embedded model."""
     from transformers import AutoTokenizer
@@ -116,8 +118,10 @@ def recorded_views(schema: PublishSchema, *, with_source: bool = False) -> list[
 
 
 def recorded_results(requests: Requests) -> Results:
-    """Return results that depend only on the requests: log-probs from the token ids, rewards from the data."""
-    answers = {prompt.id: prompt.answer for prompt in get_task("arithmetic").read("train", TaskSource()).prompts}
+    """Return results that depend only on the requests: log-probs from the token ids, rewards from the data, and as
+    samples the data's solution or a wrong one, in turn."""
+    prompts = {prompt.id: prompt for prompt in get_task("arithmetic").read("train", TaskSource()).prompts}
+    answers = {key: prompt.answer for key, prompt in prompts.items()}
 
     def scored(ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
         return np.array([-0.05 - 0.1 * (token % 7) for token in ids])
@@ -126,7 +130,18 @@ def recorded_results(requests: Requests) -> Results:
         {passage: scored(passage[1]) for passage in requests.logprobs},
         {passage: -float(scored(passage[1]).mean()) for passage in requests.nll},
         {response: boxed_score(response[1], answers[response[0]]) for response in requests.rewards},
+        {sample: _recorded_sample(sample, prompts[sample.prompt_id]) for sample in requests.samples},
     )
+
+
+def _recorded_sample(sample: Sample, prompt: Prompt) -> Sampled:
+    """Return a sample in words of its own, right or wrong by its number."""
+    text = f" well {prompt.solution}" if sample.number % 2 == 0 else " so \\boxed{-1}"
+    tokenizer = load_tokenizer(LEARNER)
+    ids = (*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id)
+    trace = np.full(len(ids), -0.5, dtype=np.float32) if sample.logprobs else None
+    hint_ids = tuple(tokenizer(sample.hint, add_special_tokens=False)["input_ids"])
+    return Sampled(ids, text, True, boxed_score(text, prompt.answer), trace, hint_ids)
 
 
 def with_results(regime: Regime, view: RoundView) -> RoundView:

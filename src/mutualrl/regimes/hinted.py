@@ -164,18 +164,18 @@ class Hinted(Regime):
 
     def requests(self, view: RoundView) -> Requests:
         """Return the answers to sample, and the hints whose NLL is logged."""
-        shown = self._shown(view)
-        return Requests(nll=tuple(self._hint_passages(view, shown).values()), samples=tuple(self._samples(shown)))
+        shown = self.shown(view)
+        return Requests(nll=tuple(self._hint_passages(view, shown).values()), samples=tuple(self.samples_on(shown)))
 
     def plan(self, view: RoundView) -> Plan:
         """Return the confirmed answers as rows: gate, draw of hints, sampled answers, filters."""
-        shown = self._shown(view)
+        shown = self.shown(view)
         answers = [
-            self._answer(sample, drawn)
-            for sample in self._samples(shown)
+            self.judged(sample, drawn)
+            for sample in self.samples_on(shown)
             if (drawn := view.results.samples.get(sample)) is not None
         ]
-        learnable = [answer for answer in answers if self.hint == "none" or not self._filtered(answer)]
+        learnable = [answer for answer in answers if self.hint == "none" or not self.leaves_out(answer)]
         confirmed = [answer for answer in learnable if answer.success]
         advantages = None
         if self.by_policy_gradient:
@@ -184,7 +184,7 @@ class Hinted(Regime):
             rows = self._nll(view, confirmed, shown)
         fallback = self._fallback(view, {answer.sample.prompt_id for answer in confirmed})
         metrics = {
-            "hinted/gate_rate": len(self._opened(view)) / max(len(view.own_groups()), 1),
+            "hinted/gate_rate": len(self.opened(view)) / max(len(view.own_groups()), 1),
             "hinted/fallback": float(len(fallback)),
             "hinted/extra_tokens": float(sum(len(row.token_ids) for row in (*rows, *fallback))),
             **self._metrics(answers, confirmed),
@@ -198,15 +198,15 @@ class Hinted(Regime):
 
     # ---- the gate, and what is shown
 
-    def _opened(self, view: RoundView) -> list[str]:
+    def opened(self, view: RoundView) -> list[str]:
         """Return the prompts whose gate opened, sorted."""
         rewards = successes_of(view).rewards
         own = view.own_groups()
         return [prompt_id for prompt_id in sorted(own) if gate(own[prompt_id], rewards.get(prompt_id, ()), self.rule)]
 
-    def _shown(self, view: RoundView) -> dict[str, Shown]:
+    def shown(self, view: RoundView) -> dict[str, Shown]:
         """Return the hint of every prompt whose gate opened and that has one."""
-        opened = self._opened(view)
+        opened = self.opened(view)
         if self.hint == "none":
             return {prompt_id: Shown("", None) for prompt_id in opened}
         candidates = successes_of(view).candidates
@@ -227,7 +227,7 @@ class Hinted(Regime):
         index = seeded(view.run_seed, view.round, f"hint {prompt_id}", view.learner).integers(len(successes))
         return successes[int(index)]
 
-    def _samples(self, shown: Mapping[str, Shown]) -> list[Sample]:
+    def samples_on(self, shown: Mapping[str, Shown]) -> list[Sample]:
         """Return the answers to sample."""
         trained_on = self.by_policy_gradient
         return [
@@ -247,13 +247,14 @@ class Hinted(Regime):
 
     # ---- answers
 
-    def _answer(self, sample: Sample, drawn: Sampled) -> Answer:
+    def judged(self, sample: Sample, drawn: Sampled) -> Answer:
+        """Return what a sampled answer is."""
         body = drawn.ids[:-1] if drawn.ended else drawn.ids  # a hint has no end token to copy
         success = drawn.reward > self.success_above
         copied = longest_common_substring(body, drawn.hint_ids) / max(len(body), 1) if success else 0.0
         return Answer(sample, drawn, success, copied, success and is_bare(drawn.text))
 
-    def _filtered(self, answer: Answer) -> bool:
+    def leaves_out(self, answer: Answer) -> bool:
         """Return whether an answer is left out: a confirmed one that is a copy, or bare."""
         return answer.copied >= self.max_copy or answer.bare
 

@@ -1,8 +1,11 @@
-"""Prompts with a hint: how the two are put together."""
+"""Prompts with a hint: the hint as a learner sees it, and how the two are put together."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 #: put prompt and hint together unless a regime's setting does
 FOR_CHATS = (
@@ -31,3 +34,19 @@ def with_hint(prompt: Any, hint: str, template: str | None = None) -> Any:
     last = max(place for place, message in enumerate(prompt) if message["role"] == "user")
     message = {**prompt[last], "content": filled(prompt[last]["content"])}
     return [*prompt[:last], message, *prompt[last + 1 :]]
+
+
+def shown_hint(
+    hint: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int | None = None
+) -> tuple[str, tuple[int, ...]]:
+    """Return a hint as it is shown, and its token ids: without the tokenizer's special tokens, which a prompt would
+    have as such, and cut to `max_tokens`."""
+    if not hint:
+        return "", ()
+    for token in sorted(tokenizer.all_special_tokens, key=len, reverse=True):
+        hint = hint.replace(token, "")
+    ids = tokenizer(hint, add_special_tokens=False)["input_ids"]
+    if max_tokens is not None and len(ids) > max_tokens:
+        ids = ids[:max_tokens]
+        hint = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    return hint, tuple(ids)

@@ -9,7 +9,7 @@ import torch
 from accelerate.utils import gather_object
 
 from mutualrl.engines.scoring import context_length
-from mutualrl.regimes.hints import with_hint
+from mutualrl.regimes.hints import shown_hint, with_hint
 from mutualrl.regimes.round import Sample, Sampled
 from mutualrl.thl import decode_completion, ended
 from mutualrl.training.tensors import as_batch, as_tensor, concatenated
@@ -75,25 +75,9 @@ def longest_sequence(trainer: HookedGRPOTrainer) -> int:
 
 
 def _row(trainer: HookedGRPOTrainer, sample: Sample, data: Inputs) -> _Row:
-    hint, hint_ids = _shown_hint(trainer, sample)
+    hint, hint_ids = shown_hint(sample.hint, tokenizer_of(trainer), sample.max_hint_tokens)
     shown = with_hint(data["prompt"], hint, sample.template)
     return _Row(data, shown, prompt_tokens(trainer, shown), hint_ids)
-
-
-def _shown_hint(trainer: HookedGRPOTrainer, sample: Sample) -> tuple[str, tuple[int, ...]]:
-    """Return a sample's hint as it is shown, with its token ids: cut to its maximum, and without the tokenizer's
-    special tokens, which would be read as such in a prompt."""
-    if not sample.hint:
-        return "", ()
-    tokenizer = tokenizer_of(trainer)
-    hint = sample.hint
-    for token in sorted(tokenizer.all_special_tokens, key=len, reverse=True):
-        hint = hint.replace(token, "")
-    ids = tokenizer(hint, add_special_tokens=False)["input_ids"]
-    if sample.max_hint_tokens is not None and len(ids) > sample.max_hint_tokens:
-        ids = ids[: sample.max_hint_tokens]
-        hint = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-    return hint, tuple(ids)
 
 
 def _sampled(

@@ -1,0 +1,252 @@
+"""Would a hint help? Success with a peer's success in the prompt and without it, where SGT's gate opens.
+
+Nothing is trained. The gate, the hint and the filters are those of the regime `hinted`. The answers without a hint are
+fresh: the learner's rollouts that opened the gate failed by selection. Success with a hint minus success without is
+what arXiv 2605.30070 finds to predict the gain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mutualrl.console.markdown import name, number, table
+from mutualrl.diagnostics.complementarity import SPARSE, Thresholds
+from mutualrl.diagnostics.diagnostic_request import DiagnosticRequest, Sampled
+from mutualrl.diagnostics.load_rollouts import ProgressBars, completions, rewards_by
+from mutualrl.diagnostics.statistics import Floats, intervals, ratio
+from mutualrl.engines.base import Sampling
+from mutualrl.records import Prompt, Rollout
+from mutualrl.regimes.hinted import Answer, Hinted
+from mutualrl.regimes.hints import shown_hint, with_hint
+from mutualrl.regimes.round import RoundView, Sample
+from mutualrl.regimes.round import Sampled as Drawn
+from mutualrl.rollouts import Rollouts
+from mutualrl.seeds import policy_seed
+from mutualrl.sources.prepare import Prepared
+from mutualrl.tasks.prompting import as_prompt, prompt_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True)
+class HintRow:
+    """One learner: of `prompts`, those with an open gate and a hint (`gated`); answers sampled to each with the hint,
+    and as many without (`samples`), and the fractions that succeed; the difference with its 95 % bootstrap interval
+    over prompts. Of the successes with the hint: fractions that are copies, and bare. `learnable`: fraction of the
+    answers with the hint that `hinted` would learn. `rescues_per_round`, `tokens_per_round`: expected answers to learn,
+    and tokens sampled for them, in a round of the recipe. `too_long`: prompts that leave no room with the hint."""
+
+    learner: str
+    prompts: int
+    gated: int
+    samples: int
+    success_with: float
+    success_without: float
+    difference: float
+    difference_ci: tuple[float, float]
+    copies: float
+    bare: float
+    learnable: float
+    rescues_per_round: float
+    tokens_per_round: float
+    too_long: int
+
+
+def hint_rows(
+    request: DiagnosticRequest,
+    sampled: Sampled,
+    rollouts: pa.Table,
+    sources: Mapping[str, Prepared],
+    tokenizers: Mapping[str, PreTrainedTokenizerBase],
+    contexts: Mapping[str, int],
+    bars: ProgressBars,
+) -> list[HintRow]:
+    """Return one row per model. `rollouts`: of all models; `tokenizers`, `contexts` (in tokens): by model."""
+    by_policy = {policy: _rollouts(rollouts, policy) for policy in rollouts["policy"].unique().to_pylist()}
+    recorded = {key: source.source.table for key, source in sources.items()}
+    prompts = {prompt.id: prompt for prompt in sampled.prompts}
+    rows = []
+    for learner, own in by_policy.items():
+        regime = _regime(request.thresholds.of(learner))
+        peers = {key: each for key, each in by_policy.items() if key != learner}
+        peers |= {key: Rollouts.of(_recorded(texts), key) for key, texts in recorded.items()}
+        view = RoundView(0, learner, request.seed, own, peers, sources=frozenset(recorded))
+        asked = regime.samples_on(regime.shown(view))
+        sampler = _Sampler(request, sampled, learner, tokenizers[learner], contexts[learner], prompts, bars)
+        answers = [regime.judged(sample, drawn) for sample, drawn in sampler.answers(asked, "with hints", 1)]
+        fitting = {answer.sample.prompt_id for answer in answers}
+        bare = [Sample(prompt_id, n) for prompt_id in sorted(fitting) for n in range(regime.samples)]
+        without = [regime.judged(sample, drawn) for sample, drawn in sampler.answers(bare, "without hints", 2)]
+        rows.append(_row(request, sampled, learner, own, regime, answers, without, len({s.prompt_id for s in asked})))
+    return rows
+
+
+def _regime(thresholds: Thresholds) -> Hinted:
+    """Return the rule with a learner's thresholds."""
+    return Hinted(success_above=thresholds.success, failure_below=thresholds.failure)
+
+
+def _rollouts(rollouts: pa.Table, policy: str) -> Rollouts:
+    """Return a model's sampled rollouts."""
+    chosen = rollouts.filter(pc.equal(rollouts["policy"], policy))
+    columns = (chosen[key].to_pylist() for key in ("prompt_id", "rollout", "reward", "ended", "y_text"))
+    return Rollouts.of([Rollout(p, n, r, e, text=t) for p, n, r, e, t in zip(*columns, strict=True)], policy)
+
+
+def _recorded(texts: pa.Table) -> list[Rollout]:
+    columns = (texts[key].to_pylist() for key in ("prompt_id", "reward", "y_text"))
+    return [Rollout(p, n, r, True, text=t) for n, (p, r, t) in enumerate(zip(*columns, strict=True))]
+
+
+@dataclass(frozen=True)
+class _Sampler:
+    """Sampling of one learner's answers."""
+
+    request: DiagnosticRequest
+    sampled: Sampled
+    learner: str
+    tokenizer: PreTrainedTokenizerBase
+    context: int
+    prompts: Mapping[str, Prompt]
+    bars: ProgressBars
+
+    def answers(self, samples: Sequence[Sample], label: str, stream: int) -> list[tuple[Sample, Drawn]]:
+        """Return the rollout of every sample whose prompt leaves room for it. `stream` tells random numbers apart."""
+        shown: dict[tuple[str, str], list[Sample]] = {}
+        for sample in samples:
+            shown.setdefault((sample.prompt_id, sample.hint), []).append(sample)
+        hints = {key: shown_hint(key[1], self.tokenizer) for key in shown}
+        contents = [
+            with_hint(as_prompt(self.prompts[prompt_id].content, self.tokenizer), hints[prompt_id, hint][0])
+            for prompt_id, hint in shown
+        ]
+        template = self.request.templates.get(self.learner)
+        ids = dict(zip(shown, prompt_ids(contents, self.tokenizer, template), strict=True))
+        room = self.context - self.sampled.max_new_tokens
+        fitting = [key for key in shown if len(ids[key]) <= room]
+        if not fitting:
+            return []
+        seed = policy_seed(self.request.seed, self.learner, stream)
+        count = len(shown[fitting[0]])
+        sampling = Sampling(self.sampled.max_new_tokens, self.sampled.temperature, count, seed)
+        progress = self.bars.track(f"{self.learner}: {label}", len(fitting))
+        groups = completions(
+            self.request, self.sampled, self.learner, [ids[key] for key in fitting], sampling, progress
+        )
+        pairs = [
+            (sample, completion)
+            for key, group in zip(fitting, groups, strict=True)
+            for sample, completion in zip(shown[key], group, strict=True)
+        ]
+        judged_on = [(self.prompts[sample.prompt_id], completion) for sample, completion in pairs]
+        rewards = rewards_by(self.sampled, self.learner, judged_on, self.tokenizer)
+        drawn = []
+        for (sample, completion), reward in zip(pairs, rewards, strict=True):
+            hint_ids = hints[sample.prompt_id, sample.hint][1]
+            result = Drawn(completion.token_ids, completion.text, completion.ended, reward, None, hint_ids)
+            drawn.append((sample, result))
+        return drawn
+
+
+def _row(
+    request: DiagnosticRequest,
+    sampled: Sampled,
+    learner: str,
+    own: Rollouts,
+    regime: Hinted,
+    answers: Sequence[Answer],
+    without: Sequence[Answer],
+    gated: int,
+) -> HintRow:
+    prompts = len(set(own.prompt_ids))
+    fitting = sorted({answer.sample.prompt_id for answer in answers})
+    rates = np.zeros((len(fitting), 2))
+    for column, drawn in enumerate((answers, without)):
+        for place, prompt_id in enumerate(fitting):
+            rates[place, column] = np.mean([a.success for a in drawn if a.sample.prompt_id == prompt_id])
+    learnable = [answer for answer in answers if answer.success and not regime.leaves_out(answer)]
+    successes = [answer for answer in answers if answer.success]
+    means = rates.mean(axis=0) if fitting else np.full(2, np.nan)
+    round_share = (sampled.recipe.round.prompts or 1) / max(prompts, 1)
+    return HintRow(
+        learner=learner,
+        prompts=prompts,
+        gated=gated,
+        samples=len(answers),
+        success_with=float(means[0]),
+        success_without=float(means[1]),
+        difference=float(means[0] - means[1]),
+        difference_ci=_interval(rates, request.seed),
+        copies=float(ratio(sum(a.copied >= regime.max_copy for a in successes), len(successes))),
+        bare=float(ratio(sum(a.bare for a in successes), len(successes))),
+        learnable=float(ratio(len(learnable), len(answers))),
+        rescues_per_round=len(learnable) * round_share,
+        tokens_per_round=sum(len(answer.drawn.ids) for answer in answers) * round_share,
+        too_long=gated - len(fitting),
+    )
+
+
+def _interval(rates: Floats, seed: int) -> tuple[float, float]:
+    """Return the interval of the mean difference between two columns, over prompts."""
+    if not len(rates):
+        return float("nan"), float("nan")
+    return intervals(rates, lambda sums: ((sums[:, 0] - sums[:, 1]) / len(rates))[:, None], seed)[0]
+
+
+def with_choice(recommendation: Mapping[str, Any], hints: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the keys of a recommendation that change once hints were tried: `hinted` in place of `sgt` if a hint
+    raises the success of a learner and leaves answers to learn; either way, the reason."""
+    if recommendation["recommended"] == "none":
+        return {}
+    rows = [HintRow(**row) for row in hints]
+    helped = [r for r in rows if r.gated / max(r.prompts, 1) >= SPARSE and r.difference_ci[0] > 0 and r.learnable > 0]
+    if not helped:
+        seen = [
+            f"{row.learner} {number(row.success_with, 2)}, without {number(row.success_without, 2)}" for row in rows
+        ]
+        reason = f"hints do not help these models (success with one: {'; '.join(seen)})"
+        return {"recommendation": f"{recommendation['recommendation']}. {reason}"}
+    best = max(helped, key=lambda row: row.difference)
+    reason = (
+        f"where the gate opens, {best.learner} solves {best.success_with:.0%} of its answers with a hint, "
+        f"{best.success_without:.0%} without, and {best.learnable:.0%} are its own words: "
+        f"{best.rescues_per_round:.1f} answers to learn per round, for {best.tokens_per_round:.0f} tokens sampled"
+    )
+    text = f"hinted: {reason}. In place of {recommendation['recommendation']}"
+    return {"recommended": "hinted", "recommendation": text, "settings": {}, "caveat": "", "extra_rows": 0.0}
+
+
+def result_of(rows: Sequence[HintRow]) -> dict[str, Any]:
+    """Return the rows as plain values."""
+    return {"hints": [asdict(row) for row in rows]}
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """Return the table."""
+    head = ["learner", "gate open", "success with hint", "without", "difference [95 %]", "copies", "bare", "to learn"]
+    head += ["per round", "tokens per round"]
+    rows = []
+    for row in result["hints"]:
+        low, high = row["difference_ci"]
+        rows.append(
+            [
+                name(row["learner"]),
+                f"{row['gated']}/{row['prompts']}",
+                number(row["success_with"], 3),
+                number(row["success_without"], 3),
+                f"{number(row['difference'], 3)} [{number(low, 3)}, {number(high, 3)}]",
+                number(row["copies"], 3),
+                number(row["bare"], 3),
+                number(row["learnable"], 3),
+                number(row["rescues_per_round"], 1),
+                number(row["tokens_per_round"], 0),
+            ]
+        )
+    return table("A peer's success as a hint, where the gate opens", head, rows)

@@ -1,0 +1,89 @@
+"""`complementarity --hints`: success with a peer's success in the prompt and without, and the choice of a rule."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from conftest import Cli
+from mutualrl.diagnostics.hints import with_choice
+
+SMALL = ("--prompts", "32", "--samples", "4", "--max-new-tokens", "40", "--engine", "transformers", "--hints", "--json")
+
+
+def hints(cli: Cli, *arguments: str) -> dict[str, Any]:
+    result = cli("complementarity", *arguments, *SMALL)
+    assert result.returncode == 0, result.stderr
+    values: dict[str, Any] = json.loads(result.stdout)
+    return values
+
+
+@pytest.mark.slow
+def test_policies_that_can_use_a_hint_are_told_to_use_hinted(cli: Cli) -> None:
+    result = hints(cli, "--pool", "tiny-hints")
+    assert result["recommended"] == "hinted"
+    assert "of its answers with a hint" in result["recommendation"]
+    assert [row["learner"] for row in result["hints"]] == ["hal", "ivy"]
+    gates = {row["learner"]: row["observed"] for row in result["gate"]}
+    for row in result["hints"]:
+        assert row["gated"] == round(gates[row["learner"]] * 32)
+        assert row["samples"] == 4 * (row["gated"] - row["too_long"])
+        assert row["difference"] == pytest.approx(row["success_with"] - row["success_without"])
+        low, high = row["difference_ci"]
+        assert low <= row["difference"] <= high
+        assert row["learnable"] <= row["success_with"]
+        assert row["rescues_per_round"] == pytest.approx(row["learnable"] * row["samples"])  # a round has 32 prompts
+        assert row["tokens_per_round"] > 0
+    assert max(row["difference"] for row in result["hints"]) > 0.4
+
+
+@pytest.mark.slow
+def test_policies_that_cannot_use_a_hint_keep_the_recommendation_with_the_reason(cli: Cli) -> None:
+    result = hints(cli, "--pool", "tiny-countdown")
+    assert result["recommended"] == "sgt"
+    assert "hints do not help these models (success with one: fay 0.00, without" in result["recommendation"]
+    assert result["caveat"]
+
+
+@pytest.mark.slow
+def test_hints_of_a_source_for_one_model(cli: Cli) -> None:
+    arguments = ("--model", "tiny:ada", "--task", "arithmetic", "--source", "book=recorded:tiny:book")
+    result = hints(cli, *arguments)
+    (row,) = result["hints"]
+    (revival,) = result["revival"]
+    assert row["gated"] == revival["revived"] > 0
+    table = cli("complementarity", *arguments, *SMALL[:-1])
+    assert "| ada | " in table.stdout.split("A peer's success as a hint, where the gate opens")[1]
+
+
+def test_hints_need_models_to_sample(cli: Cli) -> None:
+    result = cli("complementarity", "--rollouts", "a.jsonl", "--hints")
+    assert result.returncode == 2
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    values = {"learner": "a", "prompts": 100, "gated": 20, "samples": 80, "success_with": 0.5, "success_without": 0.1}
+    values |= {"difference": 0.4, "difference_ci": (0.2, 0.6), "copies": 0.0, "bare": 0.0, "learnable": 0.4}
+    values |= {"rescues_per_round": 9.0, "tokens_per_round": 800.0, "too_long": 0}
+    return {**values, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "choice"),
+    [
+        ({}, "hinted"),
+        ({"difference_ci": (-0.1, 0.9)}, None),
+        ({"learnable": 0.0, "copies": 1.0}, None),
+        ({"gated": 0}, None),
+    ],
+)
+def test_hinted_is_chosen_where_a_hint_helps_and_leaves_something_to_learn(
+    changes: dict[str, Any], choice: str | None
+) -> None:
+    sgt = {"recommended": "sgt", "recommendation": "sgt: its gate would open", "caveat": "measured"}
+    changed = with_choice(sgt, [row(**changes)])
+    assert changed.get("recommended") == choice
+    assert changed["recommendation"].endswith("sgt: its gate would open") is (choice == "hinted")
+    assert with_choice({"recommended": "none", "recommendation": "none"}, [row()]) == {}
