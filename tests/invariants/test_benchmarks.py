@@ -62,6 +62,7 @@ SMOKE: dict[str, tuple[str, ...]] = {
     "fuzz": (),
     "gpu_check": ("--cpu",),
     "gpu_step_time": ("--cpu",),
+    "hints": (),
     "kill_matrix": (),
     "paper": (),
     "pictures": (),

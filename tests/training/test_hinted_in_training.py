@@ -156,6 +156,8 @@ def test_loss_and_gradient_of_a_step_match_the_formulas(tiny: dict[str, Path], t
     assert row["hinted/confirmed"] == 2 * len(expected.right)
     if loss == "policy_gradient":
         assert min(expected.ratios) < 0.9 < max(expected.ratios)  # some tokens are at the cap
+        assert row["hinted/ratio"] == pytest.approx(sum(expected.ratios) / len(expected.ratios), abs=1e-4)
+        assert row["hinted/capped"] == pytest.approx(sum(r > 0.9 for r in expected.ratios) / len(expected.ratios))
         return
     nll = extra.mean().item()
     assert row["hinted/nll"] == pytest.approx(nll, abs=1e-4)

@@ -219,8 +219,8 @@ def with_choice(recommendation: Mapping[str, Any], hints: Sequence[Mapping[str, 
         f"{best.success_without:.0%} without, and {best.learnable:.0%} are its own words: "
         f"{best.rescues_per_round:.1f} answers to learn per round, for {best.tokens_per_round:.0f} tokens sampled"
     )
-    text = f"hinted: {reason}. In place of {recommendation['recommendation']}"
-    return {"recommended": "hinted", "recommendation": text, "settings": {}, "caveat": "", "extra_rows": 0.0}
+    text = f"{Hinted.name}: {reason}. In place of {recommendation['recommendation']}"
+    return {"recommended": Hinted.name, "recommendation": text, "settings": {}, "caveat": "", "extra_rows": 0.0}
 
 
 def result_of(rows: Sequence[HintRow]) -> dict[str, Any]:

@@ -85,6 +85,8 @@ class Hinted(Regime):
         Metric("hinted/extra_tokens", "tokens", "tokens of the rows that joined the loss"),
         Metric("hinted/nll", "nats per token", "mean NLL of the learnt answers (and of fallback's pairs)"),
         Metric("hinted/hint_nll", "nats per token", "mean NLL of the hints whose prompts gave an answer to learn"),
+        Metric("hinted/ratio", "ratio", "mean over the tokens of policy-gradient rows of pi(. | x) over pi(. | x, h)"),
+        Metric("hinted/capped", "fraction", "tokens of policy-gradient rows whose ratio is above `cap`"),
         Metric("hinted/fallback", "rows", "pairs of `fallback: sgt`"),
     )
 
@@ -193,8 +195,12 @@ class Hinted(Regime):
         return Plan(advantages=advantages, rows=(*rows, *fallback), metrics=metrics)
 
     def row_metrics(self, statistics: RowStatistics) -> dict[str, float]:
-        """Return the mean NLL per token of the rows."""
-        return {} if statistics.nll is None else {"hinted/nll": statistics.nll}
+        """Return the mean NLL per token of the rows, and their ratios."""
+        metrics = {} if statistics.nll is None else {"hinted/nll": statistics.nll}
+        if statistics.ratios.size:
+            metrics["hinted/ratio"] = float(statistics.ratios.mean())
+            metrics["hinted/capped"] = float((statistics.ratios > self.cap).mean())
+        return metrics
 
     # ---- the gate, and what is shown
 
