@@ -49,6 +49,8 @@ REGIMES: dict[str, tuple[str, dict[str, Any]]] = {
     "swarm": ("swarm", {"external": 5}),
     "fit": ("sgt", {"pick": "lowest_nll"}),
     "trust": ("prp", {"trust": "band"}),
+    "hinted": ("hinted", {"fallback": "sgt"}),
+    "hints": ("hinted", {"loss": "policy_gradient", "samples": 3}),
 }
 
 
@@ -90,7 +92,7 @@ def publish(root: Path, tiny: dict[str, Path]) -> str:
 BY_STRATEGY: dict[str, tuple[str, ...]] = {
     "ddp": tuple(REGIMES),
     "zero2": ("prp", "sgt"),
-    "zero3": ("prp", "sgt", "hacpo", "swarm", "fit"),
+    "zero3": ("prp", "sgt", "hacpo", "swarm", "fit", "hinted", "hints"),
 }
 #: variants of GRPO compared bit for bit with TRL; then, for unequal passes, numbers of solved prompts and fitting rows
 PLAIN = {"ddp": ("alone", "grpo", "closed", "unmixed"), "zero3": ("closed", "unmixed")}
@@ -155,6 +157,7 @@ def check_regimes_equal_one_rank(
         }
         for one, two in zip(alone.kept, records[name][0]["kept"], strict=True):
             counts = ("hacpo/rows", "swarm/denied", "swarm/rows", "prp/untrusted", "plan/passages", "prompts/dead")
+            counts += ("plan/samples", "plan/sampled_tokens", "hinted/confirmed", "hinted/nll", "hinted/ratio")
             for key in ("reward", "loss", "grad_norm", "sgt/nll", "prp/ratio_p99", "prp/clip_rate", *counts):
                 assert two.get(key, 0.0) == pytest.approx(one.get(key, 0.0), rel=2e-3, abs=2e-5), (name, key)
         assert any(row["grad_norm"] > 0 for row in alone.kept)

@@ -84,6 +84,31 @@ def test_two_policies_train_with_vllm_from_the_command_line(cli: Any, tmp_path: 
 
 @needs_vllm
 @pytest.mark.slow
+def test_vllm_samples_with_hints(cli: Any, tmp_path: Path) -> None:
+    """The engine of training samples the regime's requests, with the weights of the step; answers are confirmed at the
+    rate of transformers, and their ratios are taken of the trainer's log-probs."""
+    options = ["--set", "trainer.use_vllm=true", "--set", "trainer.vllm_gpu_memory_utilization=0.2"]
+    options += ["--set", "trainer.vllm_max_model_length=160", "--set", "run.validate_every=0", "--steps", "3"]
+    options += ["--set", "regime.loss=policy_gradient", "--set", "regime.samples=2"]
+    run = tmp_path / "run"
+    result = cli(
+        *("train", "--regime", "hinted", "--pool", "tiny-hints", "--run-dir", run, "--json", *options),
+        timeout=PATIENCE,
+        **ENVIRONMENT,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    for policy in ("hal", "ivy"):
+        lines = (run / "policies" / policy / "metrics.jsonl").read_text().splitlines()
+        rows = [row for line in lines if "hinted/samples" in (row := json.loads(line))]
+        assert len(rows) == 3
+        assert sum(row["hinted/samples"] for row in rows) > 0
+        assert sum(row["plan/samples_too_long"] for row in rows) == 0
+        assert sum(row["hinted/success_rate"] for row in rows) / 3 > 0.3
+        assert all(0 < row["hinted/ratio"] < 100 for row in rows if row["hinted/confirmed"])
+
+
+@needs_vllm
+@pytest.mark.slow
 def test_guided_rollouts_continue_a_masked_prefix(cli: Any, tmp_path: Path) -> None:
     """From the second epoch, some rollouts begin with a prefix; the trainer's log-probs of vLLM's continuations are
     close to vLLM's."""
