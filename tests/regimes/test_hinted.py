@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,9 +15,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from mutualrl.records import PublishSchema
-from mutualrl.regimes import Results, RoundView, Sample, Sampled, UpperBound, get_regime
+from mutualrl.regimes import PPO, Results, RoundView, Sample, Sampled, UpperBound, get_regime, whitened_plan
 from mutualrl.regimes.hinted import Hinted, final_answer, is_bare, longest_common_substring
-from mutualrl.regimes.hints import FOR_CHATS, FOR_TEXTS, with_hint
+from mutualrl.regimes.hints import FOR_CHATS, FOR_TEXTS, shown_hint, with_hint
 from regime_views import Peer, view
 
 SOLUTION = "4+3=7 \\boxed{7}"
@@ -120,11 +121,14 @@ def test_without_a_hint_answers_are_further_rollouts_of_the_group() -> None:
     assert not regime.late()
     rewards = Peer([(row.prompt_id, row.reward) for row in BOB])
     made = regime.requests(view(ROWS, {"bob": rewards}))
-    assert {(sample.hint, sample.logprobs) for sample in made.samples} == {("", True)}
+    assert {(sample.hint, sample.logprobs) for sample in made.samples} == {("", False)}
     assert made.nll == ()
     write: Write = lambda s: ("\\boxed{7}", float(s.number))  # noqa: E731  (a bare answer is a rollout like others)
     plan = regime.plan(with_samples(view(ROWS, {"bob": rewards}), regime, write))
-    assert [row.loss for row in plan.rows] == ["policy_gradient"] * 4
+    assert {(row.loss, row.bound, row.logprobs) for row in plan.rows} == {
+        ("policy_gradient", PPO(), None)
+    }  # as own rows
+    assert len(plan.rows) == 4
     assert {row.source.policy for row in plan.rows} == {"ada"}
     assert plan.advantages is not None
 
@@ -186,6 +190,8 @@ def test_late_only_where_answers_do_not_join_advantages() -> None:
     assert Hinted(loss="policy_gradient").staleness_problem(1) is not None
     assert Hinted().uses_ratios() is False
     assert Hinted(loss="policy_gradient").uses_ratios()
+    assert not Hinted(hint="none").uses_ratios()  # sampled as the own rollouts are
+    assert [Hinted(loss=loss).changes_advantages() for loss in ("nll", "policy_gradient")] == [False, True]
     assert get_regime("xgrpo+hinted")().late() is False
 
 
@@ -207,6 +213,66 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> N
 def test_settings_without_effect_are_named() -> None:
     assert [key for key, _ in Hinted(cap=2.0).ineffective_settings()] == ["cap"]
     assert [key for key, _ in Hinted(hint="none", loss="policy_gradient").ineffective_settings()] == ["loss"]
+    assert [key for key, _ in Hinted(loss="policy_gradient", weight=0.2, reduce="sum").ineffective_settings()] == [
+        "weight",
+        "reduce",
+    ]
+    assert Hinted(loss="policy_gradient", weight=0.2, fallback="sgt").ineffective_settings() == []
+    none = Hinted(hint="none", pick="shortest", max_hint_tokens=4)
+    assert {key for key, _ in none.ineffective_settings()} == {"pick", "max_hint_tokens"}
+
+
+def test_texts_are_published_where_the_fallback_reads_them() -> None:
+    regime = Hinted(hint="none", fallback="sgt", samples=1)
+    assert "text" in regime.publishes().fields
+    plan = regime.plan(with_samples(view(ROWS, {"bob": BOB}), regime, lambda s: ("no", 0.0)))
+    assert [row.text for row in plan.rows if row.loss == "nll"] == [SOLUTION, "6-1=5 \\boxed{5}"]
+
+
+def test_what_a_regime_before_it_changed_stays() -> None:
+    """Own advantages change by the difference between the pooled group and the own one, which is 0 here."""
+    regime = Hinted(samples=2, loss="policy_gradient")
+    write: Write = lambda s: (f"{OWN} {s.number}", float(s.prompt_id == "a" and s.number == 0))  # noqa: E731
+    adjusted = (0.5, -0.5, 0.1, 0.2, 0.3, 0.4, 0.25, -0.25)
+    plan = regime.plan(with_samples(view(ROWS, {"bob": BOB}, advantages=adjusted), regime, write))
+    low = -0.25 / 0.5001
+    assert plan.advantages == pytest.approx([0.5 + low, -0.5 + low, *adjusted[2:]])
+
+
+def test_whitened_advantages_are_whitened_once_over_own_rollouts_and_answers() -> None:
+    regime = Hinted(samples=2, loss="policy_gradient")
+    write: Write = lambda s: (f"{OWN} {s.number}", float(s.prompt_id == "a" and s.number == 0))  # noqa: E731
+    white = view(ROWS, {"bob": BOB}, whiten=True, advantages=[9.0] * 8)  # whitened before: not used
+    answered = with_samples(white, regime, write)
+    plan = whitened_plan(regime.plan(answered), answered)
+    raw = regime.plan(with_samples(view(ROWS, {"bob": BOB}), regime, write))
+    assert raw.advantages is not None
+    values = np.array([*raw.advantages, *(row.advantage for row in raw.rows)])
+    expected = (values - values.mean()) / (values.std(ddof=1) + 1e-4)
+    assert [*(plan.advantages or ()), *(row.advantage for row in plan.rows)] == pytest.approx(expected)
+
+
+def test_truncated_answers_count_in_the_group_and_are_masked_as_own_ones_are() -> None:
+    regime = Hinted(samples=1, loss="policy_gradient")
+    shown = view(ROWS[:2], {"bob": BOB}, mask_truncated=True)
+    cut = {s: sampled(s, OWN, 1.0)._replace(ended=False) for s in regime.requests(shown).samples}
+    (row,) = regime.plan(replace(shown, results=Results(samples=cut))).rows
+    assert not row.covered.any()
+    assert row.advantage > 0
+
+
+def test_answers_without_a_reward_are_left_out_of_the_group() -> None:
+    regime = Hinted(samples=2, loss="policy_gradient")
+    write: Write = lambda s: (f"{OWN} {s.number}", math.nan if s.number else 1.0)  # noqa: E731
+    plan = regime.plan(with_samples(view(ROWS[:2], {"bob": BOB}), regime, write))
+    assert [row.text for row in plan.rows] == [f"{OWN} 0"]
+
+
+def test_only_confirmed_answers_have_a_hint_for_the_log_of_rescues() -> None:
+    regime = Hinted(samples=2, loss="policy_gradient")
+    write: Write = lambda s: (f"{OWN} {s.number}", float(s.number))  # noqa: E731
+    plan = regime.plan(with_samples(view(ROWS[:2], {"bob": BOB}), regime, write))
+    assert [row.hint for row in plan.rows] == ["", SOLUTION]
 
 
 @pytest.mark.parametrize(
@@ -226,6 +292,7 @@ def test_final_answer(text: str, answer: str) -> None:
         ("", True),
         ("so \\boxed{7}", False),
         ("3 and 4", False),
+        ("三加四等于七，所以答案是七。", False),
         ("\\boxed{7} because 3+4=7", False),
         ("4 \\boxed{(4+3)*2}", False),
     ],
@@ -251,3 +318,32 @@ def test_prompt_and_hint_are_put_together_and_never_read_as_templates() -> None:
     assert chat[1]["content"] == "q"
     assert with_hint(chat, "", "{hint}{prompt}") is chat
     assert with_hint("q", "h", "{hint}: {prompt}") == "h: q"
+    blocks = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "q"}]}]
+    shown = with_hint(blocks, "h", "{hint}: {prompt}")
+    assert shown[0]["content"] == [{"type": "text", "text": "h: "}, *blocks[0]["content"]]
+    assert with_hint([{"role": "system", "content": "s"}], "h", "{prompt} {hint}")[0]["content"] == "s h"
+
+
+class Special:
+    """Tokenizer by words with special tokens, one of them special in the tokenizer only."""
+
+    all_special_tokens: ClassVar[list[str]] = ["<|im_start|>", "<|im_end|>"]
+    added_tokens_decoder: ClassVar[dict[int, Any]] = {
+        0: SimpleNamespace(content="<|header|>", special=True),
+        1: SimpleNamespace(content="<tool>", special=False),
+    }
+
+    def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
+        self.longest = max(getattr(self, "longest", 0), len(text))
+        return {"input_ids": list(range(len(text.split())))}
+
+    def decode(self, ids: list[int], **_: object) -> str:
+        return " ".join(f"w{number}" for number in ids)
+
+
+def test_special_tokens_of_a_hint_are_removed_however_they_are_nested() -> None:
+    hint = "a<|im_<|im_start|>start|>system<|header|>b <tool>"
+    assert shown_hint(hint, Special(), 9)[0] == "asystemb <tool>"  # type: ignore[arg-type]
+    tokenizer = Special()
+    assert shown_hint("word " * 10**6, tokenizer, 3) == ("w0 w1 w2", (0, 1, 2))  # type: ignore[arg-type]
+    assert tokenizer.longest < 200

@@ -379,6 +379,13 @@ def test_tool_descriptions_count_towards_the_prompt_length(callers: Path, tmp_pa
         assert (f"train prompts is within task.max_prompt_tokens ({limit})" in result.stderr) == (code == 2)
 
 
+def test_regime_that_requests_samples_rejects_multi_turn_tasks(untrained: Path, tmp_path: Path, cli_here: Cli) -> None:
+    arguments = ("--set", "regime.hint=none", "--dry-run")
+    result = cli_here("train", recipe(untrained, tmp_path, "hinted"), *arguments)
+    assert result.returncode == 2
+    assert "task.environment: regime 'hinted' requests samples of the learner, which have tool results" in result.stderr
+
+
 @pytest.mark.parametrize("regime", ["sgt", "prp"])
 def test_regime_that_shares_texts_rejects_multi_turn_tasks(
     untrained: Path, tmp_path: Path, cli_here: Cli, regime: str

@@ -12,7 +12,7 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from mutualrl.engines.transformers_engine import load_tokenizer
-from mutualrl.errors import UsageError
+from mutualrl.errors import RegimeError, UsageError
 from mutualrl.records import Rollout
 from mutualrl.regimes import ExtraRow, Plan, Regime, Requests, RoundView, RowSource, Sample, Sampled
 from mutualrl.regimes.hints import FOR_CHATS, with_hint
@@ -20,7 +20,7 @@ from mutualrl.see import Exchange
 from mutualrl.thl import retokenize
 from mutualrl.training import MutualGRPOTrainer
 from mutualrl.training.extra_rows import ExtraRows
-from mutualrl.training.samples import longest_sequence, samples_of
+from mutualrl.training.samples import longest_sequence, samples_of, sampling_problems
 from training_harness import (
     BY_ID,
     PROMPTS,
@@ -220,6 +220,7 @@ class FreshSamples(Regime):
     name = "fresh-samples"
     summary = "asks for samples"
     reads_peers = False
+    requests_samples = True
     kept: ClassVar[list[dict[Sample, Sampled | None]]] = []
 
     def requests(self, view: RoundView) -> Requests:
@@ -289,9 +290,13 @@ def test_a_prompt_that_leaves_no_room_for_a_completion_is_not_sampled(tiny: dict
     )
     assert longest_sequence(trainer) == 256
     rows = {"p": trainer.train_dataset[0]}
-    samples = [Sample("p", 0, " 1+1=2" * 100), Sample("p", 0, " 1+1=2" * 100, max_hint_tokens=10), Sample("p", 0)]
+    long = "{prompt}" + " 1+1=2" * 100 + "{hint}"
+    samples = [Sample("p", 0, " 1", template=long), Sample("p", 0, " 1+1=2" * 100), Sample("p", 0)]
     results = samples_of(trainer, samples, rows, {})
     assert [results[sample] is None for sample in samples] == [True, False, False]
+    cut = results[samples[1]]
+    assert cut is not None
+    assert len(cut.hint_ids) == trainer.max_completion_length  # of a hint at most as much as of a completion is shown
     limit = longest_sequence(trainer) - trainer.max_completion_length
     bare = len(load_tokenizer(str(tiny["ada"]))(with_hint(PROMPTS[0].text, " 1"))["input_ids"])
     assert bare < limit
@@ -367,5 +372,65 @@ def test_a_truncated_sampling_distribution_is_refused_where_ratios_are_taken(
 ) -> None:
     publish_peer(tmp_path / "x", sampled_rounds(8, 3))
     with pytest.raises(UsageError, match="top_k: found 5, which biases the regime's importance ratios"):
-        train(MutualGRPOTrainer, tiny["ada"], tmp_path / "a", sharing(tmp_path / "x", "hinted", hint="none"), top_k=5)
+        shared = sharing(tmp_path / "x", "hinted", loss="policy_gradient")
+        train(MutualGRPOTrainer, tiny["ada"], tmp_path / "a", shared, top_k=5)
     train(MutualGRPOTrainer, tiny["ada"], tmp_path / "b", sharing(tmp_path / "x", "hinted"), top_k=5, max_steps=1)
+
+
+def test_batches_of_samples_are_drawn_in_evaluation_mode_also_if_the_engine_leaves_it(
+    tiny: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TRL's continuous batching calls `train()` on the model."""
+    trainer = MutualGRPOTrainer(
+        model=str(tiny["ada"]),
+        reward_funcs=boxed_reward,
+        args=config(tmp_path / "a", per_device_train_batch_size=4),
+        train_dataset=Dataset.from_list([{"prompt": PROMPTS[0].text, "answer": PROMPTS[0].answer, "prompt_id": "p"}]),
+        processing_class=load_tokenizer(str(tiny["ada"])),
+        sharing=sharing(tmp_path / "x", "hinted"),
+    )
+    modes: list[bool] = []
+    generate = type(trainer)._generate_single_turn
+
+    def leaving(self: Any, *arguments: Any, **keys: Any) -> Any:
+        modes.append(self.model.training)
+        result = generate(self, *arguments, **keys)
+        self.model.train()
+        return result
+
+    monkeypatch.setattr(type(trainer), "_generate_single_turn", leaving)
+    samples = [Sample("p", number, logprobs=True) for number in range(9)]
+    assert len(samples_of(trainer, samples, {"p": trainer.train_dataset[0]}, {})) == 9
+    assert modes == [False] * 3
+
+
+def test_what_cannot_answer_requests_is_refused_at_the_start(tiny: dict[str, Path], tmp_path: Path) -> None:
+    data = Dataset.from_list([{"prompt": PROMPTS[0].text, "answer": PROMPTS[0].answer, "prompt_id": "p"}])
+    keys: dict[str, Any] = {"model": str(tiny["ada"]), "reward_funcs": boxed_reward}
+    keys |= {"processing_class": load_tokenizer(str(tiny["ada"])), "args": config(tmp_path / "a")}
+    with pytest.raises(UsageError, match=r"found IterableDataset, expected a datasets\.Dataset"):
+        shared = sharing(tmp_path / "x", "hinted")
+        MutualGRPOTrainer(**keys, train_dataset=data.to_iterable_dataset(), sharing=shared)
+    trainer = MutualGRPOTrainer(**keys, train_dataset=data, sharing=sharing(tmp_path / "y", "hinted"))
+    assert sampling_problems(trainer) == []
+    trainer.tools = [print]
+    trainer.use_vllm, trainer.vllm_mode = True, "server"
+    tools, server = sampling_problems(trainer)
+    assert "tool results as if it had sampled them" in tools
+    assert "expected the server's --max-model-len" in server
+
+
+class Undeclared(FreshSamples):
+    """Requests samples without saying so."""
+
+    name = "undeclared"
+    requests_samples = False
+
+
+def test_a_regime_that_requests_samples_must_say_so(tiny: dict[str, Path], tmp_path: Path) -> None:
+    from mutualrl.training.peers import PeerLink
+    from mutualrl.training.sharing import Sharing
+
+    shared = Sharing(PeerLink(Exchange(tmp_path / "x", "ada", "script"), ()), Undeclared(), None)
+    with pytest.raises(RegimeError, match="'undeclared' requests samples: its class must have requests_samples = True"):
+        train(MutualGRPOTrainer, tiny["ada"], tmp_path / "a", shared, max_steps=1)

@@ -74,7 +74,7 @@ def hint_rows(
     prompts = {prompt.id: prompt for prompt in sampled.prompts}
     rows = []
     for learner, own in by_policy.items():
-        regime = _regime(request.thresholds.of(learner))
+        regime = _regime(sampled, learner, request.thresholds.of(learner))
         peers = {key: each for key, each in by_policy.items() if key != learner}
         peers |= {key: Rollouts.of(_recorded(texts), key) for key, texts in recorded.items()}
         view = RoundView(0, learner, request.seed, own, peers, sources=frozenset(recorded))
@@ -88,9 +88,11 @@ def hint_rows(
     return rows
 
 
-def _regime(thresholds: Thresholds) -> Hinted:
-    """Return the rule with a learner's thresholds."""
-    return Hinted(success_above=thresholds.success, failure_below=thresholds.failure)
+def _regime(sampled: Sampled, learner: str, thresholds: Thresholds) -> Hinted:
+    """Return the rule with a learner's thresholds, and the settings of its recipe if that names it."""
+    regime = sampled.recipe.regime_of(learner)
+    known = regime if isinstance(regime, Hinted) else Hinted()
+    return known.model_copy(update={"success_above": thresholds.success, "failure_below": thresholds.failure})
 
 
 def _rollouts(rollouts: pa.Table, policy: str) -> Rollouts:
@@ -122,7 +124,7 @@ class _Sampler:
         shown: dict[tuple[str, str], list[Sample]] = {}
         for sample in samples:
             shown.setdefault((sample.prompt_id, sample.hint), []).append(sample)
-        hints = {key: shown_hint(key[1], self.tokenizer) for key in shown}
+        hints = {key: shown_hint(key[1], self.tokenizer, self.sampled.max_new_tokens) for key in shown}
         contents = [
             with_hint(as_prompt(self.prompts[prompt_id].content, self.tokenizer), hints[prompt_id, hint][0])
             for prompt_id, hint in shown
@@ -203,10 +205,14 @@ def _interval(rates: Floats, seed: int) -> tuple[float, float]:
 def with_choice(recommendation: Mapping[str, Any], hints: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the keys of a recommendation that change once hints were tried: `hinted` in place of `sgt` if a hint
     raises the success of a learner and leaves answers to learn; either way, the reason."""
-    if recommendation["recommended"] == "none":
+    rows = [row for row in (HintRow(**row) for row in hints) if row.samples]
+    if recommendation["recommended"] == "none" or not rows:
         return {}
-    rows = [HintRow(**row) for row in hints]
     helped = [r for r in rows if r.gated / max(r.prompts, 1) >= SPARSE and r.difference_ci[0] > 0 and r.learnable > 0]
+    if not helped and any(row.difference_ci[0] > 0 for row in rows):
+        shares = [f"{r.learner} {number(r.copies, 2)} copies, {number(r.bare, 2)} bare" for r in rows]
+        reason = f"hints help, but leave next to nothing to learn ({'; '.join(shares)})"
+        return {"recommendation": f"{recommendation['recommendation']}. {reason}"}
     if not helped:
         seen = [
             f"{row.learner} {number(row.success_with, 2)}, without {number(row.success_without, 2)}" for row in rows

@@ -50,7 +50,7 @@ from mutualrl.storage.bucket_url import redacted
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks import TASKS, get_task
 from mutualrl.tasks.hub_data import data_path
-from mutualrl.tasks.turns import NOT_SHARED
+from mutualrl.tasks.turns import NO_TURNS, NOT_SHARED
 
 #: the paper's base algorithm (Section "Hyperparameters") where it differs from TRL's defaults.
 BASE_TRAINER: Settings = {
@@ -321,6 +321,9 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
         key = "tools" if recipe.task.environment is None else "environment"
         unshared = f"{publisher} shares texts, not rollouts of several turns: {NOT_SHARED}"
         lines.append(_line(layers, ("task", key), unshared))
+    if recipe.task.has_turns and regime_class.requests_samples:
+        key = "tools" if recipe.task.environment is None else "environment"
+        lines.append(_line(layers, ("task", key), f"regime {regime_class.name!r} {NO_TURNS}"))
     for policy in recipe.policies:
         problem = recipe.regime_of(policy.name).staleness_problem(recipe.exchange.staleness)
         if problem is not None:
@@ -329,7 +332,7 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
     for index, policy in enumerate(recipe.policies):
         settings = recipe.trainer_settings(policy.name)
         problems = [*ratio_problems(settings, traced=traced or recipe.regime_of(policy.name).uses_ratios())]
-        problems += aggregation_problem(settings, moves_advantages=regime_class.moves_advantages())
+        problems += aggregation_problem(settings, moves_advantages=recipe.regime_of(policy.name).changes_advantages())
         problems += recipe.regime_of(policy.name).problems(settings)
         for key, problem in recipe.regime_of(policy.name).ineffective_settings():
             overridden = key in flat(policy.regime or {})

@@ -104,6 +104,10 @@ class Channels(Regime):
                 problems.append((key.replace("regime.", prefix), problem.replace("regime.", prefix)))
         return problems
 
+    def changes_advantages(self) -> bool:
+        """Return whether a part's plans have advantages of their own."""
+        return any(part.changes_advantages() for part in self.regimes)
+
     @classmethod
     def requests_anything(cls) -> bool:
         """Return whether a part makes requests."""
@@ -145,6 +149,7 @@ def combined(parts: Sequence[type[Regime]]) -> type[Channels]:
     channels.advantages = moving[0].advantages if moving else "keeps"  # what the view's are replaced by
     channels.weighs_groups = any(part.weighs_groups for part in parts)
     channels.reads_peers = any(part.reads_peers for part in parts)
+    channels.requests_samples = any(part.requests_samples for part in parts)
     channels.accepts_sources = any(part.accepts_sources for part in parts)
     channels.guides = any(part.guides for part in parts)
     channels.encodes_all_texts = any(part.encodes_all_texts for part in parts)

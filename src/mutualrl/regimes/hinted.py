@@ -13,6 +13,7 @@ bias is derived in `design/hinted.md`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -21,9 +22,9 @@ import numpy as np
 from pydantic import field_validator, model_validator
 
 from mutualrl.records import PublishSchema, plain_ids
-from mutualrl.regimes.advantages import pool_advantages, standard_deviation
+from mutualrl.regimes.advantages import pool_advantages, standard_deviation, ungroup
 from mutualrl.regimes.gating import Candidate, GateRule, gate, successes_of
-from mutualrl.regimes.regime import SUCCESS_ABOVE, Metric, Regime, setting
+from mutualrl.regimes.regime import SUCCESS_ABOVE, Metric, Problem, Regime, setting
 from mutualrl.regimes.round import (
     ExtraRow,
     Passage,
@@ -69,6 +70,7 @@ class Hinted(Regime):
     name = "hinted"
     summary = "where the learner fails entirely, it sees a peer's success and learns its own confirmed answers"
     advantages = "adjusts"
+    requests_samples = True
     accepts_sources = True
     metrics = (
         Metric("hinted/gate_rate", "fraction", "prompts whose gate opened", role="gate_rate"),
@@ -113,7 +115,9 @@ class Hinted(Regime):
     hint_template: str | None = setting(
         None, "prompt and hint as the learner sees them, with {prompt} and {hint}; null: one for chats, one for texts"
     )
-    max_hint_tokens: int | None = setting(None, "maximum length of the hint, in the learner's tokens", ge=1)
+    max_hint_tokens: int | None = setting(
+        None, "maximum length of the hint, in the learner's tokens; null: `max_completion_length`", ge=1
+    )
     max_copy: float = setting(
         0.8,
         "an answer is a copy if its longest common substring with the hint has this share of its tokens",
@@ -153,16 +157,37 @@ class Hinted(Regime):
         return self.loss == "policy_gradient" or self.hint == "none"
 
     def publishes(self) -> PublishSchema:
-        """Return the fields that peers read: the texts of successes; without a hint, only the rewards."""
-        return PublishSchema() if self.hint == "none" else PublishSchema.of("text", text_above=self.success_above)
+        """Return the fields that peers read: the texts of successes; without any use for them, only the rewards."""
+        if self.hint == "none" and self.fallback == "nothing":
+            return PublishSchema()
+        return PublishSchema.of("text", text_above=self.success_above)
 
     def late(self) -> bool:
         """Return whether a success may arrive late: not where answers join the advantages of their round's group."""
         return not self.by_policy_gradient
 
     def uses_ratios(self) -> bool:
-        """Return whether answers are weighed by ratios."""
+        """Return whether answers are weighed by ratios to what they were sampled with."""
+        return self.by_policy_gradient and self.hint != "none"
+
+    def changes_advantages(self) -> bool:
+        """Return whether answers join the advantages of their group."""
         return self.by_policy_gradient
+
+    def ineffective_settings(self) -> list[Problem]:
+        """Return the non-default settings without effect, also those that depend on two others."""
+        unused: dict[str, str] = {}
+        if self.by_policy_gradient and self.fallback == "nothing":
+            unused |= dict.fromkeys(("weight", "reduce", "normalize"), "with advantages and without a fallback")
+        if self.hint == "none":
+            unused |= dict.fromkeys(("hint_template", "max_hint_tokens"), "without a hint")
+            unused |= {} if self.fallback == "sgt" else {"pick": "without a hint"}
+        defaults = Hinted()
+        problems = super().ineffective_settings()
+        for key, reason in unused.items():
+            if (value := getattr(self, key)) != getattr(defaults, key):
+                problems.append((key, f"found {value!r}, which has no effect {reason}; leave it out"))
+        return problems
 
     def requests(self, view: RoundView) -> Requests:
         """Return the answers to sample, and the hints whose NLL is logged."""
@@ -235,9 +260,9 @@ class Hinted(Regime):
 
     def samples_on(self, shown: Mapping[str, Shown]) -> list[Sample]:
         """Return the answers to sample."""
-        trained_on = self.by_policy_gradient
+        traced = self.uses_ratios()
         return [
-            Sample(prompt_id, number, hint.text, self.hint_template, self.max_hint_tokens, logprobs=trained_on)
+            Sample(prompt_id, number, hint.text, self.hint_template, self.max_hint_tokens, logprobs=traced)
             for prompt_id, hint in shown.items()
             for number in range(self.samples)
         ]
@@ -279,33 +304,39 @@ class Hinted(Regime):
     def _policy_gradient(
         self, view: RoundView, answers: Sequence[Answer], shown: Mapping[str, Shown]
     ) -> tuple[list[ExtraRow], tuple[float, ...]]:
-        """Return answers as rows, and the advantages of the own rollouts: both over the group of a prompt's own
-        rollouts and answers."""
+        """Return answers as rows, and the own advantages. Both are over the group of a prompt's own rollouts and
+        answers: own advantages change by the difference to those over the own rollouts alone, so that what a regime
+        before this one has changed stays. Whitened ones are computed anew (`whitened_plan` whitens them)."""
         own = view.own_groups()
-        rewards: dict[str, list[float]] = {}
-        for answer in answers:
-            rewards.setdefault(answer.sample.prompt_id, []).append(answer.drawn.reward)
-        everything = [*view.rewards, *(reward for group in rewards.values() for reward in group)]
-        deviation = standard_deviation(everything)
-        values: dict[str, list[float]] = {}
+        scored = [answer for answer in answers if not math.isnan(answer.drawn.reward)]
+        rewards: dict[str, list[float]] = {prompt_id: [] for prompt_id in own}
+        for answer in scored:
+            rewards[answer.sample.prompt_id].append(answer.drawn.reward)
+        everything = [*view.rewards, *(answer.drawn.reward for answer in scored)]
+        alone, together = standard_deviation(view.rewards), standard_deviation(everything)
+        changes: dict[str, list[float]] = {}
+        graded: dict[str, list[float]] = {}
         for prompt_id, group in rewards.items():
-            pool = [*own[prompt_id], *group]
+            mine, pool = own[prompt_id], [*own[prompt_id], *group]
+            local = pool_advantages(mine, mine, scale=view.scale, batch_standard_deviation=alone)
+            deviation = together if group else alone
             pooled = pool_advantages(pool, pool, scale=view.scale, batch_standard_deviation=deviation)
-            values[prompt_id] = pooled.tolist()
-        places = dict.fromkeys(values, 0)
-
-        def following(prompt_id: str) -> float:
-            places[prompt_id] += 1
-            return values[prompt_id][places[prompt_id] - 1]
-
-        pairs = zip(view.prompt_ids, view.advantages, strict=True)
-        advantages = tuple(following(key) if key in values else advantage for key, advantage in pairs)
+            changes[prompt_id] = (pooled[: len(mine)] - (0.0 if view.whiten else local)).tolist()
+            graded[prompt_id] = pooled[len(mine) :].tolist()
+        difference = ungroup(view.prompt_ids, changes)
+        before = [0.0] * len(difference) if view.whiten else view.advantages
+        advantages = tuple(old + new for old, new in zip(before, difference, strict=True))
+        places = dict.fromkeys(graded, 0)
         rows = []
-        for answer in answers:
-            advantage = following(answer.sample.prompt_id)
-            row = self._row(view, answer, shown)
-            bound = UpperBound(self.cap)
-            rows.append(replace(row, advantage=advantage, logprobs=answer.drawn.logprobs, bound=bound, mean="pool"))
+        for answer in scored:
+            key = answer.sample.prompt_id
+            row = replace(self._row(view, answer, shown), advantage=graded[key][places[key]], mean="pool")
+            places[key] += 1
+            if self.hint != "none":
+                row = replace(row, logprobs=answer.drawn.logprobs, bound=UpperBound(self.cap))
+            if view.mask_truncated and not answer.drawn.ended:
+                row = replace(row, mask=np.zeros(len(row.token_ids), dtype=np.bool_))
+            rows.append(row)
         return rows, advantages
 
     def _row(self, view: RoundView, answer: Answer, shown: Mapping[str, Shown]) -> ExtraRow:
@@ -319,7 +350,7 @@ class Hinted(Regime):
             answer.drawn.ids,
             loss="policy_gradient",
             text=answer.drawn.text,
-            hint=hint.text,
+            hint=hint.text if answer.success else "",  # only confirmed answers are rescues
         )
 
     def _fallback(self, view: RoundView, answered: set[str]) -> list[ExtraRow]:
@@ -385,10 +416,10 @@ def final_answer(text: str) -> str:
 
 def is_bare(text: str) -> bool:
     r"""Return whether an answer is nothing but its final answer: without its last `\boxed{...}`, no letter or digit is
-    left; without a box, it has no more than one word."""
+    left; without a box, it has no more than one word (of ASCII: other scripts may have no spaces)."""
     boxed = last_boxed(text)
     if boxed is None:
-        return len(text.split()) < 2
+        return len(text.split()) < 2 and text.isascii()
     before, _, after = text.rpartition(f"\\boxed{{{boxed}}}")
     return not any(character.isalnum() for character in before + after)
 

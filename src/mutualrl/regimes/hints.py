@@ -31,22 +31,42 @@ def with_hint(prompt: Any, hint: str, template: str | None = None) -> Any:
 
     if isinstance(prompt, str):
         return filled(prompt)
-    last = max(place for place, message in enumerate(prompt) if message["role"] == "user")
-    message = {**prompt[last], "content": filled(prompt[last]["content"])}
-    return [*prompt[:last], message, *prompt[last + 1 :]]
+    users = [place for place, message in enumerate(prompt) if message["role"] == "user"]
+    last = users[-1] if users else len(prompt) - 1
+    content = prompt[last]["content"]
+    if isinstance(content, str):
+        shown: Any = filled(content)
+    else:  # blocks of text and images
+        before, after = filled("{prompt}").split("{prompt}", 1)
+        shown = [{"type": "text", "text": before}, *content, {"type": "text", "text": after}]
+        shown = [block for block in shown if block.get("text") != ""]
+    return [*prompt[:last], {**prompt[last], "content": shown}, *prompt[last + 1 :]]
 
 
-def shown_hint(
-    hint: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int | None = None
-) -> tuple[str, tuple[int, ...]]:
-    """Return a hint as it is shown, and its token ids: without the tokenizer's special tokens, which a prompt would
-    have as such, and cut to `max_tokens`."""
+#: a hint is cut to this many characters per token before it is tokenized: a text may have ten megabytes
+CHARACTERS_PER_TOKEN = 32
+
+
+def shown_hint(hint: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> tuple[str, tuple[int, ...]]:
+    """Return a hint as it is shown, and its token ids: cut to `max_tokens`, and without the tokenizer's special tokens,
+    with which a peer's text could end the learner's prompt and begin another turn."""
     if not hint:
         return "", ()
-    for token in sorted(tokenizer.all_special_tokens, key=len, reverse=True):
-        hint = hint.replace(token, "")
+    hint = _without_special_tokens(hint[: CHARACTERS_PER_TOKEN * max_tokens], tokenizer)
     ids = tokenizer(hint, add_special_tokens=False)["input_ids"]
-    if max_tokens is not None and len(ids) > max_tokens:
+    if len(ids) > max_tokens:
         ids = ids[:max_tokens]
         hint = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
     return hint, tuple(ids)
+
+
+def _without_special_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a text without special tokens, also those that only appear once others are removed."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    special = {*tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
+    before = None
+    while before != text:
+        before = text
+        for token in sorted(special, key=len, reverse=True):
+            text = text.replace(token, "")
+    return text

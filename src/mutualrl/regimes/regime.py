@@ -76,6 +76,8 @@ class Regime(BaseModel):
     reads_peers: whether a round waits for the peers (a pool of one is then rejected).
     guides: whether `prefixes` gives upcoming rollouts a beginning.
     encodes_all_texts: whether a plan encodes every text of the peers; it is then begun while slower peers are awaited.
+    requests_samples: whether `requests` may ask for rollouts: not with tools or an environment, whose results a sample
+        would have as the policy's own tokens, nor with data that is no `Dataset`.
     accepts_sources: whether it can use a member that has texts and rewards, on some prompts, and samples nothing.
     level: the paper's level at which experience is shared. control: whether it is a control of another regime.
     """
@@ -91,6 +93,7 @@ class Regime(BaseModel):
     reads_peers: ClassVar[bool] = True
     guides: ClassVar[bool] = False
     encodes_all_texts: ClassVar[bool] = False
+    requests_samples: ClassVar[bool] = False
     accepts_sources: ClassVar[bool] = False
     level: ClassVar[Literal["none", "data", "value", "outcome"]] = "none"
     control: ClassVar[bool] = False
@@ -160,6 +163,10 @@ class Regime(BaseModel):
     def moves_advantages(cls) -> bool:
         """Return whether plans have advantages of their own, computed from one reward per rollout."""
         return cls.advantages != "keeps"
+
+    def changes_advantages(self) -> bool:
+        """Return whether plans have advantages of their own with these settings."""
+        return self.moves_advantages()
 
     @classmethod
     def requests_anything(cls) -> bool:

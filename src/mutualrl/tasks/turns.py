@@ -16,6 +16,12 @@ NOT_SHARED = (
     "learner's chat template cannot render a peer's turns; leave it out, or use a regime that shares only rewards"
 )
 
+#: why a regime that requests samples does not support them
+NO_TURNS = (
+    "requests samples of the learner, which have tool results as if it had sampled them; leave it out, or use another "
+    "regime"
+)
+
 Environment = Callable[[], Any]
 Tool = Callable[..., Any]
 

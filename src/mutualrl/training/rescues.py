@@ -1,6 +1,6 @@
 """Log of the texts that a policy learnt from its peers: `rescues.jsonl`, one line per text.
 
-These are the nll rows, and the policy-gradient rows with a hint and an advantage above 0. A line: `step`, `round`,
+These are the nll rows, and the policy-gradient rows with a hint. A line: `step`, `round`,
 `prompt_id`, `prompt`, the learner's own rollouts (`own`: `text`, `reward`), and the source and text of the row (`peer`,
 `rollout`, `answer`). With a `hint`, which is of the source, the answer is the learner's own. Texts are truncated to
 LONGEST characters.
@@ -35,7 +35,7 @@ class RescueLog:
     ) -> None:
         """Append a round's rows, on the main rank. `rollouts`: the learner's own, of all ranks; `step`: the first
         optimizer step that uses the rows."""
-        learnt = [row for row in rows if row.loss == "nll" or (row.hint and row.advantage > 0)]
+        learnt = [row for row in rows if row.loss == "nll" or row.hint]
         if not learnt:
             return
         own_by_prompt: dict[str, list[Rollout]] = {row.prompt_id: [] for row in learnt}

@@ -10,7 +10,7 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 from accelerate.utils import broadcast_object_list, gather_object
 
 from mutualrl.console.lines import notify
-from mutualrl.errors import PlanMismatchError, RoundAbortedError, UsageError
+from mutualrl.errors import PlanMismatchError, RegimeError, RoundAbortedError, UsageError
 from mutualrl.records import Ids, Rollout, row_id
 from mutualrl.regimes import GuideView, Plan, Requests, RoundView, check_plan, whitened_plan
 from mutualrl.regimes.advantages import success_rate, whiten
@@ -56,6 +56,15 @@ if TYPE_CHECKING:
 Prompts = dict[str, Ids]  # token ids of the learner's prompts, by prompt id
 #: fields that only the main rank needs: it makes the plan
 HEAVY = ("prompt", "text", "token_ids", "logprobs")
+#: metrics of what a regime requests in a round
+COUNTS = (
+    "plan/passages",
+    "plan/passage_tokens",
+    "plan/texts_scored",
+    "plan/samples",
+    "plan/sampled_tokens",
+    "plan/samples_too_long",
+)
 
 
 class OwnRound(NamedTuple):
@@ -76,13 +85,15 @@ class SharedRound(NamedTuple):
 
 @dataclass
 class Rounds:
-    """The rounds of one policy. `transfer`: the THL of the current round; texts end as the policy ends its own."""
+    """The rounds of one policy. `transfer`: the THL of the current round; texts end as the policy ends its own.
+    `counts`: what the regime requested in it, also for late rounds."""
 
     trainer: HookedGRPOTrainer
     sharing: Sharing
     extra_rows: ExtraRows
     prompt_rows: PromptRows
     transfer: TokenTransfer
+    counts: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, trainer: HookedGRPOTrainer, sharing: Sharing, extra_rows: ExtraRows) -> Rounds:
@@ -102,7 +113,8 @@ class Rounds:
         """Run a round on the batch that TRL has sampled and scored."""
         own = self.publish(self.collect(batch, generation))  # TRL's batch as rollouts; SEE
         peers = self.wait(own)  # SEE
-        plans = []
+        plans: list[Plan] = []
+        self.counts.clear()
         for shared in self.read(own, peers):  # earlier rounds that peers have published since, then this one
             view = self.request(self.view(shared), shared)  # log-probs, NLL, rewards of given texts
             plans.append(self.plan(view, shared, peers))  # pure; THL through `view.transfer`
@@ -255,18 +267,21 @@ class Rounds:
                 break
             made.append(requests)
             if requests.samples:
+                self._require_declared()
                 self.sharing.link.set_phase(f"{Phase.GENERATING} samples of the regime")
             end = self.transfer.end_token_id
             results = results_of(trainer, requests, self.prompt_rows, shared.own.prompts, end_token_id=end)
             view = replace(view, results=view.results.merged(results))
-        tokens = sum(len(ids) for requests in made for _, ids in (*requests.logprobs, *requests.nll))
-        log_value(trainer, "plan/passages", float(sum(requests.passages for requests in made)))
-        log_value(trainer, "plan/passage_tokens", float(tokens))
-        log_value(trainer, "plan/texts_scored", float(sum(len(requests.rewards) for requests in made)))
         drawn = [sampled for sampled in view.results.samples.values() if sampled is not None]
-        log_value(trainer, "plan/samples", float(len(drawn)))
-        log_value(trainer, "plan/sampled_tokens", float(sum(len(sampled.ids) for sampled in drawn)))
-        log_value(trainer, "plan/samples_too_long", float(len(view.results.samples) - len(drawn)))
+        counts = (
+            sum(requests.passages for requests in made),
+            sum(len(ids) for each in made for _, ids in (*each.logprobs, *each.nll)),
+            sum(len(requests.rewards) for requests in made),
+            len(drawn),
+            sum(len(sampled.ids) for sampled in drawn),
+            len(view.results.samples) - len(drawn),
+        )
+        self.counts.update(dict(zip(COUNTS, counts, strict=True)))
         return view
 
     def plan(self, view: RoundView, shared: SharedRound, peers: PeerRounds) -> Plan:
@@ -305,6 +320,8 @@ class Rounds:
             log_value(self.trainer, name, value)
         if self.sharing.link.staleness:
             log_value(self.trainer, "see/late_rows", float(sum(len(plan.rows) for plan in plans[:-1])))
+        for name in COUNTS if self.sharing.regime.requests_anything() else ():
+            log_value(self.trainer, name, float(self.counts[name]))
         self._follow(own.rollouts)
 
     # ---- outside a shared round
@@ -412,6 +429,12 @@ class Rounds:
     def _new_requests(self, view: RoundView) -> Requests:
         """Return the regime's requests that have no result in the view yet, identical on all ranks."""
         return self.split.on_main_rank(lambda: self.sharing.regime.requests(view).without(view.results))
+
+    def _require_declared(self) -> None:
+        """Raise RegimeError for a regime that requests samples without saying so: nobody has checked whether it may."""
+        if not self.sharing.regime.requests_samples:
+            name = self.sharing.regime.name
+            raise RegimeError(f"regime {name!r} requests samples: its class must have requests_samples = True")
 
     def _planned(self, view: RoundView, peers: PeerRounds) -> Plan:
         """Return the plan with the metrics of the exchange."""

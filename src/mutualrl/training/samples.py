@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import gather_object
+from datasets import Dataset
 
 from mutualrl.engines.scoring import context_length
 from mutualrl.regimes.hints import shown_hint, with_hint
 from mutualrl.regimes.round import Sample, Sampled
+from mutualrl.tasks.turns import NO_TURNS
 from mutualrl.thl import decode_completion, ended
 from mutualrl.training.tensors import as_batch, as_tensor, concatenated
 from mutualrl.training.trl_compat import (
@@ -23,6 +25,24 @@ from mutualrl.training.trl_compat import (
     tokenizer_of,
     total_rewards,
 )
+
+
+def sampling_problems(trainer: HookedGRPOTrainer) -> list[str]:
+    """Return why this trainer cannot answer a regime's requests for samples."""
+    problems = []
+    if trainer.tools or trainer.environment_factories is not None:
+        problems.append(f"tools: the regime {NO_TURNS}")
+    if not isinstance(trainer.train_dataset, Dataset):
+        problems.append(
+            f"train_dataset: found {type(trainer.train_dataset).__name__}, expected a datasets.Dataset: the regime "
+            "requests samples on rows of it"
+        )
+    if trainer.use_vllm and trainer.vllm_mode == "server" and trainer.args.vllm_max_model_length is None:
+        problems.append(
+            "vllm_max_model_length: the regime requests samples, whose prompts may be long; expected the server's "
+            "--max-model-len"
+        )
+    return problems
 
 
 class _Row(NamedTuple):
@@ -45,10 +65,16 @@ def samples_of(
     `data`: the data row of each prompt. Samples are distributed round-robin, and all ranks sample equally many rows in
     equally many batches: the first sample fills up a rank that has fewer. TRL samples as in training, one rollout per
     row, from the generators that checkpoints save; dropout is off. One whose prompt leaves less room than
-    `max_completion_length` is not sampled: None.
+    `max_completion_length` is not sampled: None. A hint is cut to that length, too, unless the sample says less.
     """
     room = longest_sequence(trainer) - trainer.max_completion_length
-    rows = {sample: _row(trainer, sample, data[sample.prompt_id]) for sample in samples}
+    distinct: dict[object, _Row] = {}
+    rows = {}
+    for sample in samples:
+        key = sample.prompt_id, sample.hint, sample.template, sample.max_hint_tokens
+        if key not in distinct:
+            distinct[key] = _row(trainer, sample, data[sample.prompt_id])
+        rows[sample] = distinct[key]
     fitting = [sample for sample in samples if len(rows[sample].prompt_ids) <= room]
     results: dict[Sample, Sampled | None] = dict.fromkeys(samples)
     if not fitting:
@@ -57,10 +83,12 @@ def samples_of(
     size = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
     with evaluating(trainer.model), torch.no_grad():
         for start in range(0, len(fitting), size * ranks):
+            trainer.model.eval()  # TRL's continuous batching leaves it in training mode
             block = fitting[start : start + size * ranks]
             own = block[rank::ranks]
             filled = [*own, *[fitting[0]] * (-(-len(block) // ranks) - len(own))]
-            drawn = _sampled(trainer, filled, [rows[sample] for sample in filled], environments)[: len(own)]
+            traced = any(sample.logprobs for sample in block)  # on all ranks: its passes may be collective
+            drawn = _sampled(trainer, filled, [rows[sample] for sample in filled], environments, traced)[: len(own)]
             by_rank = [drawn] if ranks == 1 else gather_object([drawn])
             results |= {sample: by_rank[place % ranks][place // ranks] for place, sample in enumerate(block)}
     return results
@@ -75,21 +103,27 @@ def longest_sequence(trainer: HookedGRPOTrainer) -> int:
 
 
 def _row(trainer: HookedGRPOTrainer, sample: Sample, data: Inputs) -> _Row:
-    hint, hint_ids = shown_hint(sample.hint, tokenizer_of(trainer), sample.max_hint_tokens)
+    longest = min(sample.max_hint_tokens or trainer.max_completion_length, trainer.max_completion_length)
+    hint, hint_ids = shown_hint(sample.hint, tokenizer_of(trainer), longest)
     shown = with_hint(data["prompt"], hint, sample.template)
     return _Row(data, shown, prompt_tokens(trainer, shown), hint_ids)
 
 
 def _sampled(
-    trainer: HookedGRPOTrainer, samples: Sequence[Sample], rows: Sequence[_Row], environments: dict[Any, list[Any]]
+    trainer: HookedGRPOTrainer,
+    samples: Sequence[Sample],
+    rows: Sequence[_Row],
+    environments: dict[Any, list[Any]],
+    traced: bool,
 ) -> list[Sampled]:
-    """Return this rank's rollouts of a batch."""
+    """Return this rank's rollouts of a batch. `traced`: whether log-probs of any rank's samples are requested."""
     shown = [{**row.data, "prompt": row.shown} for row in rows]
     generation = sampled_and_scored(trainer, shown, environments, judged_on=[row.data for row in rows])
     first = trainer.accelerator.process_index * len(rows)
     rewards = total_rewards(trainer, generation.rewards)[first : first + len(rows)].tolist()
     completions = generation.completion_ids
-    traces = _logprobs(trainer, rows, completions) if any(sample.logprobs for sample in samples) else None
+    trainer.model.eval()  # see above
+    traces = _logprobs(trainer, rows, completions) if traced else None
     drawn = []
     for place, (sample, row) in enumerate(zip(samples, rows, strict=True)):
         ids = completions[place]

@@ -29,6 +29,7 @@ from mutualrl.training.extra_rows import ExtraRows
 from mutualrl.training.random_state import StepEnd, random_state, set_random_state
 from mutualrl.training.round import Rounds
 from mutualrl.training.sampled_text import require_sampled_text
+from mutualrl.training.samples import sampling_problems
 from mutualrl.training.script_callback import ScriptRunCallback
 from mutualrl.training.sharing import Sharing
 from mutualrl.training.state import read_state, write_state
@@ -106,10 +107,11 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
             f"{key}: {problem}"
             for key, problem in (
                 *ratio_problems(settings, traced=sharing.traced or regime.uses_ratios()),
-                *aggregation_problem(settings, moves_advantages=regime.moves_advantages()),
+                *aggregation_problem(settings, moves_advantages=regime.changes_advantages()),
             )
         ]
         problems += self._dropout_problem(sharing)
+        problems += sampling_problems(self) if regime.requests_samples else []
         problems += [f"whiten_advantages: {problem}" for problem in regime.whitening_problem(whiten=sharing.whiten)]
         problems += [f"{key}: {problem}" for key, problem in regime.problems(settings)]
         if (stale := regime.staleness_problem(sharing.link.staleness)) is not None:

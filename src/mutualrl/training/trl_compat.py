@@ -325,6 +325,7 @@ def sampled_and_scored(
     results: list[GenerationBatch] = []
     isolated: dict[str, Any] = {
         "num_generations_eval": 1,
+        "num_iterations": 1,
         "beta": 0.0,
         "vllm_importance_sampling_correction": False,
         "_logs": {
@@ -337,7 +338,8 @@ def sampled_and_scored(
     }
     if trainer.environment_factories is not None:
         isolated["_environment_pool"] = environments
-    with replaced(trainer, isolated):
+    no_old_logps = {"steps_per_generation": trainer.args.gradient_accumulation_steps}
+    with replaced(trainer, isolated), replaced(trainer.args, no_old_logps):
         trainer._generate_and_score_completions(inputs)
     return results[0]
 
