@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from conftest import Cli
-from mutualrl.diagnostics.hints import with_choice
+from conftest import REPOSITORY, Cli
+from mutualrl.diagnostics.hints import CAVEAT, with_choice
 
 SMALL = ("--prompts", "32", "--samples", "4", "--max-new-tokens", "40", "--engine", "transformers", "--hints", "--json")
 
@@ -87,3 +87,13 @@ def test_hinted_is_chosen_where_a_hint_helps_and_leaves_something_to_learn(
     assert changed.get("recommended") == choice
     assert changed["recommendation"].endswith("sgt: its gate would open") is (choice == "hinted")
     assert with_choice({"recommended": "none", "recommendation": "none"}, [row()]) == {}
+
+
+def test_the_caveat_says_what_was_measured() -> None:
+    stored = json.loads((REPOSITORY / "benchmarks" / "results" / "hints.json").read_text())["comparison"]
+    (gain,) = [row["hinted"]["accuracy"] for row in stored["differences"].values()]
+    assert gain["low"] < 0 < gain["high"], "the words of the caveat are of an undecided difference"
+    assert gain["n"] == 3
+    assert stored["budget"]["tiny-hints"]["hinted"]["generated_tokens"] > 1
+    assert "did not end above GRPO in three seeds, and cost samples" in CAVEAT
+    assert with_choice({"recommended": "sgt", "recommendation": "sgt", "caveat": ""}, [row()])["caveat"] == CAVEAT

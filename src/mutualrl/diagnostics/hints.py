@@ -35,6 +35,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+#: what was measured of the recommendation (benchmarks/results/hints.json)
+CAVEAT = (
+    "Measured: on an embedded pool whose policies follow hints, own words did not end above GRPO in three seeds, and "
+    "cost samples (docs/hints.md). Compare with grpo over several seeds (mutualrl sweep)."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class HintRow:
     """One learner: of `prompts`, those with an open gate and a hint (`gated`); answers sampled to each with the hint,
@@ -226,7 +233,8 @@ def with_choice(recommendation: Mapping[str, Any], hints: Sequence[Mapping[str, 
         f"{best.rescues_per_round:.1f} answers to learn per round, for {best.tokens_per_round:.0f} tokens sampled"
     )
     text = f"{Hinted.name}: {reason}. In place of {recommendation['recommendation']}"
-    return {"recommended": Hinted.name, "recommendation": text, "settings": {}, "caveat": "", "extra_rows": 0.0}
+    changed = {"recommended": Hinted.name, "recommendation": text, "settings": {}, "extra_rows": 0.0}
+    return {**changed, "caveat": CAVEAT}
 
 
 def result_of(rows: Sequence[HintRow]) -> dict[str, Any]:
