@@ -404,6 +404,49 @@ def test_batches_of_samples_are_drawn_in_evaluation_mode_also_if_the_engine_leav
     assert modes == [False] * 3
 
 
+class StandInServer:
+    """What TRL calls of vLLM in server mode: no server, no sockets, no weights moved."""
+
+    def __init__(self, tokenizer: Any, texts: list[str]) -> None:
+        self.tokenizer, self.texts, self.asked, self.synced = tokenizer, texts, [], 0  # type: ignore[var-annotated]
+
+    def sync_weights(self) -> None:
+        self.synced += 1
+
+    def generate(self, prompts: Any, images: Any, num_generations: int, profiler: Any) -> Any:
+        self.asked += [self.tokenizer.decode(ids) for ids in prompts]
+        assert num_generations == 1
+        ids = [[*self.tokenizer(text)["input_ids"], self.tokenizer.eos_token_id] for text in self.texts[: len(prompts)]]
+        return None, ids, [[[-0.5]] * len(row) for row in ids], None
+
+
+def test_samples_come_from_a_vllm_server(tiny: dict[str, Path], tmp_path: Path) -> None:
+    """The path of TRL's server mode, with an object that stands in for its client."""
+    tokenizer = load_tokenizer(str(tiny["ada"]))
+    trainer = MutualGRPOTrainer(
+        model=str(tiny["ada"]),
+        reward_funcs=boxed_reward,
+        args=config(tmp_path / "a"),
+        train_dataset=Dataset.from_list([{"prompt": PROMPTS[0].text, "answer": PROMPTS[0].answer, "prompt_id": "p"}]),
+        processing_class=tokenizer,
+        sharing=sharing(tmp_path / "x", "hinted"),
+    )
+    server = StandInServer(tokenizer, [f" \\boxed{{{PROMPTS[0].answer}}}", " \\boxed{-1}"])
+    trainer.use_vllm, trainer.vllm_mode, trainer.vllm_generation = True, "server", server
+    trainer.vllm_importance_sampling_correction, trainer.use_transformers_continuous_batching = False, False
+    trainer.args.vllm_max_model_length, trainer._last_loaded_step = 160, -1
+    assert longest_sequence(trainer) == 160
+    samples = [Sample("p", 0, " 1+1=2"), Sample("p", 1, template="never used", logprobs=True)]
+    first, second = samples_of(trainer, samples, {"p": trainer.train_dataset[0]}, {}).values()
+    assert server.asked == [with_hint(PROMPTS[0].text, " 1+1=2"), PROMPTS[0].text]
+    assert server.synced == 1
+    assert first is not None
+    assert second is not None
+    assert (first.reward, second.reward) == (1.0, 0.0)
+    assert first.logprobs is None
+    assert second.logprobs is not None
+
+
 def test_what_cannot_answer_requests_is_refused_at_the_start(tiny: dict[str, Path], tmp_path: Path) -> None:
     data = Dataset.from_list([{"prompt": PROMPTS[0].text, "answer": PROMPTS[0].answer, "prompt_id": "p"}])
     keys: dict[str, Any] = {"model": str(tiny["ada"]), "reward_funcs": boxed_reward}
