@@ -1,11 +1,11 @@
 """Rescue in one's own words against a peer's words, against its controls, and against GRPO with the same tokens.
 
-    python benchmarks/hints.py              # everything, an hour on 2 cores; resumes after an interruption
+    python benchmarks/hints.py              # everything, forty minutes on 2 cores; resumes after an interruption
     python benchmarks/hints.py --table      # the table of the existing pieces
 
-It runs `mutualrl sweep benchmarks/sweeps/hints.yaml` on the embedded pool `tiny-hints`, and `hints-countdown.yaml` on
-`tiny-countdown`, whose policies cannot use a hint; and before both, `mutualrl complementarity --hints` on each pool. It
-writes `benchmarks/results/hints.json` and `hints_countdown.json`, with tables, and `hints_prediction.json`.
+It runs `mutualrl complementarity --hints` on the embedded pools `tiny-hints` and `tiny-countdown`, then `mutualrl sweep
+benchmarks/sweeps/hints.yaml` on `tiny-hints`, and writes `benchmarks/results/hints.json` and `.md`, and
+`hints_prediction.json`. `hints_countdown.py` has the other pool.
 """
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ from typing import Any
 import harness
 import sweep_results as sweeps
 
-#: results by sweep
-NAMES = {"hints": "hints", "hints-countdown": "hints_countdown"}
-
-
+COMMAND = "python benchmarks/hints.py"
 POOLS = ("tiny-hints", "tiny-countdown")
 PREDICTED = ["--samples", "4", "--seed", "0", "--engine", "transformers", "--hints", "--json"]
 
@@ -38,26 +35,25 @@ def predicted(pool: str, prompts: int) -> dict[str, Any]:
 def write_predictions(out: Path, prompts: int) -> None:
     """Write the predictions of all pools."""
     pools = {pool: predicted(pool, prompts) for pool in POOLS}
-    harness.write(out, "hints_prediction", {"command": "python benchmarks/hints.py", "pools": pools})
+    harness.write(out, "hints_prediction", {"command": COMMAND, "pools": pools})
 
 
 def main() -> None:
-    """Make the missing runs, and write the tables."""
+    """Make the missing runs, and write the table."""
     parser = harness.options(__doc__)
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="directory of the sweeps")
+    parser.add_argument("--runs", type=Path, default=Path("runs") / "hints", help="directory of the sweep")
     parser.add_argument("--table", action="store_true", help="run nothing, only write the table of the existing pieces")
     parser.add_argument("--add", action="store_true", help="the same, added to the pieces in the results file")
     args = harness.parse(parser)
+    file = sweeps.SWEEPS / "hints.yaml"
+    if args.smoke:
+        file = sweeps.smoke_sweep("hints", ("hinted",), args.out)
+        args.runs = args.out / "runs"
     if not (args.table or args.add):
         write_predictions(args.out, 8 if args.smoke else 256)
-    for sweep, name in list(NAMES.items())[: 1 if args.smoke else None]:
-        file, runs = sweeps.SWEEPS / f"{sweep}.yaml", args.runs / sweep
-        if args.smoke:
-            file, runs = sweeps.smoke_sweep(sweep, ("hinted",), args.out), args.out / "runs"
-        if not (args.table or args.add):
-            sweeps.run_sweep(file, runs)
-        content, comparison = sweeps.added_to(name, runs) if args.add else sweeps.of_sweep(runs)
-        sweeps.write(name, "python benchmarks/hints.py", content, comparison, args.out)
+        sweeps.run_sweep(file, args.runs)
+    content, comparison = sweeps.added_to("hints", args.runs) if args.add else sweeps.of_sweep(args.runs)
+    sweeps.write("hints", COMMAND, content, comparison, args.out)
 
 
 if __name__ == "__main__":

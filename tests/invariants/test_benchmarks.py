@@ -63,6 +63,7 @@ SMOKE: dict[str, tuple[str, ...]] = {
     "gpu_check": ("--cpu",),
     "gpu_step_time": ("--cpu",),
     "hints": (),
+    "hints_countdown": (),
     "kill_matrix": (),
     "paper": (),
     "pictures": (),
@@ -110,8 +111,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"CHAT": chat, "TWO": str(root), "BOOLQ": str(root / "boolq.jsonl"), "SHARED": str(shared)}
 
 
-#: scripts whose smallest form runs before a release only: those for a GPU, whose parts others run
-BEFORE_A_RELEASE = {"gpu_step_time", "gpu_smol_pair"}
+#: scripts whose smallest form runs before a release only: those whose parts others run
+BEFORE_A_RELEASE = {"gpu_step_time", "gpu_smol_pair", "hints_countdown"}
 
 
 @pytest.mark.slow
