@@ -90,7 +90,8 @@ def on_screen(watched: Watched, work: Callable[[Any], Coroutine[Any, Any, None]]
 def test_screen_shows_the_progress_of_policies(tmp_path: Path, size: tuple[int, int]) -> None:
     watched = Watched(made_run(tmp_path / "r", "sgt", finished=False))
     rescue = {"step": 7, "prompt": "2+3:", "own": [{"text": " 6", "reward": 0.0}], "peer": "bob", "answer": " 5"}
-    watched.run.policy("ada").rescues.write_text(json.dumps(rescue) + "\n")
+    hinted = {**rescue, "step": 8, "hint": " 3+2=5", "answer": " 2+3=5"}
+    watched.run.policy("ada").rescues.write_text(json.dumps(rescue) + "\n" + json.dumps(hinted) + "\n")
 
     async def look(pilot: Any) -> None:
         table = watched.screen.query_one("#policies", Static).content
@@ -100,6 +101,7 @@ def test_screen_shows_the_progress_of_policies(tmp_path: Path, size: tuple[int, 
         assert watched.screen.query_one("#gate").display == (size[0] >= 120)
         text = watched.text("#rescue-texts")
         assert "step 7  2+3:\n  ✗ ada: 6\n  ✓ bob: 5\n" in text
+        assert "step 8  2+3:\n  ✗ ada: 6\n  ? bob (hint): 3+2=5\n  ✓ ada: 2+3=5\n" in text
         assert "running" in watched.text("#head")
         for selector in ("#curves", "#table", "#details"):  # fully on the screen
             region = watched.screen.query_one(selector).region
