@@ -136,3 +136,24 @@ def test_help_imports_no_command(arguments: list[str]) -> None:
     assert "mutualrl.cli.output" in result.stderr
     for module in ("cli.train", "cli.report", "cli.runs", "cli.exchange", "recipes.resolution", "reporting.report"):
         assert f"'mutualrl.{module}'" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "--regime", "nothing"],
+        ["train", "--pool", "nothing", "--dry-run"],
+        ["train", "--set", "trainer.learning_rat=1"],
+        ["join", "file:///nowhere/at/all", "--policy", "nobody"],
+    ],
+)
+def test_the_error_of_a_wrong_recipe_imports_no_engine(arguments: list[str]) -> None:
+    result = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "mutualrl", *arguments], capture_output=True, text=True
+    )
+    assert result.returncode == 2, result.stderr[-500:]
+    imported = {
+        line.rpartition("|")[2].strip() for line in result.stderr.splitlines() if line.startswith("import time")
+    }
+    assert "mutualrl.recipes.resolution" in imported
+    assert not imported & {"torch", "transformers", "datasets", "pandas", "trl", "matplotlib", "mutualrl.cli.run"}

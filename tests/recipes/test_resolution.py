@@ -82,6 +82,18 @@ def test_set_can_select_regime_and_pool() -> None:
     assert sets("pool=2qwen").hardware.gpus == 8
 
 
+def test_a_regime_may_have_a_pool_of_its_own_where_none_is_named(tmp_path: Path) -> None:
+    assert resolve(Request(regime="hinted")).pool == "tiny-hints"
+    assert resolve(Request(regime="xgrpo+hinted")).pool == "tiny-hints"
+    assert resolve(Request(assignments=("regime=hinted",))).pool == "tiny-hints"
+    (tmp_path / "r.yaml").write_text("regime: hinted\n")
+    assert resolve(Request(recipe=tmp_path / "r.yaml")).pool == "tiny-hints"
+    assert resolve(Request(regime="hinted", pool="tiny")).pool == "tiny"
+    (tmp_path / "r.yaml").write_text("regime: hinted\npool: tiny\n")
+    assert resolve(Request(recipe=tmp_path / "r.yaml")).pool == "tiny"
+    assert resolve(Request(regime="sgt")).pool == "tiny"
+
+
 def test_policy_overrides_trainer_and_regime_settings(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text(
         'policies:\n  - {name: a, model: "tiny:ada", trainer: {learning_rate: 1e-4}, regime: {weight: 0.5}}\n'

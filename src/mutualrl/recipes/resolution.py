@@ -94,7 +94,7 @@ def resolve(request: Request) -> Recipe:
         assigned.set(assignment)
     layers = Layers()
     layers.add({"trainer": dict(BASE_TRAINER)}, "defaults")
-    pool = _pool(assigned.value) or request.pool or (None if "policies" in file_layer else _pool(file_layer) or "tiny")
+    pool = _pool(assigned.value) or request.pool or _pool_of_file(file_layer, request, assigned.value)
     if request.models:
         pool = None
         layers.add({"policies": policies_of(request.models)}, f"--model {' --model '.join(request.models)}")
@@ -126,6 +126,18 @@ def resolve(request: Request) -> Recipe:
     for assignment in request.assignments:
         layers.set(assignment)
     return validate(layers)
+
+
+def _pool_of_file(file_layer: Layer, request: Request, assigned: Layer) -> str | None:
+    """Return the pool of a recipe file, which may be empty; None if it lists its policies. Without one, it is the pool
+    of the first requested regime that has one of its own."""
+    if "policies" in file_layer:
+        return None
+    if (pool := _pool(file_layer)) is not None:
+        return pool
+    regime = _name(assigned, "regime") or request.regime or _name(file_layer, "regime")
+    known = [regimes()[part] for part in parts_of(regime or "") if part in regimes()]
+    return next((each.default_pool for each in known if each.default_pool != Regime.default_pool), Regime.default_pool)
 
 
 def _require_no_pool(request: Request, file_layer: Layer) -> None:

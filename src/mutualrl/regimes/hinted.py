@@ -72,6 +72,7 @@ class Hinted(Regime):
     advantages = "adjusts"
     requests_samples = True
     accepts_sources = True
+    default_pool = "tiny-hints"
     metrics = (
         Metric("hinted/gate_rate", "fraction", "prompts whose gate opened", role="gate_rate"),
         Metric("hinted/confirmed", "rows", "own answers that joined the loss", role="rescues"),

@@ -79,6 +79,7 @@ class Regime(BaseModel):
     requests_samples: whether `requests` may ask for rollouts: not with tools or an environment, whose results a sample
         would have as the policy's own tokens, nor with data that is no `Dataset`.
     accepts_sources: whether it can use a member that has texts and rewards, on some prompts, and samples nothing.
+    default_pool: the shipped pool that shows what it does, where none is named.
     level: the paper's level at which experience is shared. control: whether it is a control of another regime.
     """
 
@@ -95,6 +96,7 @@ class Regime(BaseModel):
     encodes_all_texts: ClassVar[bool] = False
     requests_samples: ClassVar[bool] = False
     accepts_sources: ClassVar[bool] = False
+    default_pool: ClassVar[str] = "tiny"
     level: ClassVar[Literal["none", "data", "value", "outcome"]] = "none"
     control: ClassVar[bool] = False
 
