@@ -155,5 +155,13 @@ def test_the_error_of_a_wrong_recipe_imports_no_engine(arguments: list[str]) -> 
     imported = {
         line.rpartition("|")[2].strip() for line in result.stderr.splitlines() if line.startswith("import time")
     }
-    assert "mutualrl.recipes.resolution" in imported
-    assert not imported & {"torch", "transformers", "datasets", "pandas", "trl", "matplotlib", "mutualrl.cli.run"}
+    assert "mutualrl.cli.resolve_args" in imported
+    assert not imported & {
+        "torch",
+        "transformers",
+        "datasets",
+        "pandas",
+        "trl",
+        "matplotlib",
+        "mutualrl.launch.supervisor",
+    }
