@@ -10,7 +10,7 @@ from mutualrl.study.claims import ClaimResult, RegisteredClaims, difference, eva
 from mutualrl.study.outcomes import ALL, Outcome, Outcomes
 from mutualrl.study.statistics import MIN_VALUES, Estimate
 
-SIGNALS = ("entropy", "kl")
+SIGNALS = ("entropy", "kl", "length")
 #: costs of an arm, and their column titles
 BUDGET = {"generated_tokens": "tokens generated", "extra_tokens": "extra tokens trained on", "seconds": "seconds"}
 

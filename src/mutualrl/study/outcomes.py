@@ -24,7 +24,7 @@ class PolicyOutcome:
     """One policy at the end of its run. `after`: greedy accuracy on the validation prompts, overall and by group;
     `problems`: number of prompts; `curve`: (step, accuracy). Tokens are counted over the whole run: `generated_tokens`
     by the policy, in its rollouts and in the samples that its regime requests; `extra_tokens` trained on besides its
-    own rollouts. `lesson_nll`: mean NLL per token, in nats, of the texts that it is taught, over the first tenth of the
+    own rollouts. `entropy`, `kl`, `length` (tokens per rollout): means over the last quarter of the steps. `lesson_nll`: mean NLL per token, in nats, of the texts that it is taught, over the first tenth of the
     steps with any: their fit before it has learnt from them. `retained`: fraction of the validation prompts solved
     before training that are solved at the end. `pass_at`: pass@k of sampled completions by k, from `mutualrl eval
     --run`. None, or empty, if a run does not record it."""
@@ -35,6 +35,7 @@ class PolicyOutcome:
     curve: Sequence[tuple[int, float]] = ()
     entropy: float | None = None
     kl: float | None = None
+    length: float | None = None
     gate: Sequence[float] = ()
     lesson_nll: float | None = None
     retained: float | None = None
@@ -119,6 +120,7 @@ def _of_policy(run: Run, name: str, policy: PolicyRun) -> PolicyOutcome:
         curve=[(point.step, point.value) for point in policy.accuracy()],
         entropy=_late_mean(policy, "entropy"),
         kl=_late_mean(policy, "kl"),
+        length=_late_mean(policy, "completions/mean_length"),
         gate=_tenths([point.value for point in policy.by_role("gate_rate")]),
         lesson_nll=_early_nll(policy),
         retained=_retained(result),
@@ -238,7 +240,7 @@ class Outcomes:
     def value(self, pool: str, arm: str, seed: int, measure: str, policy: str | None = None) -> float | None:
         """Return a measure of a policy, or its mean over the pool; None if a run lacks it.
 
-        Measures: `accuracy`, `accuracy/GROUP`, `pass_at/K`, `retained`, `entropy`, `kl`, `lesson_nll`,
+        Measures: `accuracy`, `accuracy/GROUP`, `pass_at/K`, `retained`, `entropy`, `kl`, `length`, `lesson_nll`,
         `generated_tokens`, `extra_tokens`, `seconds`, `gate_change` (last tenth of the run minus the first),
         `steps_to/ARM` (first step at which the pool's mean validation accuracy reaches ARM's final one of the same
         seed; the last step if it never does).
@@ -296,6 +298,7 @@ MEASURES = (
     "retained",
     "entropy",
     "kl",
+    "length",
     "gate_change",
     "lesson_nll",
     "generated_tokens",
