@@ -14,6 +14,7 @@ from mutualrl.records import PublishSchema
 from mutualrl.regimes.gating import Candidate, EncodedCandidate, GateRule, draw_candidate, gate, gated_prompts
 from mutualrl.regimes.losses import nll_loss, row_nll
 from mutualrl.regimes.microbatches import MicrobatchSlot, assign_to_microbatches
+from mutualrl.regimes.round import SourceTraits
 from mutualrl.regimes.sgt import SGT
 from mutualrl.rollouts import Rollouts
 from regime_views import Peer as PeerInMemory
@@ -198,7 +199,7 @@ def test_source_teacher_has_the_policies_gate_and_trains_on_the_sources_text() -
     own = [("p", 0.0), ("p", 0.0), ("q", 0.0), ("q", 1.0), ("r", 0.0), ("r", 0.0)]
     bob = PeerInMemory([("p", 1.0, "peer's"), ("q", 1.0, "peer's"), ("r", 0.0, None)])
     book = PeerInMemory([("p", 1.0, "gold p"), ("p", 0.0, "wrong"), ("q", 1.0, "gold q"), ("r", 1.0, "gold r")])
-    round_view = view(own, {"bob": bob, "book": book}, sources=frozenset({"book"}))
+    round_view = view(own, {"bob": bob, "book": book}, sources={"book": SourceTraits()})
     rows = plan(round_view, SGT(teacher="source")).rows
     assert [(r.prompt_id, r.source.policy, r.text, r.token_ids) for r in rows] == [
         ("p", "book", "gold p", tuple(b"gold p"))  # nobody but the source succeeded on r: the gate is the policies'

@@ -24,7 +24,7 @@ from mutualrl.engines.base import Sampling
 from mutualrl.records import Prompt, Rollout
 from mutualrl.regimes.hinted import Answer, Hinted
 from mutualrl.regimes.hints import shown_hint, with_hint
-from mutualrl.regimes.round import RoundView, Sample
+from mutualrl.regimes.round import RoundView, Sample, SourceTraits
 from mutualrl.regimes.round import Sampled as Drawn
 from mutualrl.rollouts import Rollouts
 from mutualrl.seeds import policy_seed
@@ -84,7 +84,7 @@ def hint_rows(
         regime = _regime(sampled, learner, request.thresholds.of(learner))
         peers = {key: each for key, each in by_policy.items() if key != learner}
         peers |= {key: Rollouts.of(_recorded(texts), key) for key, texts in recorded.items()}
-        view = RoundView(0, learner, request.seed, own, peers, sources=frozenset(recorded))
+        view = RoundView(0, learner, request.seed, own, peers, sources=dict.fromkeys(recorded, SourceTraits()))
         asked = regime.samples_on(regime.shown(view))
         sampler = _Sampler(request, sampled, learner, tokenizers[learner], contexts[learner], prompts, bars)
         answers = [regime.judged(sample, drawn) for sample, drawn in sampler.answers(asked, "with hints", 1)]

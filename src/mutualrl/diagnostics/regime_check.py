@@ -19,7 +19,7 @@ from mutualrl.errors import MutualRLError
 from mutualrl.records import Prompt, PublishSchema, Rollout, plain_ids
 from mutualrl.regimes import Plan, Regime, Requests, Results, RoundView, check_plan, plain_state
 from mutualrl.regimes.advantages import group_by_prompt, pool_advantages, ungroup
-from mutualrl.regimes.round import PHASES, ExtraRow, Sample, Sampled
+from mutualrl.regimes.round import PHASES, ExtraRow, Sample, Sampled, SourceTraits
 from mutualrl.rollouts import Rollouts
 from mutualrl.tasks import TaskSource, get_task
 from mutualrl.tasks.boxed import boxed_score
@@ -96,7 +96,7 @@ def recorded_views(schema: PublishSchema, *, with_source: bool = False) -> list[
     tokenizers = {name: load_tokenizer(name) for name in (LEARNER, *PEERS)}
     transfer = TokenTransfer(tokenizers[LEARNER], max_length=40, peers=tokenizers)
     prompts = get_task("arithmetic").read("train", TaskSource()).prompts
-    names = frozenset({BOOK} if with_source else ())
+    names = {BOOK: SourceTraits()} if with_source else {}
     views = []
     for round_index in range(ROUNDS):
         own_rollouts = []

@@ -15,8 +15,9 @@ from pydantic import create_model
 
 from mutualrl.errors import RegimeError
 from mutualrl.records import PublishSchema
-from mutualrl.regimes.regime import Conditions, Problem, Regime, Settings, Treatment, Variants
-from mutualrl.regimes.round import ExtraRow, GuideView, Plan, Requests, RoundView, RowStatistics
+from mutualrl.regimes.regime import SELECTION, Conditions, Problem, Regime, Settings, Treatment, Variants
+from mutualrl.regimes.round import ExtraRow, GuideView, Plan, Requests, RoundView, RowStatistics, SourceTraits
+from mutualrl.rollouts import Rollouts
 
 SEPARATOR = "+"
 #: what may follow a regime that treats advantages in some way; every other regime would discard them
@@ -90,10 +91,15 @@ class Channels(Regime):
         """Return whether a part weighs rows by ratios."""
         return any(part.uses_ratios() for part in self.regimes)
 
-    def source_problem(self) -> str | None:
+    def source_problem(self, traits: SourceTraits = SELECTION) -> str | None:
         """Return why no part can use a source; the others do not see it."""
-        problems = [part.source_problem() for part in self.regimes]
+        problems = [part.source_problem(traits) for part in self.regimes]
         return None if None in problems else next((problem for problem in problems if problem is not None), None)
+
+    def unsolved(self, rollouts: Rollouts) -> list[str]:
+        """Return the prompts on which a part that can use a source wants its texts."""
+        parts = [part for part in self.regimes if part.source_problem() is None]
+        return sorted({prompt_id for part in parts for prompt_id in part.unsolved(rollouts)})
 
     def problems(self, trainer: Settings) -> list[Problem]:
         """Return the parts' problems, with their settings' full names."""
@@ -129,10 +135,11 @@ class Channels(Regime):
 
 
 def _of_part(view: View, part: Regime) -> View:
-    """Return the view of a part: with its own state and, unless it can use them, without the sources."""
+    """Return the view of a part: with its own state, and without the sources that it cannot use."""
     view = replace(view, state=view.state.get(part.name, {}))
-    if isinstance(view, RoundView) and view.sources and part.source_problem() is not None:
-        return view.of_policies()
+    if isinstance(view, RoundView) and view.sources:
+        unusable = [name for name, traits in view.sources.items() if part.source_problem(traits) is not None]
+        return view.without_sources(unusable)
     return view
 
 

@@ -73,12 +73,20 @@ def gate(own_rewards_G: Sequence[float], peer_rewards: Sequence[float], rule: Ga
     and at least one peer rollout above `success_above`; with `gate: relative`, a peer rollout above every own one by
     more than `margin`; with `gate: none` the peer's alone. NaN rewards are neither failures nor successes."""
     above = reward_to_exceed(own_rewards_G, rule)
-    if rule.gate in ("all", "any"):
-        failures = [reward < rule.failure_below for reward in own_rewards_G]
-        failed = all(failures) if rule.gate == "all" else any(failures)
-        if not failures or not failed:
-            return False
-    return any(reward > above for reward in peer_rewards)
+    return failed(own_rewards_G, rule) and any(reward > above for reward in peer_rewards)
+
+
+def failed(own_rewards_G: Sequence[float], rule: GateRule) -> bool:
+    """Return whether the learner's part of the gate is open: a peer's success would be learnt."""
+    if rule.gate not in ("all", "any"):
+        return True
+    failures = [reward < rule.failure_below for reward in own_rewards_G]
+    return bool(failures) and (all(failures) if rule.gate == "all" else any(failures))
+
+
+def unsolved_by(own: Mapping[str, Sequence[float]], rule: GateRule) -> list[str]:
+    """Return the prompts, sorted, on which the learner's part of the gate is open."""
+    return [prompt_id for prompt_id, rewards in sorted(own.items()) if failed(rewards, rule)]
 
 
 def reward_to_exceed(own_rewards_G: Sequence[float], rule: GateRule) -> float:
@@ -176,6 +184,8 @@ def successes_of(view: RoundView, memory: Mapping[str, Sequence[Remembered]] | N
     rewards: dict[str, list[float]] = {}
     rollouts: dict[str, list[Rollout]] = {}
     for rollout in peer_rollouts(view):
+        if rollout.policy in view.sources and not rollout.ended:
+            continue  # an answer that was cut off is no success, whatever its reward
         rewards.setdefault(rollout.prompt_id, []).append(rollout.reward)
         rollouts.setdefault(rollout.prompt_id, []).append(rollout)
     for prompt_id, entries in memory.items():

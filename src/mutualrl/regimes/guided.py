@@ -16,9 +16,10 @@ from pydantic import model_validator
 
 from mutualrl.records import Ids, PublishSchema, Rollout
 from mutualrl.regimes.advantages import group_by_prompt
-from mutualrl.regimes.gating import Candidate, Gated, GateRule, draw_candidate, gated_prompts, successes_of
+from mutualrl.regimes.gating import Candidate, Gated, GateRule, draw_candidate, gated_prompts, successes_of, unsolved_by
 from mutualrl.regimes.regime import SUCCESS_ABOVE, Metric, Problem, Regime, Settings, setting
 from mutualrl.regimes.round import GuideView, Plan, RoundView
+from mutualrl.rollouts import Rollouts
 from mutualrl.seeds import seeded
 
 
@@ -105,6 +106,11 @@ class Guided(Regime):
             **reward_metrics("guided", [rollout.reward for rollout in guided], self.success_above),
         }
         return Plan(metrics=metrics, state={"hints": hints} if hints != before else None)
+
+    def unsolved(self, rollouts: Rollouts) -> list[str]:
+        """Return the prompts on which all rollouts without a prefix failed."""
+        own = rollouts.where([not prefix for prefix in rollouts.prefixes])
+        return unsolved_by(group_by_prompt(own.prompt_ids, own.rewards), self.rule)
 
     def problems(self, trainer: Settings) -> list[Problem]:
         """Return (key, problem) for a share too small to prefix one rollout of a group."""

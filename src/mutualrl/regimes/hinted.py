@@ -22,8 +22,8 @@ import numpy as np
 from pydantic import field_validator, model_validator
 
 from mutualrl.records import PublishSchema, plain_ids
-from mutualrl.regimes.advantages import pool_advantages, standard_deviation, ungroup
-from mutualrl.regimes.gating import Candidate, GateRule, gate, successes_of
+from mutualrl.regimes.advantages import group_by_prompt, pool_advantages, standard_deviation, ungroup
+from mutualrl.regimes.gating import Candidate, GateRule, gate, successes_of, unsolved_by
 from mutualrl.regimes.regime import SUCCESS_ABOVE, Metric, Problem, Regime, setting
 from mutualrl.regimes.round import (
     ExtraRow,
@@ -38,6 +38,7 @@ from mutualrl.regimes.round import (
     UpperBound,
 )
 from mutualrl.regimes.sgt import SGT
+from mutualrl.rollouts import Rollouts
 from mutualrl.seeds import seeded
 from mutualrl.tasks.boxed import last_boxed
 
@@ -229,6 +230,10 @@ class Hinted(Regime):
         return metrics
 
     # ---- the gate, and what is shown
+
+    def unsolved(self, rollouts: Rollouts) -> list[str]:
+        """Return the prompts on which the learner's part of the gate is open."""
+        return unsolved_by(group_by_prompt(rollouts.prompt_ids, rollouts.rewards), self.rule)
 
     def opened(self, view: RoundView) -> list[str]:
         """Return the prompts whose gate opened, sorted."""

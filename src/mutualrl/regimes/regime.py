@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from mutualrl.records import PublishSchema
-from mutualrl.regimes.round import GuideView, Plan, Requests, RoundView, RowStatistics
+from mutualrl.regimes.advantages import group_by_prompt
+from mutualrl.regimes.round import GuideView, Plan, Requests, RoundView, RowStatistics, SourceTraits
+
+if TYPE_CHECKING:
+    from mutualrl.rollouts import Rollouts
 
 #: (key of the trainer's settings, problem)
 Problem = tuple[str, str]
@@ -23,6 +28,8 @@ Variants = Mapping[str, tuple[object, ...]]
 #: what a regime does to the learner's advantages; which may follow which: `channels.FOLLOWERS`
 Treatment = Literal["keeps", "adjusts", "sets", "builds the batch"]
 
+#: traits of a source that has texts and rewards only, of some prompts
+SELECTION = SourceTraits()
 #: default reward above which a rollout is a success (paper, "Hyperparameters")
 SUCCESS_ABOVE = 0.8
 
@@ -78,7 +85,7 @@ class Regime(BaseModel):
     encodes_all_texts: whether a plan encodes every text of the peers; it is then begun while slower peers are awaited.
     requests_samples: whether `requests` may ask for rollouts: not with tools or an environment, whose results a sample
         would have as the policy's own tokens, nor with data that is no `Dataset`.
-    accepts_sources: whether it can use a member that has texts and rewards, on some prompts, and samples nothing.
+    accepts_sources: whether it can use a source whose texts are a selection, on some prompts.
     default_pool: the shipped pool that shows what it does, where none is named.
     level: the paper's level at which experience is shared. control: whether it is a control of another regime.
     """
@@ -145,15 +152,28 @@ class Regime(BaseModel):
         """Return whether it weighs rows by the ratio to what the learner itself sampled with."""
         return False
 
-    def source_problem(self) -> str | None:
-        """Return why it cannot use a source, which has texts and rewards; None if it can."""
-        if "logprobs" in self.publishes().fields:
-            problem = "needs the log-probs of every rollout that it reads, which a source does not have"
-        elif not self.accepts_sources:
+    def source_problem(self, traits: SourceTraits = SELECTION) -> str | None:
+        """Return why it cannot use a source that has this besides texts and rewards; None if it can."""
+        if "logprobs" in self.publishes().fields and not traits.logprobs:
+            problem = "needs the log-probs of every rollout that it reads, which this source does not have"
+            other = "a source frozen:MODEL"
+        elif not self.accepts_sources and not traits.every_prompt:
             problem = "pools statistics of what policies sample; a source's texts are a selection and would bias them"
+            other = "a served or frozen source with ask: all"
         else:
             return None
-        return f"regime {self.name!r} {problem}; expected sgt, guided, swarm, or a list with one of them (xgrpo+sgt)"
+        return (
+            f"regime {self.name!r} {problem}; expected sgt, guided, hinted, swarm, or a list with one of them "
+            f"(xgrpo+sgt); or {other}"
+        )
+
+    def unsolved(self, rollouts: Rollouts) -> list[str]:
+        """Return the prompts, sorted, on which this policy wants a text of a source with `ask: gated`, from its own
+        rollouts of a round: those on which each scored one failed."""
+        rewards = group_by_prompt(rollouts.prompt_ids, rollouts.rewards)
+        scored = {key: [reward for reward in group if not math.isnan(reward)] for key, group in rewards.items()}
+        limit = success_above(self)
+        return [key for key, group in sorted(scored.items()) if group and max(group) <= limit]
 
     def problems(self, trainer: Settings) -> Sequence[Problem]:
         """Return (key, problem) of the trainer's settings with which it cannot run."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -186,6 +186,15 @@ class GuideView:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceTraits:
+    """What a source has besides texts and rewards. `every_prompt`: samples on every prompt of a round, drawn whatever
+    the rewards are; without, its texts are a selection. `logprobs`: its tokens and their log-probs."""
+
+    every_prompt: bool = False
+    logprobs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class RoundView:
     """Input of a regime: one learner, one round.
 
@@ -195,7 +204,7 @@ class RoundView:
     is averaged over; `clip` is (epsilon_low, epsilon_high). `results` are those of the regime's requests so far.
     `other_prompts`: ids of prompts in the learner's data that peers saw in this round and the learner did not.
     `whiten`: advantages are whitened over the round (`round.whiten_advantages`), those of `rollouts` already.
-    `sources`: the peers that are sources: members that publish texts and rewards and never learn.
+    `sources`: the peers that are sources, with what they have: members that publish and never learn.
     """
 
     round: int
@@ -212,7 +221,7 @@ class RoundView:
     results: Results = field(default_factory=Results)
     other_prompts: frozenset[str] = frozenset()
     whiten: bool = False
-    sources: frozenset[str] = frozenset()
+    sources: Mapping[str, SourceTraits] = field(default_factory=dict)
 
     @property
     def prompt_ids(self) -> list[str]:
@@ -245,8 +254,13 @@ class RoundView:
 
     def of_policies(self) -> RoundView:
         """Return the view without the sources."""
-        peers = {name: peer for name, peer in self.peers.items() if name not in self.sources}
-        return replace(self, peers=peers, sources=frozenset())
+        return self.without_sources(self.sources)
+
+    def without_sources(self, names: Collection[str]) -> RoundView:
+        """Return the view without some sources."""
+        peers = {name: peer for name, peer in self.peers.items() if name not in names}
+        sources = {name: traits for name, traits in self.sources.items() if name not in names}
+        return replace(self, peers=peers, sources=sources)
 
     def of_sources(self) -> RoundView:
         """Return the view with the sources as the only peers."""

@@ -18,6 +18,7 @@ from typing import Literal
 from pydantic import field_validator, model_validator
 
 from mutualrl.records import Ids, PublishSchema
+from mutualrl.regimes.advantages import group_by_prompt
 from mutualrl.regimes.gating import (
     Candidate,
     EncodedCandidate,
@@ -29,10 +30,12 @@ from mutualrl.regimes.gating import (
     remembered,
     reward_to_exceed,
     successes_of,
+    unsolved_by,
 )
 from mutualrl.regimes.own_success import open_prompts, own_successes, still_open
 from mutualrl.regimes.regime import SUCCESS_ABOVE, Metric, Regime, setting
 from mutualrl.regimes.round import ExtraRow, Passage, Plan, Requests, RoundView, RowSource, RowStatistics
+from mutualrl.rollouts import Rollouts
 
 
 class SGT(Regime):
@@ -148,6 +151,10 @@ class SGT(Regime):
     def needs_source(self) -> bool:
         """Return whether the texts are a source's only."""
         return self.teacher == "source"
+
+    def unsolved(self, rollouts: Rollouts) -> list[str]:
+        """Return the prompts on which the learner's part of the gate is open."""
+        return unsolved_by(group_by_prompt(rollouts.prompt_ids, rollouts.rewards), self.rule)
 
     def requests(self, view: RoundView) -> Requests:
         """Return the candidates that `pick: lowest_nll` compares, for prompts with more than one."""

@@ -24,10 +24,11 @@ class PolicyOutcome:
     """One policy at the end of its run. `after`: greedy accuracy on the validation prompts, overall and by group;
     `problems`: number of prompts; `curve`: (step, accuracy). Tokens are counted over the whole run: `generated_tokens`
     by the policy, in its rollouts and in the samples that its regime requests; `extra_tokens` trained on besides its
-    own rollouts. `entropy`, `kl`, `length` (tokens per rollout): means over the last quarter of the steps. `lesson_nll`: mean NLL per token, in nats, of the texts that it is taught, over the first tenth of the
-    steps with any: their fit before it has learnt from them. `retained`: fraction of the validation prompts solved
-    before training that are solved at the end. `pass_at`: pass@k of sampled completions by k, from `mutualrl eval
-    --run`. None, or empty, if a run does not record it."""
+    own rollouts. `entropy`, `kl`, `length` (tokens per rollout): means over the last quarter of the steps.
+    `lesson_nll`: mean NLL per token, in nats, of the texts that it is taught, over the first tenth of the steps with
+    any: their fit before it has learnt from them. `retained`: fraction of the validation prompts solved before training
+    that are solved at the end. `pass_at`: pass@k of sampled completions by k, from `mutualrl eval --run`. None, or
+    empty, if a run does not record it."""
 
     after: Mapping[str, float]
     before: Mapping[str, float] = field(default_factory=dict)
