@@ -131,6 +131,12 @@ class WaitTimeoutError(PeerLostError, TimeoutError):
     kind = "wait-timeout"
 
 
+class SourceLostError(PeerLostError):
+    """A source that is asked gave no answer, and the recipe does not allow the run to go on without it."""
+
+    kind = "source-lost"
+
+
 class ExchangeDamagedError(MutualRLError, OSError):
     """Shard of the exchange that does not match its commit marker, or cannot be parsed."""
 

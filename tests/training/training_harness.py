@@ -19,6 +19,7 @@ from mutualrl.recipes.layers import find
 from mutualrl.records import Prompt, Rollout
 from mutualrl.regimes import get_regime
 from mutualrl.regimes.hints import FOR_TEXTS
+from mutualrl.regimes.regime import publish_schema
 from mutualrl.rollouts import SCHEMA
 from mutualrl.see import Exchange, WaitTimeouts
 from mutualrl.sources.script import recorded_source
@@ -28,7 +29,7 @@ from mutualrl.tasks.boxed import boxed_reward, boxed_score
 from mutualrl.thl import retokenize
 from mutualrl.training.data import as_dataset
 from mutualrl.training.peers import PeerLink
-from mutualrl.training.sharing import Sharing, publish_schema
+from mutualrl.training.sharing import Sharing
 from mutualrl.training.source_rounds import SourceRounds
 from mutualrl.training.trainer import MutualGRPOTrainer
 

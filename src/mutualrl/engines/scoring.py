@@ -53,8 +53,10 @@ def completion_logprobs(
     prompts: Sequence[Sequence[int]],
     completions: Sequence[Sequence[int]],
     on_batch: Callable[[int], None] | None = None,
+    *,
+    temperature: float = 1.0,
 ) -> list[Floats]:
-    """Return log p(token | prompt, earlier tokens) of every completion token, nats, at temperature 1.
+    """Return log p(token | prompt, earlier tokens) of every completion token, nats, at a temperature.
 
     Every prompt needs at least one token; prompt and completion together must fit the model's context. `on_batch`
     receives the number of rows done. Raises ValueError for a row that does not fit, ModelError for an id without an
@@ -72,7 +74,7 @@ def completion_logprobs(
     order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]) + len(rows[i][1]))
     for start in range(0, len(order), _ROWS):
         chosen = order[start : start + _ROWS]
-        for row, values in zip(chosen, _batch(model, [rows[i] for i in chosen]), strict=True):
+        for row, values in zip(chosen, _batch(model, [rows[i] for i in chosen], temperature), strict=True):
             if not np.isfinite(values).all():
                 raise ModelError(f"model {name_of(model)!r} returned non-finite log-probs; the weights may be corrupt")
             results[row] = values
@@ -82,7 +84,7 @@ def completion_logprobs(
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]  # torch is followed as Any
-def _batch(model: PreTrainedModel, rows: Sequence[tuple[list[int], list[int]]]) -> list[Floats]:
+def _batch(model: PreTrainedModel, rows: Sequence[tuple[list[int], list[int]]], temperature: float) -> list[Floats]:
     width = max(len(prompt) + len(completion) for prompt, completion in rows)
     ids = torch.zeros((len(rows), width), dtype=torch.long)
     mask = torch.zeros((len(rows), width), dtype=torch.long)
@@ -90,14 +92,16 @@ def _batch(model: PreTrainedModel, rows: Sequence[tuple[list[int], list[int]]]) 
         length = len(prompt) + len(completion)
         ids[row, :length] = torch.tensor([*prompt, *completion])
         mask[row, :length] = 1
-    scores = _next_token_logprobs(model, ids.to(model.device), mask.to(model.device)).cpu().numpy()
+    scores = _next_token_logprobs(model, ids.to(model.device), mask.to(model.device), temperature).cpu().numpy()
     return [
         scores[row, len(prompt) - 1 : len(prompt) + len(completion) - 1].astype(np.float64)
         for row, (prompt, completion) in enumerate(rows)
     ]
 
 
-def _next_token_logprobs(model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def _next_token_logprobs(
+    model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, temperature: float = 1.0
+) -> torch.Tensor:
     """Return log p of ids[:, 1:], shape (B, W - 1), a few positions at a time so that the logits stay bounded."""
     batch, width = ids.shape
     step = max(16, _LOGITS // (batch * model.config.get_text_config().vocab_size))
@@ -111,7 +115,7 @@ def _next_token_logprobs(model: PreTrainedModel, ids: torch.Tensor, mask: torch.
             use_cache=stop < width - 1 or past is not None,
         )
         past = output.past_key_values
-        logits = output.logits.float()
+        logits = output.logits.float() / temperature
         chosen = ids[:, start + 1 : stop + 1, None]
         logprobs.append(logits.gather(-1, chosen).squeeze(-1) - logits.logsumexp(-1))
     return torch.cat(logprobs, dim=1) if logprobs else torch.zeros((batch, 0))

@@ -14,7 +14,8 @@ from mutualrl.errors import UsageError
 from mutualrl.evaluation.flags import EvalFlags
 from mutualrl.process.limits import REWARD_SECONDS
 from mutualrl.recipes import Recipe, Request, resolve
-from mutualrl.recipes.schema import Policy, TaskSection, known_model
+from mutualrl.recipes.schema import Policy, TaskSection
+from mutualrl.recipes.section import known_model
 from mutualrl.recipes.yaml_file import parse_mapping
 from mutualrl.records import POLICY_NAME, Prompt
 from mutualrl.storage.files import user_path

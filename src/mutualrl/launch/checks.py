@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mutualrl.engines.model_files import check_model
-from mutualrl.errors import ModelError
+from mutualrl.errors import DataError, ModelError, UsageError
 from mutualrl.launch.session import counted
 from mutualrl.recipes import Recipe
 from mutualrl.recipes.agreement import data_note, fingerprint, read_splits, require_enough, validation_sample
 from mutualrl.recipes.batch_plan import BatchPlan
-from mutualrl.recipes.run_sources import prepared
+from mutualrl.recipes.run_sources import learners_of, prepared, served_settings
+from mutualrl.recipes.source_section import SourceSection
 from mutualrl.records import Prompt
+from mutualrl.sources.prepare import Learner, has_one_verdict
+from mutualrl.sources.served import preflight
 from mutualrl.storage.run_info import Fingerprint
 from mutualrl.tasks.dataset import boxed_notes, column_notes
 from mutualrl.tasks.rewarding import BOXED
@@ -66,11 +70,66 @@ def check_models(recipe: Recipe, names: Sequence[str]) -> None:
 def check_sources(recipe: Recipe, inputs: Inputs, names: Collection[str] | None = None) -> dict[str, Prepared]:
     """Return the recipe's sources, or those of some `names`, read and verified; loads the policies' tokenizers if there
     are any. Raises DataError, RewardError, ModelError."""
-    if not recipe.active_sources:
+    if not recipe.recorded_sources:
         return {}
     from mutualrl.recipes.pool_tokenizers import load_tokenizers
 
     return prepared(recipe, load_tokenizers(recipe), inputs.prompts, inputs.all_validation, names)
+
+
+def check_asked_sources(recipe: Recipe, inputs: Inputs, *, contact: bool = True) -> list[str]:
+    """Check the sources that answer during training, and return notes on them: the models of frozen ones, the keys and,
+    if `contact`, the endpoints of served ones, and what the data say of them. Raises UsageError, DataError, ModelError,
+    MachineError."""
+    notes = []
+    for section in recipe.asked_sources:
+        if section.column is not None:
+            _require_named_sources(recipe, section.column, inputs.prompts)
+        if section.kind == "frozen":
+            _check_frozen(section)
+            continue
+        settings = served_settings(recipe, section)
+        if section.api == "completions" and any(prompt.messages for prompt in inputs.prompts):
+            raise UsageError(
+                f"sources.{section.name}.api: found completions, but the prompts are conversations; expected chat"
+            )
+        if contact:
+            notes.append(asyncio.run(preflight(settings.spec)))
+    ordered = [section for section in recipe.asked_sources if section.after is not None]
+    if ordered and not has_one_verdict(recipe.task.reward, _tokenized_learners(recipe)):
+        raise UsageError(
+            f"sources.{ordered[0].name}.after: needs one verdict on a text for all learners, and the reward functions "
+            "depend on the learner or on training; leave it out"
+        )
+    return notes
+
+
+def _check_frozen(section: SourceSection) -> None:
+    path = resolve_path(section.frozen or "")
+    try:
+        check_model(path, section.revision, trust_remote_code=section.trust_remote_code)
+    except ModelError as error:
+        raise type(error)(f"source {section.name!r}: {error}") from error
+
+
+def _require_named_sources(recipe: Recipe, column: str, prompts: Sequence[Prompt]) -> None:
+    """Raise DataError unless each row names a source, or none, in a column."""
+    known = {section.name for section in recipe.asked_sources}
+    for prompt in prompts:
+        found = prompt.columns.get(column)
+        if found is not None and found != "" and found not in known:
+            raise DataError(
+                f"the row of prompt {prompt.id!r} has {found!r:.60} in its column {column!r}, expected a source: "
+                f"{', '.join(sorted(known))}; or nothing"
+            )
+    if not any(prompt.columns.get(column) in known for prompt in prompts):
+        raise DataError(f"no row of the data names a source ({', '.join(sorted(known))}) in its column {column!r}")
+
+
+def _tokenized_learners(recipe: Recipe) -> list[Learner]:
+    from mutualrl.recipes.pool_tokenizers import load_tokenizers
+
+    return learners_of(recipe, load_tokenizers(recipe))
 
 
 def check_batch(recipe: Recipe, batch: BatchPlan, inputs: Inputs) -> tuple[Recipe, Fingerprint]:

@@ -14,7 +14,7 @@ from typing import IO
 
 import psutil
 
-from mutualrl.mwra.placement import Allocation
+from mutualrl.mwra.placement import Devices
 from mutualrl.process import loopback
 from mutualrl.see.exchange import claimed_attempt
 from mutualrl.see.liveness import clear_heartbeats
@@ -60,7 +60,7 @@ class ProcessGroup:
         self._output.close()
 
 
-def agent(run: RunDirectory, allocation: Allocation, attempt: int) -> ProcessGroup:
+def agent(run: RunDirectory, allocation: Devices, attempt: int) -> ProcessGroup:
     """Start the agent of a policy's process group on its devices. Raises MachineError if the run has no directory."""
     run.require_present()
     command = [

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from mutualrl.console.display import print_text
 from mutualrl.launch.life import Action, Begin, Event, Finish, Life, Stop, advance, may_continue, restart_message
-from mutualrl.mwra.placement import Allocation
+from mutualrl.mwra.placement import Devices
 from mutualrl.process.status import PolicyState, StatusWriter
 from mutualrl.recipes import Recipe
 from mutualrl.storage.checkpoints import Checkpoints
@@ -22,7 +22,7 @@ from mutualrl.storage.rundir import RunDirectory
 class ManagedPolicy:
     """Policy of a launcher: its devices and its life."""
 
-    allocation: Allocation
+    allocation: Devices
     life: Life = field(default_factory=Life)
 
     @property

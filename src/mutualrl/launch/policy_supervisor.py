@@ -1,4 +1,5 @@
-"""Supervision of a run's policies on this machine: observe their processes, and do what their life demands."""
+"""Supervision of a run's policies and asked sources on this machine: observe their processes, and do what their life
+demands."""
 
 from __future__ import annotations
 
@@ -8,13 +9,13 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from mutualrl.errors import PeerLostError
+from mutualrl.errors import PeerLostError, SourceLostError
 from mutualrl.launch.death import CONSEQUENCES, describe_death, failure_of, own_error, recorded_error, tail
 from mutualrl.launch.group import ProcessGroup, ProcessTag, agent, clear_attempt, end, next_attempt
 from mutualrl.launch.launcher import Launcher, ManagedPolicy
-from mutualrl.launch.life import Die, Event, Finish, Tick
+from mutualrl.launch.life import Die, Event, Finish, Tick, may_continue
 from mutualrl.launch.watch import Watch
-from mutualrl.mwra.placement import Allocation
+from mutualrl.mwra.placement import Devices, Placement
 from mutualrl.process.status import PolicyState, PolicyStatus, StatusWriter
 from mutualrl.recipes import Recipe
 from mutualrl.storage.files import require_writable
@@ -26,9 +27,11 @@ CAUSE_SECONDS = 1.0
 
 @dataclass(kw_only=True)
 class SupervisedPolicy(ManagedPolicy):
-    """Policy on this machine: the watch over it, its newest attempt, and the process group of that attempt."""
+    """Policy on this machine: the watch over it, its newest attempt, and the process group of that attempt. `source`:
+    it is a source; the run ends without it."""
 
     watch: Watch
+    source: bool = False
     attempt: int = 0
     group: ProcessGroup | None = None
 
@@ -40,17 +43,31 @@ class PolicySupervisor(Launcher[SupervisedPolicy]):
         self,
         run: RunDirectory,
         recipe: Recipe,
-        allocations: tuple[Allocation, ...],
+        placement: Placement,
         status_writer: StatusWriter,
         console: Console,
-        start: Callable[[RunDirectory, Allocation, int], ProcessGroup] = agent,
+        start: Callable[[RunDirectory, Devices, int], ProcessGroup] = agent,
     ) -> None:
         policies = []
-        for allocation in allocations:
+        for allocation in (*placement.allocations, *placement.sources):
             watch = Watch(run.exchange, allocation.policy, recipe.run, self.say)
-            policies.append(SupervisedPolicy(allocation=allocation, watch=watch))
+            source = allocation in placement.sources
+            policies.append(SupervisedPolicy(allocation=allocation, watch=watch, source=source))
         super().__init__(run, recipe, policies, status_writer, console)
         self._start_group = start
+
+    @property
+    def active(self) -> bool:
+        """Return whether a policy is running or will run; no source outlives the policies."""
+        return any(managed.life.active for managed in self.managed_policies if not managed.source)
+
+    def start(self) -> None:
+        """Start every policy that has not finished in an earlier session, and every source: a policy may go back to
+        rounds that a finished source has not answered."""
+        for managed in self.managed_policies:
+            if managed.source:
+                self.run.policy(managed.name).result.unlink(missing_ok=True)
+        super().start()
 
     @property
     def groups(self) -> list[ProcessGroup]:
@@ -94,12 +111,28 @@ class PolicySupervisor(Launcher[SupervisedPolicy]):
     def give_up(self, managed: SupervisedPolicy) -> None:
         """Say that the run continues without a policy. Raises PeerLostError if it cannot."""
         section, text = self.recipe.run, managed.life.reason
+        if managed.source:
+            return self._give_up_source(managed)
         if self.may_continue_without(managed):
             self.say(f"{text}\nIt is lost; the others continue without it (run.on_peer_loss: continue)")
             return
         message, _, log_tail = text.partition("\n")
         used = f"; {managed.life.restarts} restart(s) used" if section.max_restarts else ""
         raise PeerLostError(f"{message}{used}\n{log_tail}")
+
+    def _give_up_source(self, managed: SupervisedPolicy) -> None:
+        """Say that the run continues without a source. Raises SourceLostError if the recipe does not allow it."""
+        (section,) = [each for each in self.recipe.asked_sources if each.name == managed.name]
+        if section.on_source_loss == "fail":
+            raise SourceLostError(f"{managed.life.reason} (sources.{managed.name}.on_source_loss: fail)")
+        self.say(
+            f"{managed.life.reason}\nThe run continues without it (sources.{managed.name}.on_source_loss: continue)"
+        )
+
+    def may_continue_without(self, managed: SupervisedPolicy) -> bool:
+        """Return whether the run goes on without a lost policy; a source cannot take its place."""
+        others = (each.state for each in self.managed_policies if each is not managed and not each.source)
+        return may_continue(others, self.recipe.run)
 
     # ---- from what is seen to an event
 

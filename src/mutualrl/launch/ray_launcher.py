@@ -42,6 +42,8 @@ LOGS = "; its log is in Ray's session directory on its node, and in the dashboar
 class _RayPolicy(ManagedPolicy):
     """Policy on the cluster: its placement group, and the result of its attempt's task."""
 
+    allocation: Allocation
+
     group: PlacementGroup | None = None
     result: ray.ObjectRef[None] | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +14,7 @@ from rich.console import Console
 from mutualrl.console.display import print_text
 from mutualrl.engines.model_files import model_digest
 from mutualrl.errors import MutualRLError, RunInterruptedError, UsageError
-from mutualrl.launch.checks import Inputs, check_batch, check_inputs, check_models, check_sources
+from mutualrl.launch.checks import Inputs, check_asked_sources, check_batch, check_inputs, check_models, check_sources
 from mutualrl.launch.group import GRACE_SECONDS, ProcessTag, end
 from mutualrl.launch.joining import claim_exchange, fetch_checkpoint, install_checkpoint, require_run
 from mutualrl.launch.policy_supervisor import PolicySupervisor
@@ -133,7 +134,7 @@ def _reopen(
     if recipe.bucket is not None:
         require_run(recipe.bucket, run.info().run_id, launch.policy, console)
     held.enter_context(hold(run.lock, str(run.root)))
-    if recipe.active_sources:
+    if recipe.recorded_sources:
         restore(run, recipe, lambda names: check_sources(recipe, inputs, names))
     if launch.policy is None:
         rewind(run, recipe, console)
@@ -168,11 +169,18 @@ def planned(recipe: Recipe, machine: Machine, launch: Launch, resumed: RunDirect
     """Return the plan of a session; `resumed`: of a run whose sources were prepared when it began. Raises the errors of
     the checks of machine, data, models and sources."""
     require(recipe, machine)
+    if recipe.asked_sources and (launch.ray is not None or launch.policy is not None):
+        name, how = recipe.asked_sources[0].name, "--launcher ray" if launch.ray is not None else "mutualrl join"
+        raise UsageError(
+            f"source {name!r} is asked by a process of `mutualrl train` on this machine, which {how} does not start; "
+            "leave the source out, or train on one machine"
+        )
     pins = None if launch.device_map is None else read_device_map(launch.device_map)
     placement = place(only(recipe, launch.policies(recipe)), machine, pins)
     if launch.ray is not None:
         require_capacity(bundles(placement))
     inputs = check_inputs(recipe)
+    asked = check_asked_sources(recipe, inputs)
     recipe, plan = check_batch(recipe, placement.allocations[0].batch, inputs)
     check_models(recipe, launch.policies(recipe))
     sources = {} if resumed is not None else check_sources(recipe, inputs)
@@ -180,6 +188,7 @@ def planned(recipe: Recipe, machine: Machine, launch: Launch, resumed: RunDirect
         digests = {name: source.digest for name, source in sources.items()}
     else:
         digests = recorded_digests(resumed.info(), recipe)
+    inputs = replace(inputs, notes=(*inputs.notes, *asked))
     return Planned(recipe, placement, {**plan, **source_digests(digests)}, inputs, sources)
 
 
@@ -202,7 +211,7 @@ def run_policies(
     """Start the policies and supervise them until they end; end every process if the run fails or is stopped."""
     run.require_present()
     status_writer = StatusWriter(run.root, session)
-    policy_supervisor = PolicySupervisor(run, recipe, placement.allocations, status_writer, console)
+    policy_supervisor = PolicySupervisor(run, recipe, placement, status_writer, console)
     kill_immediately = False
     require_same = watch_directory(run)
     try:

@@ -32,6 +32,8 @@ def missing_requirements(recipe: Recipe, machine: Machine) -> list[str]:
     quantized = any(set(BITS) & quantization(recipe.trainer_settings(p.name)).keys() for p in recipe.policies)
     if quantized and find_spec("bitsandbytes") is None:
         lines.append("bitsandbytes, for trainer.model_init_kwargs.quantization_config (pip install bitsandbytes)")
+    if any(source.kind == "served" for source in recipe.asked_sources) and find_spec("openai") is None:
+        lines.append("openai, for a served source (pip install 'mutualrl[served]')")
     for tracker in recipe.run.report_to:
         if find_spec(tracker) is None:
             lines.append(f"{tracker}, for --report-to {tracker} (pip install {tracker})")

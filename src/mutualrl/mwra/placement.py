@@ -16,18 +16,13 @@ from mutualrl.recipes.schema import Policy, Recipe
 
 
 @dataclass(frozen=True, slots=True)
-class Allocation:
-    """One policy's GPUs (empty on CPU), processes, threads per process, strategy, batch plan, number of policies on
-    each of its GPUs, and fraction of each GPU's memory if configured."""
+class Devices:
+    """A member's GPUs (empty on CPU), processes, and threads per process. `policy`: its name, also of a source."""
 
     policy: str
     gpus: tuple[str, ...]
     processes: int
     threads: int
-    strategy: str
-    batch: BatchPlan
-    policies_per_gpu: int = 1
-    memory: float | None = None
 
     @property
     def devices(self) -> str:
@@ -39,11 +34,23 @@ class Allocation:
 
 
 @dataclass(frozen=True, slots=True)
+class Allocation(Devices):
+    """One policy's devices, strategy, batch plan, number of policies on each of its GPUs, and fraction of each GPU's
+    memory if configured."""
+
+    strategy: str
+    batch: BatchPlan
+    policies_per_gpu: int = 1
+    memory: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
-    """Allocation of every policy, and notes for the user."""
+    """Allocation of every policy, notes for the user, and the devices of the sources that are asked."""
 
     allocations: tuple[Allocation, ...]
     notes: tuple[str, ...]
+    sources: tuple[Devices, ...] = ()
 
     def allocation(self, policy: str) -> Allocation:
         """Return the allocation of a policy."""
@@ -55,7 +62,7 @@ def place(recipe: Recipe, machine: Machine, pins: Mapping[str, DevicePin] | None
 
     `pins` (a device map) override the split. Raises MachineError if there are fewer GPUs than policies, RecipeError if
     no split divides the batch or a pin is invalid."""
-    usable = Machine(machine.gpus[: recipe.hardware.gpus], machine.cores)
+    usable, sources = _with_sources(recipe, Machine(machine.gpus[: recipe.hardware.gpus], machine.cores))
     if pins is not None:
         allocations, notes = _pinned(recipe, usable, pins)
     elif usable.gpus:
@@ -63,7 +70,31 @@ def place(recipe: Recipe, machine: Machine, pins: Mapping[str, DevicePin] | None
     else:
         allocations, notes = _on_cpu(recipe, recipe.policies, usable)
     _require_same_rounds(recipe, allocations)
-    return Placement(tuple(allocations), tuple(notes))
+    return Placement(tuple(allocations), tuple(notes), sources)
+
+
+def _with_sources(recipe: Recipe, machine: Machine) -> tuple[Machine, tuple[Devices, ...]]:
+    """Return what remains of a machine for the policies, and the devices of the sources: one GPU, the last ones, for
+    each frozen source; with `launch.share_gpus` the last one also serves the policies. Served sources need none. Raises
+    MachineError if too few GPUs remain."""
+    frozen = [source.name for source in recipe.asked_sources if source.kind == "frozen"]
+    remaining, shared = machine, recipe.launch.share_gpus
+    if machine.gpus and frozen and not shared:
+        count = len(machine.gpus) - len(frozen)
+        if count < len(recipe.policies):
+            raise MachineError(
+                f"{len(recipe.policies)} policies and the frozen sources {', '.join(frozen)} need "
+                f"{len(recipe.policies) + len(frozen)} GPUs, found {len(machine.gpus)}; let them share: --set "
+                "launch.share_gpus=true, or use the CPU: --set hardware.gpus=0"
+            )
+        remaining = Machine(machine.gpus[:count], machine.cores)
+    free = list(machine.gpus[len(machine.gpus) - len(frozen) :] if not shared else machine.gpus[-1:] * len(frozen))
+    threads = max(1, machine.cores // max(1, len(recipe.policies)))
+    devices = []
+    for source in recipe.asked_sources:
+        gpus = (free.pop(0),) if source.kind == "frozen" and free else ()
+        devices.append(Devices(source.name, gpus, 1, threads if source.kind == "frozen" else 1))
+    return remaining, tuple(devices)
 
 
 def _on_cpu(recipe: Recipe, policies: Sequence[Policy], machine: Machine) -> tuple[list[Allocation], list[str]]:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -28,10 +29,9 @@ from mutualrl.recipes.schema import (
     Recipe,
     RoundSection,
     RunSection,
-    SourceColumns,
-    SourceSection,
     TaskSection,
 )
+from mutualrl.recipes.source_section import KEYS_OF, Kind, SourceColumns, SourceSection
 from mutualrl.recipes.trainer_keys import quantization, validate_trainer_key
 from mutualrl.recipes.trainer_table import Settings
 from mutualrl.records import POLICY_NAME
@@ -169,20 +169,21 @@ def _add_sources(layers: Layers, given: Sequence[str]) -> None:
 
 
 def _parsed_source(text: str) -> Layer:
-    """Return the section of a `--source NAME=recorded:REFERENCE` option. Raises RecipeError for any other form."""
+    """Return the section of a `--source NAME=KIND:REFERENCE` option. Raises RecipeError for any other form."""
     name, equals, rest = text.partition("=")
     kind, colon, reference = rest.partition(":")
     if equals and not re.fullmatch(POLICY_NAME, name):
         form = "expected lower-case letters, digits, '.', '_' or '-'"
         raise RecipeError([f"--source {text}: found the name {name!r}; {form}"])
-    if not equals or not colon or kind != "recorded" or not reference or not name:
+    if not equals or not colon or kind not in get_args(Kind) or not reference or not name:
         raise RecipeError(
             [
                 f"--source {text}: expected NAME=recorded:REFERENCE, where REFERENCE is a file, a directory, "
-                "hub:OWNER/NAME, or task (the solutions in the task's data)"
+                "hub:OWNER/NAME, or task (the solutions in the task's data); NAME=served:URL, the URL of an "
+                "OpenAI-compatible endpoint; or NAME=frozen:MODEL, a directory or a hub id"
             ]
         )
-    return {"name": name, "recorded": reference}
+    return {"name": name, kind: reference}
 
 
 def _drop_settings_of_other_regimes(value: Layer, chosen: str, *, warn: bool) -> None:
@@ -386,10 +387,51 @@ def _source_problems(recipe: Recipe, layers: Layers) -> list[str]:
                     "--source NAME=recorded:FILE (recorded:task: the solutions in the task's data)",
                 )
             )
-        problem = regime.source_problem()
-        if sources and problem is not None:
-            lines.append(_line(layers, ("sources",), f"{sources[0].name!r}: {problem}"))
-    return lines
+        for source in sources:
+            problem = regime.source_problem(source.traits) or _frozen_problem(recipe, source, regime)
+            if problem is not None:
+                lines.append(_line(layers, ("sources",), f"{source.name!r}: {problem}"))
+    for source in recipe.asked_sources:
+        if recipe.bucket is not None:
+            lines.append(
+                _line(
+                    layers,
+                    ("sources",),
+                    f"{source.name!r}: found a {source.kind} source and exchange.url, expected one of them: a source "
+                    "is asked by a process beside the policies, on one machine",
+                )
+            )
+        if source.timeout >= recipe.run.step_timeout:
+            problem = f"{source.name!r}: found timeout {source.timeout:g}, expected less than run.step_timeout"
+            lines.append(
+                _line(layers, ("sources",), f"{problem} ({recipe.run.step_timeout:g}), after which it is dead")
+            )
+    return list(dict.fromkeys(lines))
+
+
+#: TRL's settings of sampling that a frozen source does not have, with the values that mean none
+_SAMPLING: Settings = {"top_p": (1.0, None), "top_k": (0, -1, None), "min_p": (0.0, None), "repetition_penalty": (1.0,)}
+
+
+def _frozen_problem(recipe: Recipe, source: SourceSection, regime: Regime) -> str | None:
+    """Return why a frozen source cannot be sampled as the run samples, where that matters; None if it can."""
+    if source.kind != "frozen":
+        return None
+    settings = recipe.trainer_settings(recipe.readers_of(source)[0])
+    for key, values in _SAMPLING.items():
+        if key in settings and settings[key] not in values:
+            return f"a frozen source samples without {key}; found trainer.{key}: {settings[key]}, expected {values[0]}"
+    differs = {
+        "temperature": (source.temperature, settings.get("temperature", 1.0)),
+        "max_tokens": (source.max_tokens, settings.get("max_completion_length", 256)),
+    }
+    for key, (own, runs) in differs.items():
+        if "logprobs" in regime.publishes().fields and own is not None and own != runs:
+            return (
+                f"regime {regime.name!r} weighs its tokens by the run's sampling; found {key}: {own}, the run has "
+                f"{runs}; leave it out"
+            )
+    return None
 
 
 def _regime_sections(value: Layer) -> list[tuple[tuple[str, ...], Layer]]:
@@ -508,6 +550,9 @@ def dump(recipe: Recipe) -> str:
             section["lora"] = None
     if not recipe.sources:
         del value["sources"]
+    for source, section in zip(recipe.sources, value.get("sources", ()), strict=True):
+        for key in [key for key in section if source.kind not in KEYS_OF.get(key, (source.kind,))]:
+            del section[key]
     if recipe.run.epochs is not None:
         del value["run"]["steps"]  # not derived from the epochs yet
     return yaml_file.dump(value)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from mutualrl.errors import FileDamagedError, PlanMismatchError
-from mutualrl.recipes.schema import Recipe, SourceSection
+from mutualrl.errors import FileDamagedError, PlanMismatchError, UsageError
+from mutualrl.recipes.schema import Recipe
+from mutualrl.recipes.source_section import SourceSection
 from mutualrl.records import Prompt
 from mutualrl.regimes.regime import success_above
 from mutualrl.sources.layouts import Columns
 from mutualrl.sources.prepare import Learner, Prepared, RecordedSpec, prepare_sources, read_stored
+from mutualrl.sources.served import ServedSpec, key_of
 from mutualrl.sources.source import StoredSource
 from mutualrl.storage.files import read_regular, write_atomic
 from mutualrl.storage.run_info import RunInfo
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+MAX_COMPLETION = 256  # TRL's default
 LARGEST = 8 * 2**30  # bytes of a source's stored rollouts
 
 
@@ -33,7 +37,7 @@ def prepared(
 ) -> dict[str, Prepared]:
     """Return the sources of a recipe, or those of some `names`, read and verified by its reward functions. Raises
     DataError, RewardError."""
-    sections = [section for section in recipe.active_sources if names is None or section.name in names]
+    sections = [section for section in recipe.recorded_sources if names is None or section.name in names]
     learners, timeout = learners_of(recipe, tokenizers), recipe.run.step_timeout
     specs = [spec_of(section) for section in sections]
     return prepare_sources(specs, prompts, validation, recipe.task.reward, learners, timeout)
@@ -61,6 +65,8 @@ def learners_of(recipe: Recipe, tokenizers: Mapping[str, PreTrainedTokenizerBase
 def spec_of(section: SourceSection) -> RecordedSpec:
     """Return what a recipe says of a source."""
     columns = section.columns
+    if section.recorded is None:
+        raise UsageError(f"source {section.name!r} is {section.kind}; expected a recorded one: NAME=recorded:FILE")
     return RecordedSpec(
         section.name,
         section.recorded,
@@ -70,6 +76,60 @@ def spec_of(section: SourceSection) -> RecordedSpec:
         section.learners,
         section.max_texts,
     )
+
+
+class SourceSampling(NamedTuple):
+    """How an asked source is sampled: answers per prompt, tokens per answer, and temperature (None: the server's)."""
+
+    samples: int
+    max_tokens: int
+    temperature: float | None
+
+
+def sampling_of(recipe: Recipe, section: SourceSection) -> SourceSampling:
+    """Return how an asked source is sampled: as the recipe says, else by the settings of its first reader; its answers
+    may be as long as any reader's."""
+    settings = [recipe.trainer_settings(name) for name in recipe.readers_of(section)]
+    longest = max(int(each.get("max_completion_length") or MAX_COMPLETION) for each in settings)
+    samples, temperature = 1, section.temperature
+    if section.kind == "frozen":
+        samples = int(settings[0].get("num_generations", 8))
+        temperature = float(settings[0].get("temperature", 1.0)) if temperature is None else temperature
+    return SourceSampling(section.samples or samples, section.max_tokens or longest, temperature)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedSettings:
+    """A served source of a run: its endpoint, answers per prompt, whether it is gated, its budget, and whether a
+    question without an answer ends the run."""
+
+    spec: ServedSpec
+    samples: int
+    gated: bool
+    budget_tokens: int | None
+    fail: bool
+
+
+def served_settings(recipe: Recipe, section: SourceSection) -> ServedSettings:
+    """Return what a recipe says of a served source. Raises UsageError if its key is not in the environment."""
+    sampling = sampling_of(recipe, section)
+    spec = ServedSpec(
+        section.name,
+        section.served or "",
+        section.model,
+        sampling.max_tokens,
+        sampling.temperature,
+        section.api,
+        section.system,
+        section.extra_body,
+        section.reasoning,
+        section.timeout,
+        section.retries,
+        section.concurrency,
+        key_of(section.api_key_env, section.name),
+    )
+    fail = section.on_source_loss == "fail"
+    return ServedSettings(spec, sampling.samples, section.gated, section.budget_tokens, fail)
 
 
 def described(sources: Mapping[str, Prepared]) -> dict[str, dict[str, object]]:
@@ -82,7 +142,7 @@ def described(sources: Mapping[str, Prepared]) -> dict[str, dict[str, object]]:
 
 def recorded_digests(info: RunInfo, recipe: Recipe) -> dict[str, str]:
     """Return the digests of a recipe's sources that run.json has, by name; empty for one that it lacks."""
-    return {source.name: str(info.sources.get(source.name, {}).get("digest", "")) for source in recipe.active_sources}
+    return {source.name: str(info.sources.get(source.name, {}).get("digest", "")) for source in recipe.recorded_sources}
 
 
 def store(run: RunDirectory, sources: Mapping[str, Prepared]) -> None:
@@ -97,8 +157,8 @@ def restore(run: RunDirectory, recipe: Recipe, prepare: Callable[[Collection[str
     """Verify the stored rollouts of a run's sources, which training reads, and prepare again those that are missing.
     Raises FileDamagedError for changed ones, PlanMismatchError if their files have others now."""
     known = run.info().sources
-    missing = [section.name for section in recipe.active_sources if not run.source(section.name).exists()]
-    for section in recipe.active_sources:
+    missing = [section.name for section in recipe.recorded_sources if not run.source(section.name).exists()]
+    for section in recipe.recorded_sources:
         if section.name not in missing:
             read(run, section.name)
     sources = prepare(missing) if missing else {}

@@ -2,64 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from mutualrl.engines.model_files import ADAPTER, adapter_message
 from mutualrl.plugins import FORM as IMPORT_FORM
 from mutualrl.plugins import absolute_path, is_import_path
 from mutualrl.recipes.free import FACTOR, MACHINES, PATHS, UPKEEP, Free
+from mutualrl.recipes.section import Section, absolute, as_tuple, free_name, known_model
+from mutualrl.recipes.source_section import SourceSection
 from mutualrl.recipes.trainer_table import Settings
-from mutualrl.records import POLICY_NAME, PublishSchema, name_problem
+from mutualrl.records import POLICY_NAME, PublishSchema
 from mutualrl.regimes import Regime, baseline, get_regime
 from mutualrl.regimes.regime import merged
-from mutualrl.sources.references import EMBEDDED, TASK
 from mutualrl.storage.bucket_url import require_url
-from mutualrl.storage.files import user_path
 from mutualrl.tasks import TASKS, TaskSource
 from mutualrl.tasks.base import MixtureMember
-from mutualrl.tasks.hub_data import is_hub
 from mutualrl.tasks.rewards import FORM
 
-HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
 POOL_NAME = r"^[A-Za-z0-9._-]{1,64}$"
-
-
-class Section(BaseModel):
-    """Base class of recipe sections."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
-
-
-def known_model(value: str) -> str:
-    """Validate a model: an embedded one (`tiny:ada`), an existing directory, or a hub id; missing paths are
-    rejected."""
-    if value.startswith("tiny:"):
-        from mutualrl.tiny.spec import POLICIES
-
-        if value[5:] not in POLICIES:
-            raise ValueError(f"no embedded model {value!r}; expected one of {', '.join(f'tiny:{p}' for p in POLICIES)}")
-        return value
-    path = user_path(value)
-    if path.is_dir():
-        if (path / ADAPTER).is_file() and not (path / "config.json").is_file():
-            raise ValueError(adapter_message(path))
-        if not (path / "config.json").is_file():
-            raise ValueError(f"model directory {value} has no config.json; expected the output of save_pretrained")
-        return str(path.resolve())
-    if path.exists() or HUB_ID.fullmatch(value) is None:
-        raise ValueError(f"model not found: {value!r} is neither a directory nor a hub id (owner/name)")
-    return value
-
-
-def _free_name(value: str) -> str:
-    """Return a policy's name. Raises ValueError for one that collides with names of the run or of another system."""
-    if (problem := name_problem(value)) is not None:
-        raise ValueError(f"found {value!r}: {problem}; choose another name")
-    return value
 
 
 class LoraSection(Section):
@@ -75,7 +37,7 @@ class LoraSection(Section):
 class Policy(Section):
     """One language model of the pool. `trainer` and `regime` override the run's keys for this policy."""
 
-    name: Annotated[str, Field(pattern=POLICY_NAME, max_length=64), AfterValidator(_free_name)]
+    name: Annotated[str, Field(pattern=POLICY_NAME, max_length=64), AfterValidator(free_name)]
     model: Annotated[str, AfterValidator(known_model), PATHS]
     revision: Annotated[str | None, PATHS] = None
     trust_remote_code: bool = False
@@ -83,16 +45,11 @@ class Policy(Section):
         None, gt=0, description="number of parameters, a hint for placement"
     )
     lora: LoraSection | None = None
-    trainer: Settings = {}
-    regime: Annotated[Settings, FACTOR] = {}
+    trainer: Settings = Field({})
+    regime: Annotated[Settings, FACTOR] = Field({})
 
 
-def _absolute(value: str) -> str:
-    """Return a path made absolute, so that a resolved recipe is independent of the working directory."""
-    return value if is_hub(Path(value)) else str(user_path(value))
-
-
-UserPath = Annotated[str, AfterValidator(_absolute)]
+UserPath = Annotated[str, AfterValidator(absolute)]
 
 
 def _reward(value: str) -> str:
@@ -115,14 +72,10 @@ def _path(text: str | None) -> Path | None:
     return None if text is None else Path(text)
 
 
-def _as_tuple(value: object) -> object:
-    return (value,) if isinstance(value, str) else value
-
-
 RewardPath = Annotated[str, AfterValidator(_reward)]
 CodePath = Annotated[str, AfterValidator(_importable)]
-Rewards = Annotated[tuple[RewardPath, ...], BeforeValidator(_as_tuple), Field(strict=False)]
-Tools = Annotated[tuple[CodePath, ...], BeforeValidator(_as_tuple), Field(strict=False)]
+Rewards = Annotated[tuple[RewardPath, ...], BeforeValidator(as_tuple), Field(strict=False)]
+Tools = Annotated[tuple[CodePath, ...], BeforeValidator(as_tuple), Field(strict=False)]
 
 
 class MemberSection(Section):
@@ -198,38 +151,6 @@ class TaskSection(Section):
             for name, m in self.members.items()
         }
         return TaskSource(_path(self.data), _path(self.validation_data), seed, self.template, self.answer, members)
-
-
-def _recorded(value: str) -> str:
-    """Return a reference to recorded texts; a path to a file or directory is made absolute."""
-    return value if value == TASK or value.startswith(EMBEDDED) else _absolute(value)
-
-
-class SourceColumns(Section):
-    """Columns of a recorded file; those left out are guessed."""
-
-    id: str | None = Field(None, description="id of the prompt")
-    prompt: str | None = Field(None, description="the prompt: a string or messages")
-    text: Annotated[tuple[str, ...], BeforeValidator(_as_tuple), Field(strict=False)] = Field(
-        (), description="the response: a string, a list of strings or messages; or several columns"
-    )
-    ended: str | None = Field(None, description="false for a text that was cut off")
-    verdict: str | None = Field(None, description="texts with a false one are left out; a true one proves nothing")
-
-
-class SourceSection(Section):
-    """One source: a member of the pool that publishes rollouts and never learns. `recorded`: a file (Parquet, JSON
-    Lines, CSV), a directory of files or of a run, `hub:OWNER/NAME`, or `task`: the solutions in the task's own data."""
-
-    name: Annotated[str, Field(pattern=POLICY_NAME, max_length=64), AfterValidator(_free_name)]
-    recorded: Annotated[str, AfterValidator(_recorded), PATHS]
-    columns: SourceColumns = SourceColumns()
-    reasoning: Literal["keep", "drop"] = Field("keep", description="blocks of reasoning (<think>) in the texts")
-    learners: Annotated[tuple[str, ...], BeforeValidator(_as_tuple), Field(strict=False)] = Field(
-        (), description="policies that read it; empty: all"
-    )
-    max_texts: int | None = Field(None, ge=1, description="texts kept per prompt; null: all")
-    allow_validation: bool = Field(False, description="accept a file that has mostly validation prompts")
 
 
 class RoundSection(Section):
@@ -341,9 +262,9 @@ class Recipe(Section):
     pool: Annotated[Annotated[str, Field(pattern=POOL_NAME)] | None, UPKEEP] = None
     policies: tuple[Policy, ...] = Field(min_length=1, strict=False)
     sources: Annotated[tuple[SourceSection, ...], Field(strict=False), FACTOR] = ()
-    regime: Annotated[Settings, FACTOR] = {}
+    regime: Annotated[Settings, FACTOR] = Field({})
     task: TaskSection = TaskSection()
-    trainer: Settings = {}
+    trainer: Settings = Field({})
     round: RoundSection = RoundSection()
     run: RunSection = RunSection()
     hardware: Annotated[HardwareSection, MACHINES] = HardwareSection()
@@ -360,6 +281,12 @@ class Recipe(Section):
             kind = "members" if self.sources else "policies"
             raise ValueError(f"two {kind} are named {', '.join(map(repr, duplicates))}; names must be unique")
         for source in self.sources:
+            others = [other.name for other in self.sources if other is not source]
+            if source.after is not None and source.after not in others:
+                raise ValueError(
+                    f"sources.{source.name}.after: found {source.after!r}, expected another source"
+                    + (f": {', '.join(others)}" if others else "; there is none")
+                )
             if unknown := sorted(set(source.learners) - set(names)):
                 raise ValueError(
                     f"sources.{source.name}.learners names {', '.join(map(repr, unknown))}; the policies are "
@@ -405,9 +332,23 @@ class Recipe(Section):
         """Return the sources that any policy reads: none under a regime that reads nobody's rollouts."""
         return list(self.sources) if self.sources and self.regime_class.reads_peers else []
 
+    @property
+    def recorded_sources(self) -> list[SourceSection]:
+        """Return the sources that any policy reads whose texts are known before training."""
+        return [source for source in self.active_sources if not source.asked]
+
+    @property
+    def asked_sources(self) -> list[SourceSection]:
+        """Return the sources that any policy reads that answer during training."""
+        return [source for source in self.active_sources if source.asked]
+
     def sources_of(self, policy: str) -> list[SourceSection]:
         """Return the sources that a policy reads."""
         return [source for source in self.active_sources if not source.learners or policy in source.learners]
+
+    def readers_of(self, source: SourceSection) -> list[str]:
+        """Return the policies that read a source."""
+        return list(source.learners) or [policy.name for policy in self.policies]
 
     def policy(self, name: str) -> Policy:
         """Return the policy of that name. Raises KeyError when there is none."""

@@ -271,6 +271,15 @@ def success_above(regime: Regime) -> float:
     return float(min((values[key] for key in keys), default=0.0))
 
 
+def publish_schema(regimes: Sequence[Regime], publish: str = "regime") -> PublishSchema | None:
+    """Return the fields that a policy publishes: those that the regime of any policy of the pool reads, or all
+    (`publish: full`); None if no policy reads any."""
+    schema = PublishSchema.union(regime.publishes() for regime in regimes)
+    if publish == "full":
+        return schema.complete()
+    return schema if any(regime.reads_peers for regime in regimes) else None
+
+
 def flat(settings: Settings, prefix: str = "") -> dict[str, Any]:
     """Return settings with nested keys written as `outer.inner`."""
     values: dict[str, object] = {}

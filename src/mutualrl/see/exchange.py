@@ -45,13 +45,15 @@ class WaitTimeouts:
     `peer_timeout`: a peer without a new heartbeat for longer is dead.
     `round_timeout`: a live peer must publish the round within this time.
     `on_peer_loss`: the response to a dead peer: an error (`fail`), a wait until `round_timeout` (`wait`), or a round
-    without it (`continue`). `late_start`: a peer without any heartbeat yet may start later; it is not dead.
+    without it (`continue`); a dead peer in `dispensable` is always left out. `late_start`: a peer without any heartbeat
+    yet may start later; it is not dead.
     """
 
     peer_timeout: float = 60.0
     round_timeout: float = 3600.0
     on_peer_loss: Literal["fail", "wait", "continue"] = "fail"
     late_start: bool = False
+    dispensable: frozenset[str] = frozenset()
 
 
 ABSENT_SECONDS = 4.0  # of a wait, after which a peer that has never published is named
@@ -331,7 +333,7 @@ class Exchange:
             reason = self._why_lost(peer)
             if reason is None or self.read(peer, round_index) is not None:  # published in the meantime
                 continue
-            if self.timeouts.on_peer_loss == "continue":
+            if self.timeouts.on_peer_loss == "continue" or peer in self.timeouts.dispensable:
                 lost.add(peer)
                 continue
             raise PeerLostError(

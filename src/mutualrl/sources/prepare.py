@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 BATCH = 512  # texts that are encoded at once
 JUDGED = 64  # texts per call of a reward function of the user's
+#: (prompt id, text, whether it is complete)
+Response = tuple[str, str, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,8 @@ def _prepared(
     found = read_recorded(spec.recorded, spec.columns, spec.reasoning, prompts, validation, rendered)
     _require_training_prompts(spec, found)
     pairs = list(found.in_order(spec.max_texts))
-    scores = _scores(pairs, prompts, rewards, learners, timeout)
+    verifier = Verifier({prompt.id: prompt for prompt in prompts}, rewards, learners, timeout)
+    scores = verifier.rewards([(prompt_id, text, True) for prompt_id, text in pairs])
     verified = scores is not None
     values = [math.nan] * len(pairs) if scores is None else scores
     confirmed = [score > threshold for score in values]
@@ -177,36 +180,45 @@ def _rendered(learner: Learner, prompts: Sequence[Prompt]) -> list[str]:
     return texts
 
 
-def _scores(
-    pairs: Sequence[tuple[str, str]],
-    prompts: Sequence[Prompt],
-    rewards: Sequence[str],
-    learners: Sequence[Learner],
-    timeout: float,
-) -> list[float] | None:
-    """Return the reward of every text, NaN where it cannot be scored; None where the learners must compute it."""
-    by_id = {prompt.id: prompt for prompt in prompts}
-    if not has_one_verdict(rewards, learners):
-        return None
-    if tuple(rewards) == BOXED:
-        return [boxed_score(text, by_id[prompt_id].answer) for prompt_id, text in pairs]
-    learner, state = learners[0], TrainerState()
-    scores: list[float] = []
-    for start in range(0, len(pairs), JUDGED):
-        answered = []
-        for prompt_id, text in pairs[start : start + JUDGED]:
-            ids = tuple(encode_in_context(text, learner.tokenizer)[0])
-            answered.append((by_id[prompt_id], Completion(ids, text, ended=True)))
-        try:
-            scores += rewards_of(rewards, learner.reward_weights, answered, learner.tokenizer, timeout, state)
-        except RewardError:
-            if not state.asked:
-                raise
-        if state.asked:
+@dataclass
+class Verifier:
+    """The run's reward functions as the judge of a source's texts. `timeout`: limit of one call, in seconds. `shared`:
+    a text has one reward for all learners; without, each learner computes its own."""
+
+    prompts: Mapping[str, Prompt]
+    functions: Sequence[str]
+    learners: Sequence[Learner]
+    timeout: float
+    shared: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shared = has_one_verdict(self.functions, self.learners)
+
+    def rewards(self, responses: Sequence[Response]) -> list[float] | None:
+        """Return the reward of every text, NaN where it cannot be scored; None where the learners must compute it."""
+        if not self.shared:
             return None
-        if start % (16 * JUDGED) == 0 and start:
-            notify(f"{len(scores):,} of {len(pairs):,} texts have a reward")
-    return scores
+        if tuple(self.functions) == BOXED:
+            return [boxed_score(text, self.prompts[prompt_id].answer) for prompt_id, text, _ in responses]
+        learner, state = self.learners[0], TrainerState()
+        scores: list[float] = []
+        for start in range(0, len(responses), JUDGED):
+            answered = []
+            for prompt_id, text, ended in responses[start : start + JUDGED]:
+                ids = tuple(encode_in_context(text, learner.tokenizer)[0])
+                answered.append((self.prompts[prompt_id], Completion(ids, text, ended)))
+            weights, tokenizer = learner.reward_weights, learner.tokenizer
+            try:
+                scores += rewards_of(self.functions, weights, answered, tokenizer, self.timeout, state)
+            except RewardError:
+                if not state.asked:
+                    raise
+            if state.asked:
+                self.shared = False
+                return None
+            if start % (16 * JUDGED) == 0 and start:
+                notify(f"{len(scores):,} of {len(responses):,} texts have a reward")
+        return scores
 
 
 def rollouts_table(name: str, pairs: Sequence[tuple[str, str]], scores: Sequence[float]) -> pa.Table:

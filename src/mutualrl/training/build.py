@@ -26,9 +26,10 @@ from mutualrl.recipes.agreement import (
     validation_sample,
 )
 from mutualrl.recipes.batch_plan import plan_batch
-from mutualrl.recipes.pool_tokenizers import load_tokenizers
+from mutualrl.recipes.pool_tokenizers import load_source_tokenizers, load_tokenizers
 from mutualrl.recipes.run_sources import read, recorded_digests
 from mutualrl.recipes.schema import TaskSection
+from mutualrl.regimes.regime import publish_schema
 from mutualrl.see import Exchange, Heartbeat, MissingPeers, ReadLog
 from mutualrl.seeds import policy_seed
 from mutualrl.storage.run_info import RunInfo
@@ -43,7 +44,7 @@ from mutualrl.training.data import as_dataset
 from mutualrl.training.peers import PeerLink
 from mutualrl.training.rescues import RescueLog
 from mutualrl.training.safe_deepspeed import enforce_weights_only_load
-from mutualrl.training.sharing import Sharing, publish_schema
+from mutualrl.training.sharing import Sharing
 from mutualrl.training.source_rounds import SourceRounds
 from mutualrl.training.trackers import tracker_keys
 from mutualrl.training.trainer import MutualGRPOTrainer
@@ -101,10 +102,13 @@ def build_trainer(
         enforce_weights_only_load()
     prepare_vllm(recipe.trainer_settings(policy), cpu=cpu)
     regimes = [recipe.regime_of(p.name) for p in recipe.policies]
+    sources = recipe.sources_of(policy)
+    recorded = [source.name for source in sources if not source.asked]
+    asked = {source.name: source.traits for source in sources if source.asked}
     sharing = Sharing(
         link=PeerLink(
             exchange=exchange,
-            peers=[p.name for p in recipe.policies if p.name != policy],
+            peers=[*(p.name for p in recipe.policies if p.name != policy), *asked],
             heartbeat=heartbeat,
             stopping=stopping,
             missing_peers=MissingPeers(exchange.store, policy),
@@ -115,8 +119,9 @@ def build_trainer(
         schema=publish_schema(regimes, recipe.run.publish),
         run_seed=recipe.run.seed,
         max_length=args.max_completion_length,
-        tokenizers=tokenizers,
-        sources=[SourceRounds.of(read(run, source.name), exchange) for source in recipe.sources_of(policy)],
+        tokenizers={**tokenizers, **load_source_tokenizers(recipe)},
+        sources=[SourceRounds.of(read(run, name), exchange) for name in recorded],
+        asked=asked,
         rescues=RescueLog(run.policy(policy).rescues),
         whiten=recipe.round.whiten_advantages,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -44,10 +44,11 @@ class Memory:
     end_tokens: Counter[int] = field(default_factory=Counter)
     texts: Counter[tuple[str, str, int]] = field(default_factory=Counter)
 
-    def use(self, rows: Sequence[ExtraRow], sources: Sequence[str]) -> dict[str, float]:
+    def use(self, rows: Sequence[ExtraRow], sources: Sequence[str], asked: Collection[str] = ()) -> dict[str, float]:
         """Count the rows of a round by the text of a source. Return for each source its rows in this round
         (`source/NAME/rescues`), the distinct prompts that it gave rows on so far (`rescued_prompts`), and how often
-        each text that was used was used on average (`uses_per_text`)."""
+        each text that was used was used on average (`uses_per_text`; not of sources that are `asked`, whose texts are
+        new in each round)."""
         metrics = {}
         for name in sources:
             used = [row.source for row in rows if row.source.policy == name]
@@ -56,7 +57,7 @@ class Memory:
             counts = {key: number for key, number in self.texts.items() if key[0] == name}
             metrics[f"source/{name}/rescues"] = float(len(used))
             metrics[f"source/{name}/rescued_prompts"] = float(len({prompt_id for _, prompt_id, _ in counts}))
-            if counts:
+            if counts and name not in asked:
                 metrics[f"source/{name}/uses_per_text"] = sum(counts.values()) / len(counts)
         return metrics
 

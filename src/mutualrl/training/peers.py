@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
@@ -33,10 +33,10 @@ class PeerRounds(NamedTuple):
 class PeerLink:
     """One policy's view of the exchange.
 
-    `stopping` is polled during a wait; True ends the wait with RoundAbortedError. `missing_peers`: the rounds in which
-    the policy continued without a peer. `waited_for`: seconds waited per peer. `staleness`: how many rounds a peer may
-    be behind before the policy waits for it; `reads`: the newest round read of each peer, by round. `how_to_start`:
-    for a user who has started only this policy."""
+    `stopping` is polled during a wait; True ends the wait with RoundAbortedError. `missing_peers`: the rounds in
+    which the policy continued without a peer. `waited_for`: seconds waited per peer; `arrivals`: those of the last
+    read. `staleness`: how many rounds a peer may be behind before the policy waits for it; `reads`: the newest
+    round read of each peer, by round. `how_to_start`: for a user who has started only this policy."""
 
     exchange: Exchange
     peers: Sequence[str]
@@ -48,6 +48,7 @@ class PeerLink:
     how_to_start: str = ""
     wait_seconds: float = 0.0
     waited_for: Counter[str] = field(default_factory=Counter)
+    arrivals: dict[str, float] = field(default_factory=dict)
     _meanwhile: Meanwhile = lambda arrived: None
 
     @property
@@ -65,6 +66,7 @@ class PeerLink:
         """
         began = time.monotonic()
         self._meanwhile = meanwhile
+        self.arrivals = {}
         if self.staleness == 0:
             current = self._wait(round_index, round_index, self.peers)
             return PeerRounds(current, {}, self._waited(began), dict.fromkeys(current, 0))
@@ -77,6 +79,11 @@ class PeerLink:
         current = late.pop(round_index, {})
         lags = {peer: round_index - last for peer, last in newest.items()}
         return PeerRounds(current, late, self._waited(began), lags)
+
+    def waited_only_for(self, source: str, sources: Collection[str]) -> float:
+        """Return the seconds of the last read in which all peers but sources had arrived, and this source had not."""
+        others = [seconds for peer, seconds in self.arrivals.items() if peer not in sources]
+        return max(0.0, self.arrivals.get(source, 0.0) - max(others, default=0.0))
 
     def last_read(self, peer: str, round_index: int) -> int:
         """Return the newest round of a peer read before a given round; -1 for none."""
@@ -148,6 +155,7 @@ class PeerLink:
             self.heartbeat.advance()
 
     def _arrived(self, peer: str, seconds: float) -> None:
+        self.arrivals[peer] = self.arrivals.get(peer, 0.0) + seconds
         self.waited_for[peer] += seconds  # type: ignore[assignment]  # a Counter of floats
 
     def _absent(self, peers: Sequence[str]) -> None:

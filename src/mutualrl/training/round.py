@@ -27,6 +27,7 @@ from mutualrl.regimes.regime import success_above
 from mutualrl.regimes.round import PHASES
 from mutualrl.rollouts import Rollouts
 from mutualrl.see.liveness import Phase
+from mutualrl.sources.answers import read_account
 from mutualrl.thl import decode_completion, end_token, ended, last_tokens
 from mutualrl.training.extra_rows import ExtraRows
 from mutualrl.training.memory import PastRound
@@ -203,7 +204,7 @@ class Rounds:
         prompts that already have nll rows; then this one, which is remembered for peers that are behind."""
         policy, staleness, memory = self.sharing.link.policy, self.sharing.link.staleness, self.sharing.memory
         if self.sharing.same_prompts:
-            require_same_prompts(policy, own.number, own.prompts, peers.current)
+            require_same_prompts(policy, own.number, own.prompts, self._policies(peers.current))
         rounds: list[SharedRound] = []
         if staleness:
             numbers: list[list[int]] = [sorted(peers.late)]
@@ -212,7 +213,7 @@ class Rounds:
                     continue
                 of_peers = peers.late.get(number, {})
                 if self.sharing.same_prompts:
-                    require_same_prompts(policy, number, past.rollouts.prompt_ids, of_peers)
+                    require_same_prompts(policy, number, past.rollouts.prompt_ids, self._policies(of_peers))
                 if of_peers:  # on the main rank
                     of_peers = {**of_peers, **self._sources(number, past.rollouts.prompt_ids)}
                 unused = [prompt_id not in past.prompts_with_nll_rows for prompt_id in past.rollouts.prompt_ids]
@@ -247,7 +248,7 @@ class Rounds:
             mean_over="rows" if trainer.loss_type in BY_ROWS else "tokens",
             clip=(trainer.epsilon_low, trainer.epsilon_high),
             other_prompts=other,
-            sources=frozenset(sharing.source_names),
+            sources=sharing.traits,
         )
 
     def request(self, view: RoundView, shared: SharedRound) -> RoundView:
@@ -316,7 +317,7 @@ class Rounds:
         for name, value in plans[-1].metrics.items():
             log_value(self.trainer, name, value)
         rows = [row for plan in plans for row in plan.rows]
-        for name, value in self.sharing.memory.use(rows, self.sharing.source_names).items():
+        for name, value in self.sharing.memory.use(rows, self.sharing.source_names, self.sharing.asked).items():
             log_value(self.trainer, name, value)
         if self.sharing.link.staleness:
             log_value(self.trainer, "see/late_rows", float(sum(len(plan.rows) for plan in plans[:-1])))
@@ -418,6 +419,24 @@ class Rounds:
         rounds = {each.source.name: each for each in self.sharing.sources}
         return {name: each.read(number, prompts, self.sharing.schema, step) for name, each in rounds.items()}
 
+    def _policies(self, peers: Mapping[str, Shard]) -> dict[str, Shard]:
+        """Return the peers that are policies."""
+        return {name: shard for name, shard in peers.items() if name not in self.sharing.asked}
+
+    def _accounts(self, peers: PeerRounds) -> dict[str, float]:
+        """Return what the asked sources did for the rounds that were read in this one, and the seconds for which only
+        they were awaited."""
+        link = self.sharing.link
+        metrics: dict[str, float] = {}
+        for name in self.sharing.asked:
+            for shards in (*peers.late.values(), peers.current):
+                if name in shards:
+                    account = read_account(link.exchange.store, name, shards[name].marker.round)
+                    for key, value in ({} if account is None else account.metrics(name)).items():
+                        metrics[key] = metrics.get(key, 0.0) + value
+            metrics[f"source/{name}/wait_seconds"] = link.waited_only_for(name, self.sharing.asked)
+        return metrics
+
     def _verified(self, view: RoundView, shared: SharedRound) -> RoundView:
         """Return the view with this policy's rewards of the texts of sources that are not verified."""
         names = self.sharing.unverified
@@ -449,11 +468,12 @@ class Rounds:
         metrics = {
             **plan.metrics,
             "see/round": float(view.round),
-            "see/peers": float(len(view.peers) - len(peers.sources)),
+            "see/peers": float(len(view.of_policies().peers)),
             "see/bytes": float(sum(shard.bytes for shard in (*peers.current.values(), *peers.sources.values()))),
             "see/wait_seconds": peers.waited,
             **capabilities(view.of_policies()),
             **source_metrics(view.peers, self.sharing.source_names, success_above(regime)),
+            **self._accounts(peers),
         }
         if self.sharing.link.staleness:
             metrics["see/lag"] = max(peers.lags.values(), default=0.0)

@@ -15,6 +15,8 @@ from pydantic import ValidationError
 from mutualrl.errors import UsageError
 from mutualrl.records import POLICY_NAME, PublishSchema, name_problem
 from mutualrl.regimes import Regime, get_regime
+from mutualrl.regimes.regime import SELECTION, publish_schema
+from mutualrl.regimes.round import SourceTraits
 from mutualrl.see import Exchange, Heartbeat, ReadLog, WaitTimeouts
 from mutualrl.sources.source import Source
 from mutualrl.storage.files import JsonObject
@@ -37,7 +39,8 @@ class Sharing:
     `link`: the exchange and the peers. `regime`: with its settings. `schema`: the published fields; None publishes
     nothing. `run_seed`: seed of the regime's draws. `max_length`: limit on a peer's text in the learner's tokens; None
     uses the trainer's `max_completion_length`. `tokenizers`: the peers', by name, for regimes that align traces.
-    `sources`: members that publish texts and never learn. `rescues`: log of texts learnt from peers. `resume`: training
+    `sources`: members that publish texts and never learn; `asked`: those with a process of their own, for which the
+    policy waits as for a peer, with what they have. `rescues`: log of texts learnt from peers. `resume`: training
     claims the policy as a new attempt. `script`: the run that users' own scripts share; None under
     `mutualrl train`. `whiten`: advantages are whitened over the round. `memory`: what the policy remembers between
     rounds, the only part that changes.
@@ -50,6 +53,7 @@ class Sharing:
     max_length: int | None = None
     tokenizers: Mapping[str, PreTrainedTokenizerBase] = field(default_factory=dict)
     sources: Sequence[SourceRounds] = ()
+    asked: Mapping[str, SourceTraits] = field(default_factory=dict)
     rescues: RescueLog | None = None
     resume: bool = False
     script: ScriptRun | None = None
@@ -153,12 +157,18 @@ class Sharing:
     @property
     def source_names(self) -> list[str]:
         """Return the names of the sources, sorted."""
-        return sorted(rounds.source.name for rounds in self.sources)
+        return sorted(self.traits)
+
+    @property
+    def traits(self) -> dict[str, SourceTraits]:
+        """Return what each source has."""
+        return {**{rounds.source.name: SELECTION for rounds in self.sources}, **self.asked}
 
     @property
     def unverified(self) -> list[str]:
-        """Return the sources whose rewards this policy computes itself."""
-        return sorted(rounds.source.name for rounds in self.sources if not rounds.source.verified)
+        """Return the sources whose texts may have no reward yet, which this policy then computes itself."""
+        stored = [rounds.source.name for rounds in self.sources if not rounds.source.verified]
+        return sorted([*stored, *self.asked])
 
     @property
     def active(self) -> bool:
@@ -231,12 +241,3 @@ def _configured(regime: type[Regime], given: Mapping[str, object]) -> Regime:
             problem = f"expected one of: {', '.join(regime.model_fields)}" if unknown else detail["msg"]
             lines.append(f"{key}: found {detail['input']!r:.80}; {problem}")
         raise UsageError(f"Sharing.over: regime {regime.name!r}: {'; '.join(lines)}") from None
-
-
-def publish_schema(regimes: Sequence[Regime], publish: str = "regime") -> PublishSchema | None:
-    """Return the fields that a policy publishes: those that the regime of any policy of the pool reads, or all
-    (`publish: full`); None if no policy reads any."""
-    schema = PublishSchema.union(regime.publishes() for regime in regimes)
-    if publish == "full":
-        return schema.complete()
-    return schema if any(regime.reads_peers for regime in regimes) else None

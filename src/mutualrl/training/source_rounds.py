@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -67,24 +68,25 @@ class SourceRounds:
 
 
 def unverified(peers: Mapping[str, Rollouts], names: Collection[str]) -> list[Response]:
-    """Return the distinct texts whose reward the learner computes itself."""
+    """Return the distinct texts without a reward, which the learner computes itself."""
     responses: dict[Response, None] = {}
     for name in sorted(set(names) & set(peers)):
         for rollout in peers[name].rows("text"):
-            if rollout.text is not None:
+            if rollout.text is not None and math.isnan(rollout.reward):
                 responses[rollout.prompt_id, rollout.text, rollout.ended] = None
     return list(responses)
 
 
 def with_rewards(peers: Mapping[str, Rollouts], names: Collection[str], results: Results) -> dict[str, Rollouts]:
-    """Return the peers with the learner's rewards of the texts of some sources."""
+    """Return the peers with the learner's rewards of the texts of some sources that have none."""
     scored = dict(peers)
     for name in sorted(set(names) & set(peers)):
         table = peers[name].table()
         rewards = []
         for rollout in peers[name].rows("text"):
             response = (rollout.prompt_id, rollout.text or "", rollout.ended)
-            rewards.append(results.rewards.get(response, float("nan")))
+            known = not math.isnan(rollout.reward)
+            rewards.append(rollout.reward if known else results.rewards.get(response, math.nan))
         column = table.column_names.index("reward")
         scored[name] = Rollouts(table.set_column(column, SCHEMA.field("reward"), pa.array(rewards, pa.float64())))
     return scored

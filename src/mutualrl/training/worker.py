@@ -36,6 +36,7 @@ from mutualrl.process.stopping import StopRequest
 from mutualrl.process.user_code import exit_now
 from mutualrl.recipes import Recipe, stored_recipe
 from mutualrl.recipes.agreement import compare_models
+from mutualrl.recipes.source_section import SourceSection
 from mutualrl.see import Exchange, Heartbeat, WaitTimeouts
 from mutualrl.see.bucket import PROBE_SECONDS
 from mutualrl.see.checkpoint_copies import CheckpointCopies
@@ -101,7 +102,8 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest, *, els
     if elsewhere and info.models.get(policy):
         base = recipe.policy(policy)
         compare_models({policy: model_digest(resolve_path(base.model), base.revision)}, info.models)
-    if _is_alone(info, policy):
+    source = next((each for each in recipe.asked_sources if each.name == policy), None)
+    if source is not None or _is_alone(info, policy):
         for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             os.environ.pop(name, None)  # else accelerate wraps the model in DDP over one process
         keep_store_socket()
@@ -111,6 +113,8 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest, *, els
         exchange.claim()
     heartbeat.set(Phase.LOADING)
     heartbeat.start()
+    if source is not None:
+        answer_source(run, recipe, source, info, exchange, heartbeat, stop)
     if recipe.bucket is not None and rank == 0:
         heartbeat.mirror_to(exchange.store, recipe.bucket.heartbeat_seconds)
     mirroring = _mirroring(run, recipe, info, exchange) if rank == 0 else None
@@ -120,6 +124,24 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest, *, els
         if mirroring is not None:
             mirroring.stop()
     leave_group(trainer, heartbeat)
+
+
+def answer_source(
+    run: RunDirectory,
+    recipe: Recipe,
+    source: SourceSection,
+    info: RunInfo,
+    exchange: Exchange,
+    heartbeat: Heartbeat,
+    stop: StopRequest,
+) -> NoReturn:
+    """Answer every round as a source, and exit with code 0."""
+    with fast_imports():
+        from mutualrl.training.source_member import answer_rounds
+
+    answer_rounds(run, recipe, source, info, exchange, heartbeat, lambda: bool(stop))
+    heartbeat.stop(Phase.FINISHED)
+    leave(0)
 
 
 def _mirroring(run: RunDirectory, recipe: Recipe, info: RunInfo, exchange: Exchange) -> Repeater | None:
@@ -229,7 +251,14 @@ def _train(
 def _exchange(run: RunDirectory, recipe: Recipe, info: RunInfo, policy: str, attempt: int) -> Exchange:
     alone = set(info.placement) != {p.name for p in recipe.policies}  # peers join from other machines, possibly later
     section = recipe.run
-    timeouts = WaitTimeouts(section.peer_timeout, section.round_timeout, section.on_peer_loss, late_start=alone)
+    dispensable = frozenset(each.name for each in recipe.asked_sources if each.on_source_loss == "continue")
+    timeouts = WaitTimeouts(
+        section.peer_timeout,
+        section.round_timeout,
+        section.on_peer_loss,
+        late_start=alone,
+        dispensable=dispensable,
+    )
     status_reader = StatusReader(run.root)
     return Exchange(
         record_store(run), policy, info.run_id, attempt=attempt, timeouts=timeouts, status_reader=status_reader

@@ -1,0 +1,58 @@
+"""Base of the sections of a recipe, and the values that several of them have."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from mutualrl.engines.model_files import ADAPTER, adapter_message
+from mutualrl.records import name_problem
+from mutualrl.storage.files import user_path
+from mutualrl.tasks.hub_data import is_hub
+
+HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
+
+
+class Section(BaseModel):
+    """Base class of recipe sections."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
+
+def known_model(value: str) -> str:
+    """Validate a model: an embedded one (`tiny:ada`), an existing directory, or a hub id; missing paths are
+    rejected."""
+    if value.startswith("tiny:"):
+        from mutualrl.tiny.spec import POLICIES
+
+        if value[5:] not in POLICIES:
+            raise ValueError(f"no embedded model {value!r}; expected one of {', '.join(f'tiny:{p}' for p in POLICIES)}")
+        return value
+    path = user_path(value)
+    if path.is_dir():
+        if (path / ADAPTER).is_file() and not (path / "config.json").is_file():
+            raise ValueError(adapter_message(path))
+        if not (path / "config.json").is_file():
+            raise ValueError(f"model directory {value} has no config.json; expected the output of save_pretrained")
+        return str(path.resolve())
+    if path.exists() or HUB_ID.fullmatch(value) is None:
+        raise ValueError(f"model not found: {value!r} is neither a directory nor a hub id (owner/name)")
+    return value
+
+
+def free_name(value: str) -> str:
+    """Return a policy's name. Raises ValueError for one that collides with names of the run or of another system."""
+    if (problem := name_problem(value)) is not None:
+        raise ValueError(f"found {value!r}: {problem}; choose another name")
+    return value
+
+
+def absolute(value: str) -> str:
+    """Return a path made absolute, so that a resolved recipe is independent of the working directory."""
+    return value if is_hub(Path(value)) else str(user_path(value))
+
+
+def as_tuple(value: object) -> object:
+    return (value,) if isinstance(value, str) else value

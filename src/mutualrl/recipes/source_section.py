@@ -1,0 +1,156 @@
+"""Section `sources` of a recipe: members of the pool that publish and never learn."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from mutualrl.recipes.free import PATHS, UPKEEP, Free
+from mutualrl.recipes.section import Section, absolute, as_tuple, free_name, known_model
+from mutualrl.records import POLICY_NAME
+from mutualrl.regimes.round import SourceTraits
+from mutualrl.sources.references import EMBEDDED, TASK
+
+Kind = Literal["recorded", "served", "frozen"]
+#: kinds that have a key; the others refuse it
+KEYS_OF: dict[str, tuple[Kind, ...]] = {
+    **dict.fromkeys(("columns", "max_texts", "allow_validation"), ("recorded",)),
+    "reasoning": ("recorded", "served"),
+    **dict.fromkeys(("ask", "samples", "temperature", "max_tokens"), ("served", "frozen")),
+    **dict.fromkeys(("column", "weight", "after", "on_source_loss"), ("served", "frozen")),
+    **dict.fromkeys(("model", "api", "system", "extra_body", "api_key_env"), ("served",)),
+    **dict.fromkeys(("concurrency", "timeout", "retries", "budget_tokens"), ("served",)),
+    **dict.fromkeys(("revision", "trust_remote_code"), ("frozen",)),
+}
+
+
+def _recorded(value: str) -> str:
+    """Return a reference to recorded texts; a path to a file or directory is made absolute."""
+    return value if value == TASK or value.startswith(EMBEDDED) else absolute(value)
+
+
+def _endpoint(value: str) -> str:
+    """Return the URL of an endpoint. Raises ValueError for one that is none, or that could hold a secret: the recipe is
+    stored with the run."""
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("expected the URL of an OpenAI-compatible endpoint, such as http://localhost:8000/v1")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ValueError(
+            "expected a URL without user, password and query, which would be stored with the run; name the variable "
+            "that has the key in api_key_env"
+        )
+    return value.rstrip("/")
+
+
+class SourceColumns(Section):
+    """Columns of a recorded file; those left out are guessed."""
+
+    id: str | None = Field(None, description="id of the prompt")
+    prompt: str | None = Field(None, description="the prompt: a string or messages")
+    text: Annotated[tuple[str, ...], BeforeValidator(as_tuple), Field(strict=False)] = Field(
+        (), description="the response: a string, a list of strings or messages; or several columns"
+    )
+    ended: str | None = Field(None, description="false for a text that was cut off")
+    verdict: str | None = Field(None, description="texts with a false one are left out; a true one proves nothing")
+
+
+class SourceSection(Section):
+    """One source: a member of the pool that publishes rollouts and never learns. One of three: `recorded`, a file
+    (Parquet, JSON Lines, CSV), a directory of files or of a run, `hub:OWNER/NAME`, or `task` (the solutions in the
+    task's own data); `served`, the URL of an OpenAI-compatible endpoint; `frozen`, a model that is sampled and stays as
+    it is."""
+
+    name: Annotated[str, Field(pattern=POLICY_NAME, max_length=64), AfterValidator(free_name)]
+    recorded: Annotated[Annotated[str, AfterValidator(_recorded)] | None, PATHS] = None
+    served: Annotated[Annotated[str, AfterValidator(_endpoint)] | None, Free.to("resume", "machines")] = None
+    frozen: Annotated[Annotated[str, AfterValidator(known_model)] | None, PATHS] = None
+    learners: Annotated[tuple[str, ...], BeforeValidator(as_tuple), Field(strict=False)] = Field(
+        (), description="policies that read it; empty: all"
+    )
+    columns: SourceColumns = SourceColumns()
+    reasoning: Literal["keep", "drop"] = Field("keep", description="blocks of reasoning (<think>) in the texts")
+    max_texts: int | None = Field(None, ge=1, description="recorded: texts kept per prompt; null: all")
+    allow_validation: bool = Field(False, description="recorded: accept a file that has mostly validation prompts")
+    ask: Literal["gated", "all"] | None = Field(
+        None,
+        description="gated: only prompts on which a learner failed; all: every prompt of a round. By default a served "
+        "source is gated, a frozen one asked about all",
+    )
+    samples: int | None = Field(
+        None, ge=1, le=1024, description="answers per prompt; null: 1 of a served source, a group of a frozen one"
+    )
+    temperature: float | None = Field(
+        None, ge=0, le=10, description="null: the server's default; of a frozen source, the run's"
+    )
+    max_tokens: int | None = Field(
+        None, ge=1, description="per answer; null: the longest trainer.max_completion_length of its learners"
+    )
+    column: str | None = Field(None, description="column of the data that names the source to ask about a row")
+    weight: float | None = Field(
+        None, gt=0, description="sources with a weight divide the prompts in this proportion; null: asked about each"
+    )
+    after: str | None = Field(None, description="another source: asked only where it has no confirmed text")
+    on_source_loss: Annotated[Literal["continue", "fail"], UPKEEP] = Field(
+        "continue", description="action where a question has no answer, or the source is lost"
+    )
+    model: str | None = Field(None, description="the server's name of the model; null: the only one that it lists")
+    api: Literal["chat", "completions"] = Field("chat", description="endpoint that is asked")
+    system: str | None = Field(None, description="system message of each question (api: chat)")
+    extra_body: dict[str, object] = Field({}, description="further fields of a request, as the server names them")
+    api_key_env: Annotated[str | None, UPKEEP] = Field(
+        None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="environment variable that has the key"
+    )
+    concurrency: Annotated[int, UPKEEP] = Field(8, ge=1, le=4096, description="requests in flight")
+    timeout: Annotated[float, UPKEEP] = Field(300.0, gt=0, description="seconds for one request, from start to end")
+    retries: Annotated[int, UPKEEP] = Field(3, ge=0, le=100, description="repetitions of a request that failed")
+    budget_tokens: Annotated[int | None, UPKEEP] = Field(
+        None, ge=1, description="tokens of questions and answers, after which nothing more is asked; null: no limit"
+    )
+    revision: Annotated[str | None, PATHS] = None
+    trust_remote_code: bool = False
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> SourceSection:
+        kinds = [kind for kind in ("recorded", "served", "frozen") if getattr(self, kind) is not None]
+        if len(kinds) != 1:
+            found = "none" if not kinds else " and ".join(kinds)
+            raise ValueError(f"source {self.name!r}: found {found}, expected one of: recorded, served, frozen")
+        for key in sorted(self.model_fields_set & KEYS_OF.keys()):
+            if self.kind not in KEYS_OF[key]:
+                raise ValueError(
+                    f"source {self.name!r}: {key} is for sources that are {' or '.join(KEYS_OF[key])}, this one is "
+                    f"{self.kind}; leave it out"
+                )
+        if self.after is not None and self.weight is not None:
+            raise ValueError(f"source {self.name!r}: found after and weight, expected one of them")
+        if self.system is not None and self.api != "chat":
+            raise ValueError(f"source {self.name!r}: system is for api: chat; put it into the prompts, or leave it out")
+        reserved = {"model", "messages", "prompt", "n", "seed", "stream", "max_tokens", "temperature"}
+        if taken := sorted(reserved & self.extra_body.keys()):
+            raise ValueError(f"source {self.name!r}: extra_body has {taken[0]!r}, which mutualrl sets; leave it out")
+        return self
+
+    @property
+    def kind(self) -> Kind:
+        """Return which kind of source it is."""
+        return "recorded" if self.recorded is not None else "served" if self.served is not None else "frozen"
+
+    @property
+    def asked(self) -> bool:
+        """Return whether it answers during training, in a process of its own."""
+        return self.kind != "recorded"
+
+    @property
+    def gated(self) -> bool:
+        """Return whether it is asked only about prompts on which a learner failed."""
+        return self.asked and (self.ask or ("gated" if self.kind == "served" else "all")) == "gated"
+
+    @property
+    def traits(self) -> SourceTraits:
+        """Return what it has besides texts and rewards. A part of the prompts is a selection, too."""
+        whole = self.column is None and self.weight is None and self.after is None
+        every_prompt = self.asked and not self.gated and whole
+        return SourceTraits(every_prompt, logprobs=self.kind == "frozen")

@@ -1,0 +1,131 @@
+"""Answers of a served source in the exchange: stored before they are used, so that none is asked for twice.
+
+A question is stored as asked before its request is sent, and as answered with what came back. A source that is started
+again finds the answers, and knows which questions were in flight. Once the round is published they are deleted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from mutualrl.errors import ExchangeDamagedError, FileDamagedError
+from mutualrl.see.store import ExchangeStore
+from mutualrl.sources.questions import Answer, Question
+from mutualrl.storage.files import JsonObject, checksummed_bytes, parse_checksummed
+
+NAME = re.compile(r"answer-([0-9]{6,})-[0-9a-f]{16}\.json")
+ACCOUNT = re.compile(r"asked-([0-9]{6,})\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What a source did in a round: prompts asked about, answers asked for, requests sent (with repetitions), questions
+    asked again because a process ended while they were in flight, answers without a text, answers that were cut off,
+    questions that the budget or a source that did not answer left out, tokens of questions and answers, and seconds."""
+
+    prompts: int = 0
+    questions: int = 0
+    requests: int = 0
+    asked_again: int = 0
+    failed: int = 0
+    cut_off: int = 0
+    left_out: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """Return the numbers by metric, `source/NAME/...`."""
+        return {f"source/{name}/{key}": float(value) for key, value in asdict(self).items()}
+
+
+@dataclass(frozen=True)
+class AnswerStore:
+    """Questions and answers of one source in its exchange."""
+
+    store: ExchangeStore
+    source: str
+
+    def asked(self, round_index: int, question: Question) -> None:
+        """Store that a question is in flight."""
+        data = self._packed(round_index, question, None)
+        self.store.put(self.source, _name(round_index, question), data, durable=False)
+
+    def answered(self, round_index: int, question: Question, answer: Answer) -> None:
+        """Store an answer, durably."""
+        self.store.put(self.source, _name(round_index, question), self._packed(round_index, question, answer))
+
+    def of(self, round_index: int, question: Question) -> tuple[bool, Answer | None]:
+        """Return whether a question was asked, and its answer. Raises ExchangeDamagedError."""
+        name = _name(round_index, question)
+        data, where = self.store.get(self.source, name), self.store.describe(self.source, name)
+        if data is None:
+            return False, None
+        try:
+            value = parse_checksummed(data, where)
+            expected = {"round": round_index, **asdict(question)}
+            if {key: value.get(key) for key in expected} != expected:
+                raise ExchangeDamagedError(f"{where}: an answer to another question")
+            answer = value.get("answer")
+            return True, None if answer is None else Answer(**answer)
+        except (FileDamagedError, TypeError) as error:
+            raise ExchangeDamagedError(f"{where}: not an answer of source {self.source!r} ({error})") from None
+
+    def rounds(self) -> list[int]:
+        """Return the rounds with stored questions, in order."""
+        matches = [NAME.fullmatch(name) for name in self.store.names(self.source)]
+        return sorted({int(match[1]) for match in matches if match})
+
+    def forget(self, through: int) -> None:
+        """Delete the questions and answers of all rounds up to one that is published."""
+        matches = [NAME.fullmatch(name) for name in self.store.names(self.source)]
+        old = [match[0] for match in matches if match and int(match[1]) <= through]
+        if old:
+            self.store.delete(self.source, old)
+
+    def _packed(self, round_index: int, question: Question, answer: Answer | None) -> bytes:
+        value: JsonObject = {"round": round_index, **asdict(question)}
+        return checksummed_bytes({**value, "answer": None if answer is None else asdict(answer)})
+
+
+def _name(round_index: int, question: Question) -> str:
+    key = f"{question.prompt_id}\x1f{question.sample}".encode("utf-8", "surrogatepass")
+    return f"answer-{round_index:06d}-{hashlib.sha256(key).hexdigest()[:16]}.json"
+
+
+def write_account(store: ExchangeStore, source: str, round_index: int, account: Account) -> None:
+    """Store what a source did in a round, before the round is published."""
+    value = {"source": source, "round": round_index, **asdict(account)}
+    store.put(source, f"asked-{round_index:06d}.json", checksummed_bytes(value))
+
+
+def stored_accounts(store: ExchangeStore, source: str) -> list[int]:
+    """Return the rounds with an account of a source, in order."""
+    matches = [ACCOUNT.fullmatch(name) for name in store.names(source)]
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def read_account(store: ExchangeStore, source: str, round_index: int) -> Account | None:
+    """Return what a source did in a round; None if that is not stored. Raises ExchangeDamagedError."""
+    name = f"asked-{round_index:06d}.json"
+    data, where = store.get(source, name), store.describe(source, name)
+    if data is None:
+        return None
+    try:
+        value = parse_checksummed(data, where)
+        if (value.pop("source"), value.pop("round")) != (source, round_index):
+            raise ExchangeDamagedError(f"{where}: an account of another round")
+        return Account(**_numbers(value))
+    except (FileDamagedError, KeyError, TypeError) as error:
+        raise ExchangeDamagedError(f"{where}: not an account of source {source!r} ({error})") from None
+
+
+def _numbers(value: Mapping[str, object]) -> dict[str, int]:
+    """Return the fields. Raises TypeError for one that is no number."""
+    for key, number in value.items():
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise TypeError(f"{key} is {number!r:.40}")
+    return dict(value)  # type: ignore[arg-type]

@@ -1,0 +1,183 @@
+"""Questions of a round to a served model: in flight side by side, each answer stored before it is used."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+
+from mutualrl.console.lines import notify
+from mutualrl.errors import RoundAbortedError, SourceLostError
+from mutualrl.records import Prompt
+from mutualrl.sources.answers import Account, AnswerStore
+from mutualrl.sources.questions import Answer, Budget, Question, most_tokens, used_tokens
+from mutualrl.sources.served import ServedModel
+
+STOP_SECONDS = 0.2  # between two looks at a stop request
+#: failures of requests that never reached a server, after which the rest of a round is not asked
+UNREACHABLE = "unreachable"
+
+
+class Asking:
+    """Questions to one served model over a run. `budget`: of all rounds; `fail`: a question without an answer ends the
+    run."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        store: AnswerStore,
+        budget: Budget,
+        *,
+        fail: bool,
+        stopping: Callable[[], bool] = lambda: False,
+        progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._model = model
+        self._store = store
+        self._budget = budget
+        self._fail = fail
+        self._stopping = stopping
+        self._progress = progress
+        self._unreachable = 0  # requests in a row that reached no server
+        self._in_flight_before: set[int] = set()  # places of questions that a process left in flight
+        self._said_budget = False
+
+    async def answers(
+        self, round_index: int, questions: Sequence[Question], prompts: Mapping[str, Prompt]
+    ) -> tuple[list[Answer], Account]:
+        """Return the answers to a round's questions, in their order, and what was done for them. Stored answers are not
+        asked for again. Raises RoundAbortedError on a stop request, SourceLostError under `fail`."""
+        began, sent = time.monotonic(), self._model.requests
+        self._unreachable = 0
+        answers: list[Answer | None] = [None] * len(questions)
+        self._in_flight_before = set()
+        for place, question in enumerate(questions):
+            was_asked, answer = self._store.of(round_index, question)
+            answers[place] = answer
+            if answer is not None:
+                self._budget.used += sum(used_tokens(answer, _text(prompts, question)))
+            elif was_asked:
+                self._in_flight_before.add(place)
+        if asked_again := len(self._in_flight_before):
+            notify(f"{asked_again} questions of round {round_index} were in flight when a process ended: asked again")
+        work = asyncio.create_task(self._ask_missing(round_index, questions, prompts, answers))
+        await self._until_done(work, round_index)
+        known = [answer or Answer(failure="not asked", asked=False) for answer in answers]
+        counts = Counter(_outcome(answer) for answer in known)
+        tokens = [used_tokens(answer, _text(prompts, q)) for answer, q in zip(known, questions, strict=True)]
+        account = Account(
+            prompts=len({question.prompt_id for question in questions}),
+            questions=len(questions),
+            requests=self._model.requests - sent,
+            asked_again=asked_again,
+            failed=counts["failed"],
+            cut_off=counts["cut_off"],
+            left_out=counts["left_out"],
+            prompt_tokens=sum(asked for asked, _ in tokens),
+            completion_tokens=sum(said for _, said in tokens),
+            seconds=round(time.monotonic() - began, 3),
+        )
+        self._say(round_index, known)
+        return known, account
+
+    async def _until_done(self, work: asyncio.Task[None], round_index: int) -> None:
+        """Wait for the questions. On a stop request, cancel those in flight and raise RoundAbortedError."""
+        while not work.done():
+            await asyncio.wait({work}, timeout=STOP_SECONDS)
+            if self._stopping() and not work.done():
+                work.cancel()
+                with suppress(asyncio.CancelledError):
+                    await work
+                raise RoundAbortedError(f"asked to stop while round {round_index} was asked")
+        work.result()
+
+    async def _ask_missing(
+        self,
+        round_index: int,
+        questions: Sequence[Question],
+        prompts: Mapping[str, Prompt],
+        answers: list[Answer | None],
+    ) -> None:
+        """Ask the questions without an answer, in order, at most `concurrency` at a time."""
+        in_flight: set[asyncio.Task[None]] = set()
+        try:
+            for place, question in enumerate(questions):
+                if answers[place] is not None:
+                    continue
+                most = most_tokens(_text(prompts, question), self._model.spec.max_tokens)
+                while len(in_flight) >= self._model.spec.concurrency:
+                    in_flight = await _first_of(in_flight)
+                allowed = place in self._in_flight_before or self._budget.allows(most)
+                while allowed is None:
+                    in_flight = await _first_of(in_flight)
+                    allowed = self._budget.allows(most)
+                if not allowed or self._unreachable >= self._model.spec.concurrency:
+                    answers[place] = Answer(failure="not asked", asked=False)
+                    continue
+                self._budget.reserve(most)
+                job = self._ask(round_index, question, prompts[question.prompt_id], most)
+                task = asyncio.create_task(_stored_in(answers, place, job))
+                in_flight.add(task)
+            while in_flight:
+                in_flight = await _first_of(in_flight)
+        finally:
+            for task in in_flight:
+                task.cancel()
+            await asyncio.gather(*in_flight, return_exceptions=True)
+
+    async def _ask(self, round_index: int, question: Question, prompt: Prompt, most: int) -> Answer:
+        """Ask one question, and store its answer."""
+        self._store.asked(round_index, question)
+        answer = await self._model.answer(question, prompt)
+        self._unreachable = self._unreachable + 1 if (answer.failure or "").startswith(UNREACHABLE) else 0
+        if answer.failure is not None and self._fail:
+            raise SourceLostError(
+                f"source {self._store.source!r} gave no answer on {question.prompt_id!r}: {answer.failure} "
+                f"({self._model.spec.retries} repetitions); on_source_loss: continue would go on without it"
+            )
+        self._store.answered(round_index, question, answer)
+        self._budget.settle(most, sum(used_tokens(answer, prompt.text)))
+        self._progress()
+        return answer
+
+    def _say(self, round_index: int, answers: Sequence[Answer]) -> None:
+        """Say what has no answer: the first reason, and once that the budget has ended."""
+        source = self._store.source
+        failures = [answer.failure for answer in answers if answer.failure is not None and answer.asked]
+        if failures:
+            notify(
+                f"source {source!r}, round {round_index}: {len(failures)} of {len(answers)} questions have no answer "
+                f"({failures[0]}); the run continues without them (on_source_loss: continue)"
+            )
+        if self._budget.ended and not self._said_budget:
+            self._said_budget = True
+            notify(
+                f"source {source!r}: its budget of {self._budget.limit:,} tokens does not allow another question "
+                f"({self._budget.used:,} used): nothing more is asked"
+            )
+
+
+async def _stored_in(answers: list[Answer | None], place: int, job: Awaitable[Answer]) -> None:
+    answers[place] = await job
+
+
+async def _first_of(tasks: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+    """Wait until one of the tasks has ended; return the others. Raises its error."""
+    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
+    return pending
+
+
+def _text(prompts: Mapping[str, Prompt], question: Question) -> str:
+    return prompts[question.prompt_id].text
+
+
+def _outcome(answer: Answer) -> str:
+    if not answer.asked:
+        return "left_out"
+    if answer.failure is not None:
+        return "failed"
+    return "answered" if answer.ended else "cut_off"

@@ -1,0 +1,256 @@
+"""Served model: an OpenAI-compatible endpoint, one request per answer.
+
+The `openai` client retries, waits as the server asks (`Retry-After`), and authenticates. Ours are a deadline over the
+whole request, which the client's time-out is not (it starts again with every byte), a bound on the bytes of a
+response, and the reader of its JSON: what a server sends is untrusted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from mutualrl.console.display import clean
+from mutualrl.errors import MachineError, UsageError
+from mutualrl.records import Prompt
+from mutualrl.sources.layouts import LONGEST, Reasoning, opens_reasoning, without_reasoning
+from mutualrl.sources.questions import Answer, Question
+
+if TYPE_CHECKING:
+    import httpx2
+    from openai import AsyncOpenAI
+
+MOST_BYTES = 8 * 2**20  # of a response
+PREFLIGHT_SECONDS = 30.0
+CONNECT_SECONDS = 15.0
+NO_KEY = "none"  # sent where no key is named: the client demands one
+HIDDEN = "[key]"
+#: statuses that no repetition changes: the question, the model's name or the key is wrong
+REFUSED = (400, 401, 403, 404, 405, 422)
+INSTALL = "pip install 'mutualrl[served]'"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedSpec:
+    """Endpoint of a served source, as the recipe has it. `model`: the server's name; None: the only one that it lists.
+    `max_tokens`: per answer. `timeout`: seconds for one request. `key`: sent to the server, shown nowhere."""
+
+    name: str
+    url: str
+    model: str | None
+    max_tokens: int
+    temperature: float | None = None
+    api: Literal["chat", "completions"] = "chat"
+    system: str | None = None
+    extra_body: Mapping[str, object] = field(default_factory=dict)
+    reasoning: Reasoning = "keep"
+    timeout: float = 300.0
+    retries: int = 3
+    concurrency: int = 8
+    key: str | None = field(default=None, repr=False)
+
+
+def key_of(variable: str | None, source: str) -> str | None:
+    """Return the key in an environment variable. Raises UsageError if it is not set."""
+    if variable is None:
+        return None
+    if not (key := os.environ.get(variable, "").strip()):
+        raise UsageError(f"sources.{source}.api_key_env: the environment variable {variable} is not set; export it")
+    return key
+
+
+def require_client() -> None:
+    """Raise MachineError where the client is not installed."""
+    try:
+        import openai  # noqa: F401
+    except ImportError as error:
+        raise MachineError(f"served sources need the openai client ({error}); install it with: {INSTALL}") from None
+
+
+class ServedModel:
+    """Client of one endpoint, used within one event loop. `on_request` is called before each request, also a repeated
+    one; `requests` counts them."""
+
+    def __init__(self, spec: ServedSpec, on_request: Callable[[], None] = lambda: None) -> None:
+        require_client()
+        self.spec = spec
+        self.model = spec.model
+        self.requests = 0
+        self._on_request = on_request
+        self._client = self._open()
+
+    def _open(self) -> AsyncOpenAI:
+        import openai
+
+        from mutualrl.sources.bounded_http import BoundedClient
+
+        def sent() -> None:
+            self.requests += 1
+            self._on_request()
+
+        http = BoundedClient(self.spec.timeout, MOST_BYTES, sent, connect_seconds=CONNECT_SECONDS)
+        # what the client would take from the environment is another service's: it is not sent to this one
+        headers: dict[str, Any] = {"OpenAI-Organization": openai.Omit(), "OpenAI-Project": openai.Omit()}
+        return openai.AsyncOpenAI(
+            api_key=self.spec.key or NO_KEY,
+            base_url=self.spec.url,
+            max_retries=self.spec.retries,
+            timeout=self.spec.timeout,
+            default_headers=headers,
+            http_client=http,
+        )
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._client.close()
+
+    async def models(self) -> list[str] | None:
+        """Return the names of the models that the server lists; None if it has no list. Raises MachineError if it does
+        not answer or refuses the key."""
+        import httpx2
+        import openai
+
+        try:
+            response = await self._client.get("/models", cast_to=httpx2.Response, options={"max_retries": 0})
+            value = _parsed(self._body(response))
+        except (openai.OpenAIError, ValueError, RecursionError) as error:
+            failure = self._failure(error)
+            if failure.startswith(("status 404", "status 405", "garbage")):
+                return None
+            hint = "; is the server running?" if failure.startswith(("unreachable", "no answer")) else ""
+            raise MachineError(f"source {self.spec.name!r}: {self.spec.url} cannot be used: {failure}{hint}") from None
+        entries = value.get("data")
+        if not isinstance(entries, list):
+            return None
+        return [str(each["id"]) for each in entries if isinstance(each, Mapping) and isinstance(each.get("id"), str)]
+
+    async def settle_model(self) -> str:
+        """Return the model's name: the recipe's, or the only one that the server lists. Raises UsageError where the
+        list lacks it or has several, MachineError as `models` does."""
+        if self.model is None:
+            listed = await self.models()
+            if not listed or len(listed) != 1:
+                found = "no list" if listed is None else ", ".join(clean(name, 100) for name in listed[:10]) or "none"
+                raise UsageError(
+                    f"sources.{self.spec.name}.model: the server lists {found}; name one: --set "
+                    f"sources.{self.spec.name}.model=NAME"
+                )
+            self.model = listed[0]
+        return self.model
+
+    async def answer(self, question: Question, prompt: Prompt) -> Answer:
+        """Return the answer to a question, or why there is none."""
+        import httpx2
+        import openai
+
+        body = {**self.spec.extra_body, **self._body_of(question, prompt)}
+        path = "/chat/completions" if self.spec.api == "chat" else "/completions"
+        try:
+            response = await self._client.post(path, body=body, cast_to=httpx2.Response)
+            return self._answer(_parsed(self._body(response)))
+        except (openai.OpenAIError, ValueError, RecursionError) as error:  # the client's, and those of its JSON
+            return Answer(failure=self._failure(error))
+
+    def _body_of(self, question: Question, prompt: Prompt) -> dict[str, object]:
+        """Return the fields of a request."""
+        body: dict[str, object] = {"model": self.model, "max_tokens": self.spec.max_tokens, "seed": question.seed}
+        if self.spec.temperature is not None:
+            body["temperature"] = self.spec.temperature
+        if self.spec.api == "completions":
+            return {**body, "prompt": prompt.text}
+        messages = [{"role": role, "content": text} for role, text in prompt.messages or (("user", prompt.text),)]
+        if self.spec.system is not None:
+            others = messages[1:] if messages[0]["role"] == "system" else messages
+            messages = [{"role": "system", "content": self.spec.system}, *others]
+        return {**body, "messages": messages}
+
+    def _body(self, response: httpx2.Response) -> bytes:
+        """Return the bytes of a response, without the key."""
+        data: bytes = response.content
+        return data if self.spec.key is None else data.replace(self.spec.key.encode(), HIDDEN.encode())
+
+    def _answer(self, value: Mapping[str, Any]) -> Answer:
+        """Return what a response says. Raises ValueError for one that is none."""
+        choices = value.get("choices")
+        if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
+            raise ValueError(f"no choices (its keys: {', '.join(map(str, list(value)[:8])) or 'none'})")
+        choice = choices[0]
+        message = choice.get("message") if self.spec.api == "chat" else choice
+        if not isinstance(message, Mapping):
+            raise ValueError("a choice without a message")
+        text = message.get("content" if self.spec.api == "chat" else "text") or ""
+        thought = message.get("reasoning_content") or message.get("reasoning") or ""
+        if not isinstance(text, str) or not isinstance(thought, str):
+            raise ValueError("a message whose text is no string")
+        prompt_tokens, completion_tokens = _usage(value.get("usage"))
+        ended = choice.get("finish_reason") == "stop" and not opens_reasoning(text)
+        if self.spec.reasoning == "drop":
+            text = without_reasoning(text) if ended else text
+        elif thought.strip():
+            text = f"<think>\n{thought.strip()}\n</think>\n\n{text}"
+        text.encode()  # raises for a lone surrogate
+        if self.spec.key is not None:  # JSON may escape its characters
+            text = text.replace(self.spec.key, HIDDEN)
+        if len(text) > LONGEST:
+            raise ValueError(f"a text of {len(text):,} characters")
+        failure = None if text.strip() else "an empty text"
+        return Answer(text, ended, prompt_tokens, completion_tokens, failure)
+
+    def _failure(self, error: Exception) -> str:
+        """Return why a request has no answer, in one line without the key."""
+        import openai
+
+        if isinstance(error, openai.APIStatusError):
+            text = f"status {error.status_code}: {error.message}"
+            if location := error.response.headers.get("location"):
+                text = f"status {error.status_code}: a redirect to {location}, which is not followed"
+        elif isinstance(error, openai.APITimeoutError):
+            text = f"no answer within {self.spec.timeout:g} s"
+        elif isinstance(error, openai.APIConnectionError):
+            cause = error.__cause__
+            text = f"unreachable ({type(cause).__name__}: {cause})" if cause is not None else "unreachable"
+            if type(cause).__name__ == "TooLongError":
+                text = str(cause)
+        elif isinstance(error, ValueError):  # also of json and of str.encode
+            text = f"garbage: {error}"
+        else:
+            text = f"{type(error).__name__}: {error}"
+        if self.spec.key is not None:
+            text = text.replace(self.spec.key, HIDDEN)
+        return clean(" ".join(text.split()), 300)
+
+
+def _parsed(data: bytes) -> Mapping[str, Any]:
+    value = json.loads(data)
+    if not isinstance(value, Mapping):
+        raise ValueError(f"JSON of kind {type(value).__name__}, expected an object")
+    return value
+
+
+def _usage(value: object) -> tuple[int | None, int | None]:
+    """Return the tokens of the question and of the answer, as the server counts them."""
+    counts = [value.get(key) if isinstance(value, Mapping) else None for key in ("prompt_tokens", "completion_tokens")]
+    known = [
+        count if isinstance(count, int) and not isinstance(count, bool) and count >= 0 else None for count in counts
+    ]
+    return known[0], known[1]
+
+
+async def preflight(spec: ServedSpec) -> str:
+    """Check an endpoint before a run: reachable, the key accepted, the model known. Return what is said of it. Raises
+    MachineError, UsageError."""
+    from dataclasses import replace
+
+    client = ServedModel(replace(spec, timeout=min(spec.timeout, PREFLIGHT_SECONDS)))
+    try:
+        listed = await client.models()
+        if spec.model is not None and listed and spec.model not in listed:
+            names = ", ".join(clean(name, 100) for name in listed[:10])
+            raise UsageError(f"sources.{spec.name}.model: found {spec.model!r}, the server at {spec.url} has: {names}")
+        model = await client.settle_model()
+    finally:
+        await client.close()
+    return f"source {spec.name}: {clean(model, 100)} at {spec.url}"

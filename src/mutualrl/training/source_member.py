@@ -1,0 +1,345 @@
+"""A source that is asked, as a member of the pool: it waits for the policies' rounds, answers, and publishes.
+
+Its process is a worker like a policy's, without a trainer. In each round it reads the rewards that its learners
+published, chooses the prompts, asks once for all learners, lets the run's reward functions judge the answers, and
+commits them to its own namespace, where the learners wait for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mutualrl.console.lines import notify
+from mutualrl.errors import PlanMismatchError
+from mutualrl.recipes import Recipe
+from mutualrl.recipes.agreement import all_prompts
+from mutualrl.recipes.pool_tokenizers import load_tokenizers
+from mutualrl.recipes.run_sources import ServedSettings, learners_of, read, sampling_of, served_settings
+from mutualrl.recipes.source_section import SourceSection
+from mutualrl.records import Prompt, PublishSchema, Rollout, content_digest
+from mutualrl.regimes.regime import publish_schema, success_above
+from mutualrl.rollouts import Rollouts
+from mutualrl.see import Exchange, Heartbeat, MissingPeers
+from mutualrl.see.liveness import Phase
+from mutualrl.seeds import seed_of
+from mutualrl.sources.answers import Account, AnswerStore, read_account, stored_accounts, write_account
+from mutualrl.sources.asking import Asking
+from mutualrl.sources.prepare import Verifier
+from mutualrl.sources.questions import Budget, Share, prompts_to_ask, questions_on
+from mutualrl.sources.served import ServedModel
+from mutualrl.storage.checkpoints import Checkpoints
+from mutualrl.storage.files import write_checksummed
+from mutualrl.storage.run_info import RunInfo
+from mutualrl.storage.rundir import RunDirectory
+from mutualrl.thl import decode_completion
+from mutualrl.tiny import resolve_path
+from mutualrl.training.peers import PeerLink
+
+if TYPE_CHECKING:
+    from mutualrl.engines.base import Floats
+    from mutualrl.engines.frozen import FrozenModel
+    from mutualrl.see import Shard
+
+
+class Answering(ABC):
+    """How a source answers a round's prompts."""
+
+    @abstractmethod
+    def answer(self, round_index: int, prompt_ids: Sequence[str]) -> tuple[list[Rollout], Account]:
+        """Return the rollouts on these prompts, without rewards, and what was done for them."""
+
+    def published(self, round_index: int) -> None:  # noqa: B027  (nothing to do by default)
+        """Take note that a round is committed."""
+
+    def close(self) -> None:  # noqa: B027  (nothing to do by default)
+        """Free what it holds."""
+
+
+class Served(Answering):
+    """Answers of a served model, over one event loop."""
+
+    def __init__(
+        self,
+        settings: ServedSettings,
+        exchange: Exchange,
+        prompts: Mapping[str, Prompt],
+        run_seed: int,
+        used: int,
+        heartbeat: Heartbeat,
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._settings = settings
+        self._prompts = prompts
+        self._run_seed = run_seed
+        self._runner = asyncio.Runner()
+        self._store = AnswerStore(exchange.store, exchange.policy)
+        self._model = self._runner.run(self._opened(heartbeat.advance))
+        self._asking = Asking(
+            self._model,
+            self._store,
+            Budget(settings.budget_tokens, used),
+            fail=settings.fail,
+            stopping=stopping,
+            progress=heartbeat.advance,
+        )
+
+    async def _opened(self, on_request: Callable[[], None]) -> ServedModel:
+        model = ServedModel(self._settings.spec, on_request)
+        await model.settle_model()
+        return model
+
+    def answer(self, round_index: int, prompt_ids: Sequence[str]) -> tuple[list[Rollout], Account]:
+        """Return the answers that have a text; under `ask: gated` without those that were cut off."""
+        name = self._settings.spec.name
+        questions = questions_on(
+            prompt_ids, self._settings.samples, name, run_seed=self._run_seed, round_index=round_index
+        )
+        answers, account = self._runner.run(self._asking.answers(round_index, questions, self._prompts))
+        rollouts = []
+        for question, answer in zip(questions, answers, strict=True):
+            if answer.failure is None and (answer.ended or not self._settings.gated):
+                rollouts.append(
+                    Rollout(
+                        question.prompt_id,
+                        question.sample,
+                        math.nan,
+                        answer.ended,
+                        length=answer.completion_tokens,
+                        text=answer.text,
+                    )
+                )
+        return rollouts, account
+
+    def published(self, round_index: int) -> None:
+        """Delete the answers of a round that is committed."""
+        self._store.forget(round_index)
+
+    def close(self) -> None:
+        """Close the connections and the loop."""
+        self._runner.run(self._model.close())
+        self._runner.close()
+
+
+class Frozen(Answering):
+    """Answers of a model that stays as it is, at the run's sampling settings. A round that was not committed is sampled
+    again, from the same seed."""
+
+    def __init__(
+        self,
+        model: FrozenModel,
+        section: SourceSection,
+        recipe: Recipe,
+        prompts: Mapping[str, Prompt],
+        schema: PublishSchema | None,
+        heartbeat: Heartbeat,
+    ) -> None:
+        self._model = model
+        self._section = section
+        self._prompts = prompts
+        self._run_seed = recipe.run.seed
+        self._sampling = sampling_of(recipe, section)
+        self._traced = schema is not None and "logprobs" in schema.fields
+        self._heartbeat = heartbeat
+
+    def answer(self, round_index: int, prompt_ids: Sequence[str]) -> tuple[list[Rollout], Account]:
+        """Return its samples, with their tokens and, if a policy reads them, log-probs."""
+        from mutualrl.engines.base import Sampling
+
+        if not prompt_ids:
+            return [], Account()
+        name, settings = self._section.name, self._sampling
+        seed = seed_of(self._run_seed, round_index, name)
+        temperature = 1.0 if settings.temperature is None else settings.temperature
+        sampling = Sampling(settings.max_tokens, temperature, settings.samples, seed)
+        contents = [self._prompts[prompt_id].content for prompt_id in prompt_ids]
+        groups, lengths = self._model.sample(contents, sampling, self._advance)
+        traces: Sequence[Sequence[Floats | None]] = [[None] * len(group) for group in groups]
+        if self._traced:
+            traces = self._model.logprobs(contents, groups, temperature, self._advance)
+        rollouts = []
+        for prompt_id, group, group_traces in zip(prompt_ids, groups, traces, strict=True):
+            for index, (completion, trace) in enumerate(zip(group, group_traces, strict=True)):
+                ids = np.array(completion.token_ids, dtype=np.int32)
+                rollouts.append(
+                    Rollout(
+                        prompt_id,
+                        index,
+                        math.nan,
+                        completion.ended,
+                        length=len(ids),
+                        prompt=self._prompts[prompt_id].text,
+                        text=decode_completion(ids.tolist(), self._model.tokenizer),
+                        token_ids=ids,
+                        logprobs=None if trace is None else trace.astype(np.float32),
+                        prefix=0,
+                    )
+                )
+        account = Account(
+            prompts=len(prompt_ids),
+            questions=len(rollouts),
+            cut_off=sum(not rollout.ended for rollout in rollouts),
+            prompt_tokens=sum(lengths),
+            completion_tokens=sum(rollout.length or 0 for rollout in rollouts),
+        )
+        if self._section.gated:
+            rollouts = [rollout for rollout in rollouts if rollout.ended]
+        return rollouts, account
+
+    def _advance(self, rows: int) -> None:
+        self._heartbeat.advance()
+
+
+@dataclass
+class SourceMember:
+    """One asked source over a run. `link`: its view of the exchange, with its learners as peers; `verifier`: judges its
+    answers, or leaves that to each learner."""
+
+    run: RunDirectory
+    recipe: Recipe
+    section: SourceSection
+    link: PeerLink
+    prompts: Mapping[str, Prompt]
+    verifier: Verifier
+    schema: PublishSchema | None
+    answering: Answering
+
+    def run_round(self, number: int) -> None:
+        """Answer one round: wait for the learners, choose the prompts, ask, judge, publish."""
+        exchange = self.link.exchange
+        shards = self.link.read(number).current
+        prompt_ids = self.chosen(number, shards)
+        self.link.set_phase(f"{Phase.GENERATING} answers on {len(prompt_ids)} prompts", number)
+        rollouts, account = self.answering.answer(number, prompt_ids)
+        self.link.set_phase(f"{Phase.SCORING} answers")
+        rewards = self.verifier.rewards([(r.prompt_id, r.text or "", r.ended) for r in rollouts])
+        if rewards is not None:
+            rollouts = [replace(rollout, reward=reward) for rollout, reward in zip(rollouts, rewards, strict=True)]
+        table = Rollouts.of(rollouts, self.section.name, number).published(self.published_fields(rewards is not None))
+        write_account(exchange.store, self.section.name, number, account)
+        step = max((shard.marker.policy_step for shard in shards.values()), default=0)
+        exchange.commit(number, [exchange.write_part(number, table)], step)
+        self.answering.published(number)
+
+    def chosen(self, number: int, shards: Mapping[str, Shard]) -> list[str]:
+        """Return the prompts of a round to ask about."""
+        wanted: list[Collection[str]] = []
+        for learner, shard in shards.items():
+            regime = self.recipe.regime_of(learner)
+            wanted.append(regime.unsolved(shard) if self.section.gated else set(shard.prompt_ids))
+        return prompts_to_ask(
+            wanted,
+            self.prompts,
+            self._share(),
+            self._confirmed(number),
+            run_seed=self.recipe.run.seed,
+            round_index=number,
+        )
+
+    def published_fields(self, verified: bool) -> PublishSchema:
+        """Return the fields to publish: those that a policy reads, and the texts for learners that judge them."""
+        schema = self.schema or PublishSchema()
+        if self.section.kind == "served":
+            return PublishSchema.of("text")
+        return schema if verified else PublishSchema.union([schema, PublishSchema.of("text")])
+
+    def _share(self) -> Share:
+        weights = {each.name: each.weight for each in self.recipe.asked_sources if each.weight is not None}
+        mine = None if self.section.weight is None else weights
+        return Share(self.section.name, self.section.column, mine)
+
+    def _confirmed(self, number: int) -> set[str]:
+        """Return the prompts on which the source that is asked before this one has a text that every learner takes."""
+        first = self.section.after
+        if first is None:
+            return set()
+        above = max(success_above(self.recipe.regime_of(name)) for name in self.recipe.readers_of(self.section))
+        if any(each.name == first for each in self.recipe.asked_sources):
+            exchange = self.link.exchange
+            before = PeerLink(exchange, [first], self.link.heartbeat, self.link.stopping, self.link.missing_peers)
+            rollouts: Rollouts = before.read(number).current.get(first) or Rollouts.of(())
+        else:
+            rollouts = Rollouts(read(self.run, first).table)
+        pairs = zip(rollouts.prompt_ids, rollouts.rewards, rollouts.ended, strict=True)
+        return {prompt_id for prompt_id, reward, ended in pairs if reward > above and ended}
+
+
+def answer_rounds(
+    run: RunDirectory,
+    recipe: Recipe,
+    section: SourceSection,
+    info: RunInfo,
+    exchange: Exchange,
+    heartbeat: Heartbeat,
+    stopping: Callable[[], bool],
+) -> None:
+    """Answer every round of a run that its learners still read and that is not published, and write the result."""
+    prompts = all_prompts(recipe, "train")
+    if content_digest(prompts) != info.fingerprint.get("data_sha256"):
+        raise PlanMismatchError(
+            f"source {section.name!r} reads other training prompts than the run's; restore the data"
+        )
+    by_id = {prompt.id: prompt for prompt in prompts}
+    schema = publish_schema([recipe.regime_of(policy.name) for policy in recipe.policies], recipe.run.publish)
+    rounds = remaining_rounds(run, recipe, section, info, exchange)
+    answering: Answering
+    if section.kind == "served":
+        used = tokens_used(exchange, section.name, set(rounds))
+        settings = served_settings(recipe, section)
+        answering = Served(settings, exchange, by_id, recipe.run.seed, used, heartbeat, stopping)
+    else:
+        from mutualrl.engines.frozen import FrozenModel
+
+        template = recipe.trainer_settings(recipe.readers_of(section)[0]).get("chat_template_kwargs") or {}
+        path = resolve_path(section.frozen or "")
+        model = FrozenModel.load(path, template, revision=section.revision, trust_remote_code=section.trust_remote_code)
+        answering = Frozen(model, section, recipe, by_id, schema, heartbeat)
+    learners = [
+        each for each in learners_of(recipe, load_tokenizers(recipe)) if each.name in recipe.readers_of(section)
+    ]
+    link = PeerLink(
+        exchange=exchange,
+        peers=recipe.readers_of(section),
+        heartbeat=heartbeat,
+        stopping=stopping,
+        missing_peers=MissingPeers(exchange.store, section.name),
+    )
+    verifier = Verifier(by_id, recipe.task.reward, learners, recipe.run.step_timeout)
+    member = SourceMember(run, recipe, section, link, by_id, verifier, schema, answering)
+    try:
+        for number in rounds:
+            member.run_round(number)
+    finally:
+        answering.close()
+    write_checksummed(run.policy(section.name).result, {"rounds": len(rounds)}, root=run.root)
+    notify(f"source {section.name!r} has answered every round")
+
+
+def remaining_rounds(
+    run: RunDirectory, recipe: Recipe, section: SourceSection, info: RunInfo, exchange: Exchange
+) -> list[int]:
+    """Return the rounds that a source still has to answer: not published, and not before the first that a learner may
+    read."""
+    iterations = int(recipe.trainer_settings(recipe.policies[0].name).get("num_iterations", 1))
+    per_round = int(info.fingerprint.get("optimizer_steps_per_round", 1)) * iterations
+    total = -(-recipe.run.steps // per_round)
+    files = [run.policy(name) for name in recipe.readers_of(section)]
+    cursors = [Checkpoints(each.root).newest_cursor() for each in files if not each.result.exists()]
+    first = max(0, min(cursors, default=total) - recipe.exchange.staleness)
+    published = set(exchange.rounds(section.name))
+    return [number for number in range(first, total) if number not in published]
+
+
+def tokens_used(exchange: Exchange, name: str, remaining: Collection[int]) -> int:
+    """Return the tokens that a source has used, without the rounds that it still has to answer."""
+    used = 0
+    for number in stored_accounts(exchange.store, name):
+        account = None if number in remaining else read_account(exchange.store, name, number)
+        used += 0 if account is None else account.prompt_tokens + account.completion_tokens
+    return used
