@@ -169,7 +169,18 @@ def test_shipped_sweeps_are_valid(tmp_path: Path) -> None:
     for skill, name in zip(word_problems.SKILLS, ("smollm2", "minimind2"), strict=True):
         (sweeps / "smol-pair" / "sft" / skill).rename(sweeps / "smol-pair" / "sft" / name)
     by_name = {path.stem: read_sweep(path) for path in sweeps.glob("*.yaml") if "arms:" in path.read_text()}
-    assert sorted(by_name) == ["hints", "hints-countdown", "hints-countdown-controls", "one-model", "paper", "smol", "smol-pair", "staleness", "study", "text-source"]
+    assert sorted(by_name) == [
+        "hints",
+        "hints-countdown",
+        "hints-countdown-controls",
+        "one-model",
+        "paper",
+        "smol",
+        "smol-pair",
+        "staleness",
+        "study",
+        "text-source",
+    ]
     for name, sweep in by_name.items():
         if name == "staleness":  # descriptive, without claims
             continue

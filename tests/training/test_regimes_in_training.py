@@ -324,8 +324,8 @@ def test_two_prompts_with_the_same_id_are_rejected(tiny: dict[str, Path], tmp_pa
 
 
 def test_texts_that_any_policy_of_the_pool_reads_are_published(tmp_path: Path) -> None:
-    from mutualrl.regimes.sgt import SGT
     from mutualrl.regimes.regime import publish_schema
+    from mutualrl.regimes.sgt import SGT
 
     shared = sharing(tmp_path / "x", "sgt", success_above=0.9)
     assert not shared.publishes_text(0.6)

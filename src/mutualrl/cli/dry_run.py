@@ -14,7 +14,14 @@ from mutualrl.cli.output import emit, screen, show_table
 from mutualrl.console.display import clean, print_text
 from mutualrl.engines.model_files import is_local
 from mutualrl.errors import DataUnavailableError, MachineError, MutualRLError
-from mutualrl.launch.checks import check_batch, check_inputs, check_models, check_sources
+from mutualrl.launch.checks import (
+    check_asked_sources,
+    check_batch,
+    check_inputs,
+    check_models,
+    check_sources,
+    predictions,
+)
 from mutualrl.launch.session import Launch, stored
 from mutualrl.launch.supervisor import check_resumption
 from mutualrl.machine.devices import Machine, this_machine
@@ -24,6 +31,7 @@ from mutualrl.mwra.memory import Estimate, estimate_allocation, format_estimate
 from mutualrl.mwra.placement import Placement, place
 from mutualrl.recipes import Recipe, dump
 from mutualrl.recipes.agreement import all_prompts, fitting_prompts, require_enough, too_long_notes
+from mutualrl.recipes.run_sources import Prediction
 from mutualrl.recipes.trainer_table import defaults
 from mutualrl.records import Prompt
 from mutualrl.see.files import PUBLISH_REQUESTS, READ_REQUESTS
@@ -42,7 +50,7 @@ if TYPE_CHECKING:
 class Plan:
     """Plan of a run: the recipe with its steps, placements (or the reason for none) and memory by machine, reward
     trials by policy (or the reason for none), the requirements that this machine does not meet, notes, and the error
-    with which the start would be refused, and the numbers and origins of the prompts."""
+    with which the start would be refused, the numbers and origins of the prompts, and what asked sources will do."""
 
     recipe: Recipe
     placements: dict[str, Placement | str]
@@ -53,6 +61,7 @@ class Plan:
     notes: Sequence[str] = ()
     failure: MutualRLError | None = None
     data: Mapping[str, object] = field(default_factory=dict)
+    predicted: Mapping[str, Prediction] = field(default_factory=dict)
 
 
 def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
@@ -85,9 +94,11 @@ def _print_plan(plan: Plan, *, as_json: bool) -> None:
     show_plan(plan)
 
 
-def plan_of(recipe: Recipe, launch: Launch) -> Plan:
-    """Place the policies, estimate their memory, check data and models as a start does, and try the reward."""
-    machine = this_machine()
+def placements_of(
+    recipe: Recipe, machine: Machine, launch: Launch
+) -> tuple[dict[str, Placement | str], MutualRLError | None]:
+    """Return the placement, or why there is none, on the hardware that the recipe names and on this machine; and the
+    error of the first of them."""
     pins = None if launch.device_map is None else read_device_map(launch.device_map)
     machines = {f"this machine: {len(machine.gpus)} GPUs, {machine.cores} CPU cores": machine}
     if recipe.hardware.gpus:
@@ -102,12 +113,19 @@ def plan_of(recipe: Recipe, launch: Launch) -> Plan:
             placements[label] = str(error)
             impossible.append(error)
     on_recipe = next(iter(placements.values()))  # the hardware that the recipe names, else this machine
-    failure = impossible[0] if isinstance(on_recipe, str) else None
+    return placements, impossible[0] if isinstance(on_recipe, str) else None
+
+
+def plan_of(recipe: Recipe, launch: Launch) -> Plan:
+    """Place the policies, estimate their memory, check data and models as a start does, and try the reward."""
+    machine = this_machine()
+    placements, failure = placements_of(recipe, machine, launch)
     missing = missing_requirements(recipe, machine)
     notes: Sequence[str] = ()
     data: Mapping[str, object] = {}
     trials: dict[str, list[Trial]] = {}
     untried = ""
+    predicted: dict[str, Prediction] = {}
     try:
         require_ports(recipe)
     except MachineError as error:
@@ -117,7 +135,11 @@ def plan_of(recipe: Recipe, launch: Launch) -> Plan:
         notes, data = inputs.notes, inputs.data
         placement = next((p for p in placements.values() if isinstance(p, Placement)), None)
         if placement is not None:
-            recipe, _ = check_batch(recipe, placement.allocations[0].batch, inputs)
+            batch = placement.allocations[0].batch
+            recipe, _ = check_batch(recipe, batch, inputs)
+            notes = [*notes, *check_asked_sources(recipe, inputs, contact=False)]
+            predicted = predictions(recipe, batch)
+            notes = [*notes, *(each.note(name) for name, each in predicted.items())]
         check_models(recipe, [p.name for p in recipe.policies])
         missing += _absent_models(recipe)
         if all(is_local(resolve_path(policy.model), policy.revision) for policy in recipe.policies):
@@ -137,7 +159,7 @@ def plan_of(recipe: Recipe, launch: Launch) -> Plan:
     for label, planned_placement in placements.items():
         if not isinstance(planned_placement, str):
             memory[label] = {a.policy: estimate_allocation(recipe, a) for a in planned_placement.allocations}
-    return Plan(recipe, placements, memory, trials, untried, missing, notes, failure, data)
+    return Plan(recipe, placements, memory, trials, untried, missing, notes, failure, data, predicted)
 
 
 def _absent_models(recipe: Recipe) -> list[str]:
@@ -179,6 +201,7 @@ def plan_json(plan: Plan) -> dict[str, object]:
         "notes": list(plan.notes),
         "data": dict(plan.data),
         "exchange": requests(plan.recipe),
+        "asked_sources": {name: asdict(each) for name, each in plan.predicted.items()},
         "rewards": {policy: [_trial_json(trial) for trial in trials] for policy, trials in plan.trials.items()},
     }
 

@@ -13,7 +13,7 @@ from mutualrl.launch.session import counted
 from mutualrl.recipes import Recipe
 from mutualrl.recipes.agreement import data_note, fingerprint, read_splits, require_enough, validation_sample
 from mutualrl.recipes.batch_plan import BatchPlan
-from mutualrl.recipes.run_sources import learners_of, prepared, served_settings
+from mutualrl.recipes.run_sources import Prediction, learners_of, prediction_of, prepared, served_settings
 from mutualrl.recipes.source_section import SourceSection
 from mutualrl.records import Prompt
 from mutualrl.sources.prepare import Learner, has_one_verdict
@@ -102,6 +102,13 @@ def check_asked_sources(recipe: Recipe, inputs: Inputs, *, contact: bool = True)
             "depend on the learner or on training; leave it out"
         )
     return notes
+
+
+def predictions(recipe: Recipe, batch: BatchPlan) -> dict[str, Prediction]:
+    """Return what each source that is asked will do, by name. `recipe`: with its epochs converted to steps."""
+    iterations = int(recipe.trainer_settings(recipe.policies[0].name).get("num_iterations", 1))
+    steps = batch.optimizer_steps * iterations
+    return {each.name: prediction_of(recipe, each, batch.prompts, steps) for each in recipe.asked_sources}
 
 
 def _check_frozen(section: SourceSection) -> None:

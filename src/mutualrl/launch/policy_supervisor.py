@@ -66,6 +66,7 @@ class PolicySupervisor(Launcher[SupervisedPolicy]):
         rounds that a finished source has not answered."""
         for managed in self.managed_policies:
             if managed.source:
+                self.run.asked_source(managed.name).mkdir(parents=True, exist_ok=True)
                 self.run.policy(managed.name).result.unlink(missing_ok=True)
         super().start()
 

@@ -22,6 +22,7 @@ from mutualrl.recipes.agreement import compare, compare_models
 from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.recipes.differences import by_dotted_key, changed_keys, differing
 from mutualrl.recipes.free import may_differ
+from mutualrl.recipes.run_sources import Prediction
 from mutualrl.recipes.yaml_file import parse
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.storage.files import (
@@ -136,9 +137,10 @@ def start_run(
     run_id: str | None = None,
     data: Mapping[str, object] = MappingProxyType({}),
     sources: Mapping[str, dict[str, object]] = MappingProxyType({}),
+    asked: Mapping[str, Prediction] = MappingProxyType({}),
 ) -> RunDirectory:
     """Claim a new run directory, locked while `held` is open, and write the files that the workers read. `data`,
-    `sources`: what run.json says of the data and of the sources."""
+    `sources`, `asked`: what run.json says of the data, and of recorded and asked sources."""
     text = recipe_text(recipe)
     info = RunInfo(
         format=FORMAT,
@@ -153,6 +155,7 @@ def start_run(
         fingerprint=plan,
         data=dict(data),
         sources=dict(sources),
+        asked_sources={name: asdict(each) for name, each in asked.items()},
         models=models,
         placement=_by_policy(placement),
         exchange="" if recipe.bucket is None else recipe.bucket.url,

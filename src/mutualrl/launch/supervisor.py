@@ -14,7 +14,15 @@ from rich.console import Console
 from mutualrl.console.display import print_text
 from mutualrl.engines.model_files import model_digest
 from mutualrl.errors import MutualRLError, RunInterruptedError, UsageError
-from mutualrl.launch.checks import Inputs, check_asked_sources, check_batch, check_inputs, check_models, check_sources
+from mutualrl.launch.checks import (
+    Inputs,
+    check_asked_sources,
+    check_batch,
+    check_inputs,
+    check_models,
+    check_sources,
+    predictions,
+)
 from mutualrl.launch.group import GRACE_SECONDS, ProcessTag, end
 from mutualrl.launch.joining import claim_exchange, fetch_checkpoint, install_checkpoint, require_run
 from mutualrl.launch.policy_supervisor import PolicySupervisor
@@ -39,7 +47,7 @@ from mutualrl.mwra.placement import Placement, place
 from mutualrl.process.status import RunState, StatusWriter
 from mutualrl.recipes import Recipe, load_run
 from mutualrl.recipes.agreement import source_digests
-from mutualrl.recipes.run_sources import described, recorded_digests, restore, store
+from mutualrl.recipes.run_sources import Prediction, described, recorded_digests, restore, store
 from mutualrl.reporting.progress import Progress
 from mutualrl.reporting.run_notes import notes_of
 from mutualrl.storage.files import try_stat, write_checksummed
@@ -88,13 +96,13 @@ def _open(
         return _reopen(recipe, machine, launch, console, held)
     if path is not None:
         require_creatable(path, clean=launch.clean)
-    recipe, placement, plan, inputs, sources = planned(recipe, machine, launch)
+    recipe, placement, plan, inputs, sources, predicted = planned(recipe, machine, launch)
     models = model_digests(only(recipe, launch.policies(recipe)))
     run_id = None if recipe.bucket is None else claim_exchange(recipe, plan, launch, console)
     if launch.clean and path is not None:
         clean_run(path, held)
     staged = None if run_id is None or path is None else fetch_checkpoint(recipe, launch, run_id, path, models)
-    run = start_run(recipe, placement, plan, models, launch, held, run_id, inputs.data, described(sources))
+    run = start_run(recipe, placement, plan, models, launch, held, run_id, inputs.data, described(sources), predicted)
     store(run, sources)
     fetched = [] if staged is None else [install_checkpoint(staged, run)]
     notes = [source.note for source in sources.values()]
@@ -120,7 +128,7 @@ def check_resumption(recipe: Recipe, machine: Machine, launch: Launch) -> Resump
     run = open_resumable_run(Path(recipe.run.dir))
     stored = load_run(run, run_code=True)
     accept_changes(stored, recipe)  # before the data are loaded: another task may have others
-    recipe, placement, plan, inputs, _ = planned(recipe, machine, launch, run)
+    recipe, placement, plan, inputs, *_ = planned(recipe, machine, launch, run)
     models = model_digests(only(recipe, launch.policies(recipe)))
     notes = [*placement.notes, *accept_changes(stored, recipe), *require_same_plan(run.info(), placement, plan, models)]
     verify_finished_policies(run, recipe)
@@ -156,13 +164,14 @@ def only(recipe: Recipe, names: Sequence[str]) -> Recipe:
 
 class Planned(NamedTuple):
     """Checked plan of a session: the recipe with its epochs converted to steps, the placement, the fingerprint that all
-    policies must share, the checked data, and the sources, if the run is new."""
+    policies must share, the checked data, the recorded sources, if the run is new, and what asked ones will do."""
 
     recipe: Recipe
     placement: Placement
     plan: Fingerprint
     inputs: Inputs
     sources: dict[str, Prepared]
+    predicted: dict[str, Prediction]
 
 
 def planned(recipe: Recipe, machine: Machine, launch: Launch, resumed: RunDirectory | None = None) -> Planned:
@@ -188,8 +197,10 @@ def planned(recipe: Recipe, machine: Machine, launch: Launch, resumed: RunDirect
         digests = {name: source.digest for name, source in sources.items()}
     else:
         digests = recorded_digests(resumed.info(), recipe)
-    inputs = replace(inputs, notes=(*inputs.notes, *asked))
-    return Planned(recipe, placement, {**plan, **source_digests(digests)}, inputs, sources)
+    predicted = predictions(recipe, placement.allocations[0].batch)
+    notes = [*asked, *(each.note(name) for name, each in predicted.items())]
+    inputs = replace(inputs, notes=(*inputs.notes, *notes))
+    return Planned(recipe, placement, {**plan, **source_digests(digests)}, inputs, sources, predicted)
 
 
 def model_digests(recipe: Recipe) -> dict[str, str]:

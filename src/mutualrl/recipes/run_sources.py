@@ -99,6 +99,47 @@ def sampling_of(recipe: Recipe, section: SourceSection) -> SourceSampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a source that is asked will do, before the start: prompts and answers per round, at most; rounds; tokens per
+    answer, at most; its budget in tokens."""
+
+    kind: str
+    ask: str
+    prompts_per_round: int
+    answers_per_round: int
+    rounds: int
+    tokens_per_answer: int
+    budget_tokens: int | None = None
+
+    def note(self, name: str) -> str:
+        """Return it in words."""
+        most, which = "at most ", " (those on which a learner failed)"
+        if self.ask == "all":
+            most = which = ""
+        answers, tokens = self.answers_per_round, self.answers_per_round * self.tokens_per_answer
+        text = (
+            f"source {name} ({self.kind}): {most}{self.prompts_per_round:,} prompts per round{which}, {most}"
+            f"{answers:,} answers of at most {self.tokens_per_answer:,} tokens, at most {tokens:,} tokens per round "
+            f"and {tokens * self.rounds:,} in {self.rounds:,} rounds"
+        )
+        return text if self.budget_tokens is None else f"{text}; its budget is {self.budget_tokens:,} tokens"
+
+
+def prediction_of(recipe: Recipe, section: SourceSection, prompts_per_round: int, steps_per_round: int) -> Prediction:
+    """Return what a source that is asked will do. `steps_per_round`: optimizer steps."""
+    sampling = sampling_of(recipe, section)
+    return Prediction(
+        section.kind,
+        "gated" if section.gated else "all",
+        prompts_per_round,
+        prompts_per_round * sampling.samples,
+        -(-recipe.run.steps // steps_per_round),
+        sampling.max_tokens,
+        section.budget_tokens,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class ServedSettings:
     """A served source of a run: its endpoint, answers per prompt, whether it is gated, its budget, and whether a
     question without an answer ends the run."""

@@ -59,9 +59,10 @@ def write_report(
             prefix = "" if len(groups) == 1 else f"{number}-"
             renamed = [replace(figure, name=f"{prefix}{figure.name}") for figure in single_run.figures(run)]
             tables = [report_tables.accuracy(run), report_tables.sharing(run), report_tables.sources(run)]
-            tables.append(report_tables.pace(run))
+            tables += [report_tables.asked_sources(run), report_tables.pace(run)]
             tables = [table for table in tables if table.rows]
-            sections.append(PageSection(f"Run {run.name}", run.notes, tables, drawing(renamed)))
+            notes = [*run.notes, *report_tables.waiting_notes(run)]
+            sections.append(PageSection(f"Run {run.name}", notes, tables, drawing(renamed)))
         else:
             slug = f"{number}-{_slug(comparison.name)}"
             notes = [*comparison.notes, *(f"{run.name}: {note}" for run in comparison.runs for note in run.notes)]

@@ -155,6 +155,81 @@ def sources(run: Run) -> Table:
     return Table("Sources", head, rows)
 
 
+def asked_sources(run: Run) -> Table:
+    """Return what each source did that was asked during training, over the run: prompts and answers, tokens (also as a
+    fraction of those that the policies sampled), what the learners took of it, and the time that they waited for it
+    alone, as a fraction of theirs; no rows without such sources."""
+    rows = []
+    sampled = sum(sampled_tokens(run, policy) for policy in run.policies.values())
+    for source in part(run.info, "asked_sources"):
+        readers = [policy for policy in run.policies.values() if policy.series(f"source/{source}/prompts")]
+        if not readers:
+            continue
+        total = {key: _sum(readers[0], f"source/{source}/{key}") for key in ASKED}  # the same of each reader
+        tokens = total["prompt_tokens"] + total["completion_tokens"]
+        rescues = sum(_sum(policy, f"source/{source}/rescues") for policy in readers)
+        counts = [f"{total[key]:,.0f}" for key in ASKED]
+        rows.append(
+            [
+                source,
+                *counts,
+                f"{tokens / sampled:.1%}" if sampled else "",
+                f"{rescues:,.0f}",
+                f"{tokens / rescues:,.0f}" if rescues else "",
+                ", ".join(
+                    f"{policy.name} {share:.0%}" for policy in readers if (share := waited_share(policy, source))
+                ),
+            ]
+        )
+    head = (
+        *("source", "prompts", "answers asked", "asked again", "failed", "cut off", "left out", "tokens asked"),
+        *("tokens returned", "confirmed", "of the policies' tokens", "rescues", "tokens per rescue", "waited for it"),
+    )
+    return Table("Sources that were asked", head, rows)
+
+
+#: sums over a run, as a policy logs them
+ASKED = (
+    *("prompts", "questions", "asked_again", "failed", "cut_off", "left_out"),
+    *("prompt_tokens", "completion_tokens", "confirmed"),
+)
+
+
+def sampled_tokens(run: Run, policy: PolicyRun) -> float:
+    """Return the tokens that a policy sampled: its rollouts, and the samples that its regime requested."""
+    fingerprint = part(run.info, "fingerprint")
+    completions = fingerprint.get("prompts_per_round", 0) * fingerprint.get("rollouts_per_prompt", 0)
+    return float(_sum(policy, "completions/mean_length") * completions + _sum(policy, "plan/sampled_tokens"))
+
+
+def waited_share(policy: PolicyRun, source: str) -> float:
+    """Return the fraction of a policy's training time in which it waited for a source alone; 0 if that is not known."""
+    seconds = finite_number((policy.result or {}).get("train_seconds"))
+    return _sum(policy, f"source/{source}/wait_seconds") / seconds if seconds else 0.0
+
+
+def waiting_notes(run: Run) -> list[str]:
+    """Return a note for each source for which a policy waited more than a twentieth of its time."""
+    notes = []
+    staleness = part(run.recipe, "exchange").get("staleness", 0)
+    for source in part(run.info, "asked_sources"):
+        share = max((waited_share(policy, source) for policy in run.policies.values()), default=0.0)
+        if share > WAITED and not staleness:
+            notes.append(
+                f"The policies waited for source {source} alone for up to {share:.0%} of their time; "
+                "exchange.staleness: 1 lets its answers be a round late, under regimes that can use them (mutualrl "
+                "regimes show NAME)"
+            )
+    return notes
+
+
+WAITED = 0.05
+
+
+def _sum(policy: PolicyRun, key: str) -> float:
+    return sum(point.value for point in policy.series(key))
+
+
 def _last(policy: PolicyRun, key: str) -> float | None:
     points = policy.series(key)
     return points[-1].value if points else None

@@ -208,7 +208,7 @@ class Run:
         weight=0.9)`, and the sources that it reads, `sgt with book`."""
         overrides = {policy["name"]: part(policy, "regime") for policy in policies_in(self.recipe)}
         label = self.rule.label(part(self.recipe, "regime"), overrides)
-        sources = ", ".join(sorted(part(self.info, "sources")))
+        sources = ", ".join(sorted({**part(self.info, "sources"), **part(self.info, "asked_sources")}))
         return f"{label} with {sources}" if sources else label
 
     @property

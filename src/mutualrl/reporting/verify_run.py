@@ -15,6 +15,7 @@ from mutualrl.see.location import record_store
 from mutualrl.see.missing_peers import MissingPeers
 from mutualrl.see.read_log import ReadLog
 from mutualrl.see.store import ExchangeStore
+from mutualrl.sources.answers import AnswerStore, read_account, stored_accounts
 from mutualrl.storage.artifacts import verify_directory
 from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.files import read_checksummed, read_regular
@@ -72,9 +73,23 @@ def verify_run(run: RunDirectory) -> Verification:
         result.look("sources", partial(read_source, run, name))
     for name in _policies(run):
         _verify_policy(run, run.policy(name), result, has_model=not info.scripts)
+    for name in info.asked_sources:
+        _verify_asked_source(run, name, result)
     verify_exchange(run, result)
     verify_checkpoints(run, result)
     return result
+
+
+def _verify_asked_source(run: RunDirectory, name: str, result: Verification) -> None:
+    """Verify what a source that was asked stored besides its rounds: accounts, and answers of an unfinished round."""
+    store = record_store(run)
+    for number in stored_accounts(store, name):
+        result.look("accounts", partial(read_account, store, name, number))
+    answers = AnswerStore(store, name)
+    for answer in answers.names():
+        result.look("answers", partial(answers.read, answer))
+    if (path := run.policy(name).result).exists():
+        result.look(path.name, partial(read_checksummed, path, root=run.root))
 
 
 def _policies(run: RunDirectory) -> list[str]:
@@ -126,13 +141,17 @@ def _checkpoint(checkpoints: Checkpoints, step: int) -> None:
 
 def verify_exchange(run: RunDirectory, result: Verification) -> None:
     """Verify the exchange against its commit markers, decode it, and check for missing rounds."""
-    run_id = run.info().run_id
-    store = record_store(run)
+    info, store = run.info(), record_store(run)
+    run_id, asked = info.run_id, info.asked_sources
     for policy in writers(store):
         inspection = inspect_policy(store, run_id, policy, verify=True)
         result.exchange.append(inspection)
         result.damaged += inspection.damaged
-        result.damaged += [f"policy {policy}: round {gap} is missing between others" for gap in inspection.gaps]
+        gaps = [f"policy {policy}: round {gap} is missing between others" for gap in inspection.gaps]
+        if policy in asked:  # lost for a while; the policies went on without it
+            result.notes += gaps
+        else:
+            result.damaged += gaps
         result.checked["rounds"] = result.checked.get("rounds", 0) + len(inspection.rounds)
         result.look("claims", partial(_claims, store, policy))
     result.damaged += missing_rounds(run, {inspection.policy: inspection.rounds for inspection in result.exchange})

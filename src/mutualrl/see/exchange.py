@@ -405,7 +405,9 @@ def _logs_of(store: ExchangeStore, peer: str) -> str:
     """Return the location of a peer's logs, for a message; empty unless the exchange is in a run directory."""
     if not isinstance(store, LocalStore):
         return ""
-    return f"; its logs: {store.root.parent / 'policies' / peer / 'logs'}"
+    run = store.root.parent
+    files = run / ("sources" if (run / "sources" / peer).is_dir() else "policies") / peer
+    return f"; its logs: {files / 'logs'}"
 
 
 def _read_marker(data: bytes | None, where: str) -> JsonObject | None:

@@ -61,28 +61,31 @@ class AnswerStore:
     def of(self, round_index: int, question: Question) -> tuple[bool, Answer | None]:
         """Return whether a question was asked, and its answer. Raises ExchangeDamagedError."""
         name = _name(round_index, question)
-        data, where = self.store.get(self.source, name), self.store.describe(self.source, name)
-        if data is None:
+        if self.store.get(self.source, name) is None:
             return False, None
-        try:
-            value = parse_checksummed(data, where)
-            expected = {"round": round_index, **asdict(question)}
-            if {key: value.get(key) for key in expected} != expected:
-                raise ExchangeDamagedError(f"{where}: an answer to another question")
-            answer = value.get("answer")
-            return True, None if answer is None else Answer(**answer)
-        except (FileDamagedError, TypeError) as error:
-            raise ExchangeDamagedError(f"{where}: not an answer of source {self.source!r} ({error})") from None
+        value, answer = self.read(name)
+        expected = {"round": round_index, **asdict(question)}
+        if value != expected:
+            raise ExchangeDamagedError(f"{self.store.describe(self.source, name)}: an answer to another question")
+        return True, answer
 
-    def rounds(self) -> list[int]:
-        """Return the rounds with stored questions, in order."""
-        matches = [NAME.fullmatch(name) for name in self.store.names(self.source)]
-        return sorted({int(match[1]) for match in matches if match})
+    def names(self) -> list[str]:
+        """Return the names of the stored questions."""
+        return sorted(name for name in self.store.names(self.source) if NAME.fullmatch(name))
+
+    def read(self, name: str) -> tuple[JsonObject, Answer | None]:
+        """Return a stored question and its answer, None while it was in flight. Raises ExchangeDamagedError."""
+        data, where = self.store.get(self.source, name), self.store.describe(self.source, name)
+        try:
+            value = parse_checksummed(data or b"", where)
+            answer = value.pop("answer")
+            return value, None if answer is None else Answer(**answer)
+        except (FileDamagedError, KeyError, TypeError) as error:
+            raise ExchangeDamagedError(f"{where}: not an answer of source {self.source!r} ({error})") from None
 
     def forget(self, through: int) -> None:
         """Delete the questions and answers of all rounds up to one that is published."""
-        matches = [NAME.fullmatch(name) for name in self.store.names(self.source)]
-        old = [match[0] for match in matches if match and int(match[1]) <= through]
+        old = [name for name in self.names() if int(name.split("-")[1]) <= through]
         if old:
             self.store.delete(self.source, old)
 

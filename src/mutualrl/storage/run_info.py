@@ -55,7 +55,8 @@ class RunInfo(Stored):
     `recipe_sha256`: its sha256; `recipe_before_sha256`: the sha256 before the newest session. `scripts`: users' own
     scripts train the policies, and `recipe` has only what these share. `data`: numbers and origins of the prompts by
     split (`recipes.agreement.DataSplits`). `sources`: by name, what was said of each source before training
-    (`sources.prepare`), with the `digest` of its rollouts.
+    (`sources.prepare`), with the `digest` of its rollouts; `asked_sources`: what was predicted of those that answer
+    during training.
     """
 
     format: int = 0
@@ -78,12 +79,14 @@ class RunInfo(Stored):
     scripts: bool = False
     data: dict[str, Any] = {}
     sources: dict[str, dict[str, Any]] = {}
+    asked_sources: dict[str, dict[str, Any]] = {}
 
     def to_json(self) -> dict[str, object]:
         """Return the stored form; without sources, that of versions that had none."""
         value = super().to_json()
-        if not self.sources:
-            del value["sources"]
+        for key in ("sources", "asked_sources"):
+            if not value[key]:
+                del value[key]
         return value
 
 

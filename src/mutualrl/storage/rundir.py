@@ -159,8 +159,13 @@ class RunDirectory:
             raise directory_is_gone(self.root)
 
     def policy(self, name: str) -> PolicyFiles:
-        """Return the paths of one policy."""
-        return PolicyFiles(self.root / "policies" / name)
+        """Return the paths of one policy, or of a source that is asked, which has a directory of its own."""
+        source = self.asked_source(name)
+        return PolicyFiles(source if source.is_dir() else self.root / "policies" / name)
+
+    def asked_source(self, name: str) -> Path:
+        """Return the directory of a source with a process of its own."""
+        return self.root / "sources" / name
 
     @property
     def lock(self) -> Path:
