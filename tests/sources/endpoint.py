@@ -32,6 +32,7 @@ class Endpoint:
     most_in_flight: int = 0
     url: str = ""
     usage: bool = True
+    gone: bool = False  # it answers no further request, on no connection
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def prompts(self) -> Counter[str]:
@@ -80,7 +81,7 @@ def served(endpoint: Endpoint) -> Iterator[Endpoint]:
 
         def do_GET(self) -> None:
             with endpoint.lock:
-                endpoint.headers = dict(self.headers)
+                endpoint.headers = {name.lower(): value for name, value in self.headers.items()}
             respond(self, 200, json.dumps({"data": [{"id": name} for name in endpoint.models]}).encode())
 
         def do_POST(self) -> None:
@@ -88,10 +89,14 @@ def served(endpoint: Endpoint) -> Iterator[Endpoint]:
             with endpoint.lock:
                 endpoint.asked.append({**body, "path": self.path})
                 number = len(endpoint.asked) - 1
-                endpoint.headers = dict(self.headers)
+                endpoint.headers = {name.lower(): value for name, value in self.headers.items()}
                 endpoint.in_flight += 1
                 endpoint.most_in_flight = max(endpoint.most_in_flight, endpoint.in_flight)
             try:
+                if endpoint.gone:
+                    self.close_connection = True
+                    self.connection.close()
+                    return
                 time.sleep(endpoint.delay)
                 if endpoint.fault is None or not endpoint.fault(number, endpoint, self):
                     respond(self, 200, completion(endpoint, body))
@@ -109,6 +114,7 @@ def served(endpoint: Endpoint) -> Iterator[Endpoint]:
     try:
         yield endpoint
     finally:
+        endpoint.gone = True
         server.shutdown()
         server.server_close()
 

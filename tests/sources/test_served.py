@@ -1,0 +1,276 @@
+"""The client of a served model against a real server on the loopback, with everything that such a server may do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+import pytest
+from endpoint import Endpoint, completion, respond, served
+
+from mutualrl.errors import MachineError, UsageError
+from mutualrl.records import Prompt
+from mutualrl.sources.questions import Answer, Question
+from mutualrl.sources.served import HIDDEN, ServedModel, ServedSpec, key_of, preflight
+
+pytest.importorskip("openai")
+
+KEY = "sk-secret-5f1e"
+PROMPT = Prompt("p", "What is 2 + 2?", "4", "all")
+Fault = Callable[[int, Endpoint, BaseHTTPRequestHandler], bool]
+
+
+def answered(
+    endpoint: Endpoint, prompt: Prompt = PROMPT, times: int = 1, **settings: Any
+) -> tuple[list[Answer], ServedModel]:
+    """Return the answers to one question."""
+
+    async def ask() -> tuple[list[Answer], ServedModel]:
+        spec = ServedSpec("t", endpoint.url, "teacher", 16, timeout=5.0, retries=0, key=KEY)
+        model = ServedModel(replace(spec, **settings))
+        questions = [Question("p", sample, 7 + sample) for sample in range(times)]
+        answers = await asyncio.gather(*(model.answer(question, prompt) for question in questions))
+        await model.close()
+        return list(answers), model
+
+    return asyncio.run(ask())
+
+
+def test_a_question_is_one_request_with_a_seed_of_its_own() -> None:
+    with served(Endpoint(lambda prompt, seed: f"{prompt} {seed}")) as endpoint:
+        answers, _ = answered(endpoint, times=3, system="Be brief.", temperature=0.5, extra_body={"top_k": 4})
+        assert [answer.text for answer in answers] == [f"What is 2 + 2? {seed}" for seed in (7, 8, 9)]
+        assert all(answer.ended and answer.failure is None for answer in answers)
+        body = sorted(endpoint.asked, key=lambda body: body["seed"])[0]
+        assert endpoint.headers["authorization"] == f"Bearer {KEY}"
+        assert endpoint.headers["accept-encoding"] == "identity"
+    assert body == {
+        "path": "/v1/chat/completions",
+        "model": "teacher",
+        "max_tokens": 16,
+        "seed": 7,
+        "temperature": 0.5,
+        "top_k": 4,
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}],
+    }
+
+
+def test_conversations_and_completions() -> None:
+    chat = replace(PROMPT, messages=(("system", "Old."), ("user", "2 + 2?")))
+    with served(Endpoint(lambda prompt, seed: "4")) as endpoint:
+        answered(endpoint, chat)
+        answered(endpoint, chat, system="New.")
+        (answer,), _ = answered(endpoint, api="completions")
+        roles = [[(m["role"], m["content"]) for m in body["messages"]] for body in endpoint.asked[:2]]
+        assert roles[0] == [("system", "Old."), ("user", "2 + 2?")]
+        assert roles[1] == [("system", "New."), ("user", "2 + 2?")]
+        assert endpoint.asked[2]["path"] == "/v1/completions"
+        assert endpoint.asked[2]["prompt"] == PROMPT.text
+        assert "temperature" not in endpoint.asked[2]
+    assert answer.text == "4"
+    assert (answer.prompt_tokens, answer.completion_tokens) == (8, 2)
+
+
+@pytest.mark.parametrize("reason", ["length", "content_filter", "tool_calls", None, 7])
+def test_an_answer_is_complete_only_if_the_server_says_stop(reason: object) -> None:
+    def fault(number: int, endpoint: Endpoint, handler: BaseHTTPRequestHandler) -> bool:
+        respond(handler, 200, completion(endpoint, endpoint.asked[-1], finish_reason=reason))
+        return True
+
+    with served(Endpoint(lambda prompt, seed: "4", fault)) as endpoint:
+        (answer,), _ = answered(endpoint)
+    assert (answer.text, answer.ended, answer.failure) == ("4", False, None)
+
+
+def test_reasoning_is_kept_in_a_block_or_dropped() -> None:
+    def fault(number: int, endpoint: Endpoint, handler: BaseHTTPRequestHandler) -> bool:
+        message = {"content": "4", "reasoning_content": "two and two"}
+        respond(handler, 200, completion(endpoint, endpoint.asked[-1], message=message))
+        return True
+
+    with served(Endpoint(lambda prompt, seed: "", fault)) as endpoint:
+        (kept,), _ = answered(endpoint)
+        (dropped,), _ = answered(endpoint, reasoning="drop")
+    assert kept.text == "<think>\ntwo and two\n</think>\n\n4"
+    assert dropped.text == "4"
+    with served(Endpoint(lambda prompt, seed: "<think>hm</think>\n\n4")) as endpoint:
+        assert answered(endpoint, reasoning="drop")[0][0].text == "4"
+        assert answered(endpoint)[0][0].text == "<think>hm</think>\n\n4"
+    with served(Endpoint(lambda prompt, seed: "<think>cut")) as endpoint:
+        assert not answered(endpoint)[0][0].ended
+
+
+# ---- faults
+
+
+def once(fault: Callable[[BaseHTTPRequestHandler], None]) -> Fault:
+    """Return a fault of the first request only."""
+
+    def first(number: int, endpoint: Endpoint, handler: BaseHTTPRequestHandler) -> bool:
+        if number == 0:
+            fault(handler)
+        return number == 0
+
+    return first
+
+
+def always(fault: Callable[[BaseHTTPRequestHandler], None]) -> Fault:
+    def every(number: int, endpoint: Endpoint, handler: BaseHTTPRequestHandler) -> bool:
+        fault(handler)
+        return True
+
+    return every
+
+
+def status(code: int, body: bytes = b"{}", **headers: str) -> Callable[[BaseHTTPRequestHandler], None]:
+    return lambda handler: respond(handler, code, body, **headers)
+
+
+@pytest.mark.parametrize("code", [429, 500, 503])
+def test_a_refused_request_is_repeated(code: int) -> None:
+    fault = once(status(code, Retry_After="0.2"))
+    with served(Endpoint(lambda prompt, seed: "4", fault)) as endpoint:
+        began = time.monotonic()
+        (answer,), model = answered(endpoint, retries=1)
+        waited = time.monotonic() - began
+        assert len(endpoint.asked) == model.requests == 2
+    assert answer.text == "4"
+    assert waited >= 0.2  # as the server asked
+
+
+def half(handler: BaseHTTPRequestHandler) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Length", "1000")
+    handler.end_headers()
+    handler.wfile.write(b'{"choices": [{"mess')
+    handler.close_connection = True
+
+
+def slowly(handler: BaseHTTPRequestHandler) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Length", "1000")
+    handler.end_headers()
+    for _ in range(1000):
+        handler.wfile.write(b" ")
+        time.sleep(0.1)
+
+
+def nothing(handler: BaseHTTPRequestHandler) -> None:
+    time.sleep(3)
+
+
+def huge(handler: BaseHTTPRequestHandler) -> None:
+    text = "x" * 10_000_000
+    respond(handler, 200, json.dumps({"choices": [{"message": {"content": text}, "finish_reason": "stop"}]}).encode())
+
+
+def compressed(handler: BaseHTTPRequestHandler) -> None:
+    respond(handler, 200, b"not gzip", Content_Encoding="gzip")
+
+
+def hang_up(handler: BaseHTTPRequestHandler) -> None:
+    handler.close_connection = True
+    handler.connection.close()
+
+
+def body(value: object) -> Callable[[BaseHTTPRequestHandler], None]:
+    return status(200, json.dumps(value).encode())
+
+
+FAULTS: dict[str, tuple[Callable[[BaseHTTPRequestHandler], None], str]] = {
+    "500": (status(500, b'{"error": {"message": "it is broken"}}'), "status 500"),
+    "429 for an hour": (status(429, Retry_After="3600"), "status 429"),
+    "key refused": (status(401, json.dumps({"error": {"message": f"bad key {KEY}"}}).encode()), "status 401"),
+    "redirect": (status(302, Location=f"http://elsewhere.example/?key={KEY}"), "a redirect to"),
+    "garbage": (status(200, b"<html>oops</html>"), "garbage"),
+    "deep": (status(200, b"[" * 100_000), "RecursionError"),
+    "a list": (body([1]), "garbage"),
+    "no choices": (body({"choices": []}), "garbage"),
+    "choices of another kind": (body({"choices": ["4"]}), "garbage"),
+    "a text of another kind": (body({"choices": [{"message": {"content": [4]}}]}), "garbage"),
+    "a surrogate": (status(200, b'{"choices": [{"message": {"content": "\\ud800"}}]}'), "garbage"),
+    "an empty text": (body({"choices": [{"message": {"content": None}, "finish_reason": "stop"}]}), "an empty text"),
+    "half": (half, "unreachable"),
+    "slowly": (slowly, "no answer within 1 s"),
+    "nothing": (nothing, "no answer within 1 s"),
+    "ten megabytes": (huge, "more than 8,388,608 bytes"),
+    "compressed": (compressed, "encoded (gzip)"),
+    "hangs up": (hang_up, "unreachable"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_no_fault_of_a_server_is_more_than_a_missing_answer(name: str) -> None:
+    fault, reason = FAULTS[name]
+    with served(Endpoint(lambda prompt, seed: "4", always(fault))) as endpoint:
+        (answer,), _ = answered(endpoint, timeout=1.0)
+    assert answer.failure is not None
+    assert reason in answer.failure
+    assert answer.text == "" or not answer.text.strip()
+    assert KEY not in repr(answer)
+    assert "\n" not in answer.failure
+    assert len(answer.failure) <= 300
+
+
+def test_no_server_at_all() -> None:
+    (answer,), model = answered(Endpoint(lambda prompt, seed: "", url="http://127.0.0.1:9/v1"), retries=1)
+    assert (answer.failure or "").startswith("unreachable")
+    assert model.requests == 2
+
+
+def test_a_server_that_echoes_the_key_does_not_bring_it_into_a_text() -> None:
+    escaped = "".join(f"\\u{ord(c):04x}" for c in KEY)
+    raw = f'{{"choices": [{{"message": {{"content": "{KEY} and {escaped}"}}, "finish_reason": "stop"}}]}}'
+    with served(Endpoint(lambda prompt, seed: "", always(status(200, raw.encode())))) as endpoint:
+        (answer,), model = answered(endpoint)
+    assert answer.text == f"{HIDDEN} and {HIDDEN}"
+    assert KEY not in repr(model.spec)
+
+
+def test_other_services_credentials_in_the_environment_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
+        monkeypatch.setenv(name, "another-secret")
+    with served(Endpoint(lambda prompt, seed: "4")) as endpoint:
+        answered(endpoint, key=None)
+        assert "another-secret" not in repr(endpoint.headers)
+
+
+# ---- before a run
+
+
+def checked(endpoint: Endpoint, **settings: Any) -> str:
+    spec = ServedSpec("t", endpoint.url, "teacher", 16, timeout=2.0, key=KEY)
+    return asyncio.run(preflight(replace(spec, **settings)))
+
+
+def test_a_model_is_known_to_the_server_or_the_only_one() -> None:
+    with served(Endpoint(lambda prompt, seed: "4")) as endpoint:
+        assert checked(endpoint) == f"source t: teacher at {endpoint.url}"
+        assert checked(endpoint, model=None) == f"source t: teacher at {endpoint.url}"
+        with pytest.raises(UsageError, match=r"found 'other', the server at .* has: teacher"):
+            checked(endpoint, model="other")
+        endpoint.models = ["teacher", "other"]
+        with pytest.raises(
+            UsageError, match=r"the server lists teacher, other; name one: --set sources\.t\.model=NAME"
+        ):
+            checked(endpoint, model=None)
+        assert endpoint.asked == []  # no question, which could cost something
+
+
+def test_a_server_that_is_not_there_is_refused_before_a_run() -> None:
+    with pytest.raises(MachineError, match="is the server running"):
+        checked(Endpoint(lambda prompt, seed: "", url="http://127.0.0.1:9/v1"))
+
+
+def test_a_key_is_read_from_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEACHER_KEY", f" {KEY}\n")
+    assert key_of("TEACHER_KEY", "t") == KEY
+    assert key_of(None, "t") is None
+    monkeypatch.delenv("TEACHER_KEY")
+    with pytest.raises(UsageError, match="TEACHER_KEY is not set"):
+        key_of("TEACHER_KEY", "t")
