@@ -28,8 +28,6 @@ PREFLIGHT_SECONDS = 30.0
 CONNECT_SECONDS = 15.0
 NO_KEY = "none"  # sent where no key is named: the client demands one
 HIDDEN = "[key]"
-#: statuses that no repetition changes: the question, the model's name or the key is wrong
-REFUSED = (400, 401, 403, 404, 405, 422)
 INSTALL = "pip install 'mutualrl[served]'"
 
 
@@ -108,8 +106,8 @@ class ServedModel:
         await self._client.close()
 
     async def models(self) -> list[str] | None:
-        """Return the names of the models that the server lists; None if it has no list. Raises MachineError if it does
-        not answer or refuses the key."""
+        """Return the names of the models that the server lists; None if it has no list (`transformers serve` without a
+        hub answers with an error). Raises MachineError if it does not answer or refuses the key."""
         import httpx2
         import openai
 
@@ -118,9 +116,10 @@ class ServedModel:
             value = _parsed(self._body(response))
         except (openai.OpenAIError, ValueError, RecursionError) as error:
             failure = self._failure(error)
-            if failure.startswith(("status 404", "status 405", "garbage")):
+            unanswered = failure.startswith(("unreachable", "no answer"))
+            if not unanswered and not failure.startswith(("status 401", "status 403", "status 3")):
                 return None
-            hint = "; is the server running?" if failure.startswith(("unreachable", "no answer")) else ""
+            hint = "; is the server running?" if unanswered else ""
             raise MachineError(f"source {self.spec.name!r}: {self.spec.url} cannot be used: {failure}{hint}") from None
         entries = value.get("data")
         if not isinstance(entries, list):
