@@ -102,6 +102,7 @@ def make_trainer(model: Path, root: Path, arm: str, steps: int, seed: int) -> tu
 
     from mutualrl.engines.transformers_engine import load_tokenizer
     from mutualrl.regimes import get_regime
+    from mutualrl.regimes.regime import publish_schema
     from mutualrl.see import Exchange, WaitTimeouts
     from mutualrl.tasks import TaskSource, get_task
     from mutualrl.thl import retokenize
@@ -109,7 +110,6 @@ def make_trainer(model: Path, root: Path, arm: str, steps: int, seed: int) -> tu
     from mutualrl.training import MutualGRPOTrainer, Sharing
     from mutualrl.training.data import as_dataset
     from mutualrl.training.peers import PeerLink
-    from mutualrl.training.sharing import publish_schema
 
     regime, peers, settings = ARMS[arm]
     names = ["bob", "eve", "dan"][:peers]

@@ -198,7 +198,7 @@ def test_a_server_that_fails_costs_its_answers_and_no_secret(tmp_path: Path, cli
     assert verify_intact(run.path)["damaged"] == []
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_a_question_without_an_answer_ends_the_run_if_the_recipe_says_so(tmp_path: Path, cli: Cli) -> None:
     def broken(number: int, endpoint: Endpoint, handler: BaseHTTPRequestHandler) -> bool:
         if number >= 3:
@@ -221,7 +221,7 @@ def test_a_question_without_an_answer_ends_the_run_if_the_recipe_says_so(tmp_pat
         assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_a_server_that_goes_away_does_not_hold_the_run_up(tmp_path: Path) -> None:
     with served(Endpoint(teacher)) as endpoint:
         run = Run(tmp_path, *SGT, *options(endpoint), "--set", "run.steps=12", of=())
@@ -232,7 +232,7 @@ def test_a_server_that_goes_away_does_not_hold_the_run_up(tmp_path: Path) -> Non
     assert late.left_out == late.questions - late.failed > 0
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_a_budget_ends_the_asking_and_not_the_run(tmp_path: Path) -> None:
     with served(Endpoint(teacher)) as endpoint:
         run = finished(Run(tmp_path, *SGT, *options(endpoint, budget_tokens=700), of=()))
@@ -274,7 +274,7 @@ def workers(run: Run, name: str) -> list[psutil.Process]:
     ]
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_late_answers_are_read_in_the_next_round(tmp_path: Path) -> None:
     with served(Endpoint(teacher, delay=0.05)) as endpoint:
         settings = (*options(endpoint), "--set", "exchange.staleness=1")
@@ -292,7 +292,7 @@ def test_late_answers_are_read_in_the_next_round(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("regime", ["prp", pytest.param("xgrpo", marks=pytest.mark.extended)])
+@pytest.mark.parametrize("regime", ["prp", pytest.param("xgrpo", marks=pytest.mark.release)])
 def test_a_frozen_model_is_a_member_of_which_every_regime_can_read(tmp_path: Path, regime: str) -> None:
     from mutualrl.engines.transformers_engine import TransformersEngine
     from mutualrl.tasks.prompting import prompt_ids

@@ -72,6 +72,7 @@ SMOKE: dict[str, tuple[str, ...]] = {
     "regime_cost": (),
     "regimes": (),
     "round": (),
+    "served": (),
     "sgt_vs_grpo": (),
     "smol": ("--model", "CHAT"),
     "smol_diagnostics": ("--models", "TWO", "--boolq", "BOOLQ"),
@@ -112,7 +113,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 #: scripts whose smallest form runs before a release only: those whose parts others run
-BEFORE_A_RELEASE = {"gpu_step_time", "gpu_smol_pair", "hints_countdown"}
+BEFORE_A_RELEASE = {"gpu_step_time", "gpu_smol_pair", "hints_countdown", "served"}
 
 
 @pytest.mark.slow

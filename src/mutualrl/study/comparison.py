@@ -12,7 +12,14 @@ from mutualrl.study.statistics import MIN_VALUES, Estimate
 
 SIGNALS = ("entropy", "kl", "length")
 #: costs of an arm, and their column titles
-BUDGET = {"generated_tokens": "tokens generated", "extra_tokens": "extra tokens trained on", "seconds": "seconds"}
+BUDGET = {
+    "generated_tokens": "tokens generated",
+    "asked_tokens": "tokens asked of sources",
+    "extra_tokens": "extra tokens trained on",
+    "seconds": "seconds",
+}
+#: costs as ratios to the reference's generated tokens: it may have none of them
+_OF_GENERATED = ("asked_tokens", "extra_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,14 +197,14 @@ def _differences(outcomes: Outcomes, pool: str, reference: str) -> dict[str, dic
 
 def _budget(outcomes: Outcomes, pool: str, reference: str) -> dict[str, dict[str, float | None]]:
     """Return the costs of each arm, as means over its policies and seeds: generated tokens and seconds as ratios to
-    the reference's; extra tokens trained on, as a ratio to the reference's generated tokens."""
+    the reference's; tokens asked of sources and extra tokens trained on, as ratios to its generated tokens."""
     base = {measure: _mean(outcomes, pool, reference, measure) for measure in BUDGET}
     table: dict[str, dict[str, float | None]] = {}
     for arm in outcomes.arms(pool):
         row: dict[str, float | None] = {}
         for measure in BUDGET:
             value = _mean(outcomes, pool, arm, measure)
-            denominator = base["generated_tokens" if measure == "extra_tokens" else measure]
+            denominator = base["generated_tokens" if measure in _OF_GENERATED else measure]
             row[measure] = value / denominator if value is not None and denominator else None
         table[arm] = row
     return table

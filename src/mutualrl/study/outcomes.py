@@ -24,11 +24,12 @@ class PolicyOutcome:
     """One policy at the end of its run. `after`: greedy accuracy on the validation prompts, overall and by group;
     `problems`: number of prompts; `curve`: (step, accuracy). Tokens are counted over the whole run: `generated_tokens`
     by the policy, in its rollouts and in the samples that its regime requests; `extra_tokens` trained on besides its
-    own rollouts. `entropy`, `kl`, `length` (tokens per rollout): means over the last quarter of the steps.
-    `lesson_nll`: mean NLL per token, in nats, of the texts that it is taught, over the first tenth of the steps with
-    any: their fit before it has learnt from them. `retained`: fraction of the validation prompts solved before training
-    that are solved at the end. `pass_at`: pass@k of sampled completions by k, from `mutualrl eval --run`. None, or
-    empty, if a run does not record it."""
+    own rollouts; `asked_tokens` of the questions to its sources and their answers, divided among their learners.
+    `entropy`, `kl`, `length` (tokens per rollout): means over the last quarter of the steps. `lesson_nll`: mean NLL per
+    token, in nats, of the texts that it is taught, over the first tenth of the steps with any: their fit before it has
+    learnt from them. `retained`: fraction of the validation prompts solved before training that are solved at the end.
+    `pass_at`: pass@k of sampled completions by k, from `mutualrl eval --run`. None, or empty, if a run does not record
+    it."""
 
     after: Mapping[str, float]
     before: Mapping[str, float] = field(default_factory=dict)
@@ -43,6 +44,7 @@ class PolicyOutcome:
     pass_at: Mapping[str, float] = field(default_factory=dict)
     generated_tokens: float | None = None
     extra_tokens: float | None = None
+    asked_tokens: float | None = None
     seconds: float | None = None
 
 
@@ -128,8 +130,20 @@ def _of_policy(run: Run, name: str, policy: PolicyRun) -> PolicyOutcome:
         pass_at=_pass_at(run, name),
         generated_tokens=sum(lengths) * completions + requested if lengths else None,
         extra_tokens=sum(point.value for key in sorted(keys) for point in policy.series(key)),
+        asked_tokens=_asked_tokens(run, policy),
         seconds=finite_number(result.get("train_seconds")),
     )
+
+
+def _asked_tokens(run: Run, policy: PolicyRun) -> float:
+    """Return a policy's part of the tokens of the sources that were asked: each of their learners logs them all."""
+    total = 0.0
+    for source in part(run.info, "asked_sources"):
+        keys = [f"source/{source}/{key}" for key in ("prompt_tokens", "completion_tokens")]
+        readers = sum(bool(each.series(keys[0])) for each in run.policies.values())
+        own = sum(point.value for key in keys for point in policy.series(key))
+        total += own / readers if readers else 0.0
+    return total
 
 
 def _accuracies(validation: Mapping[str, Any]) -> dict[str, float]:
@@ -242,9 +256,9 @@ class Outcomes:
         """Return a measure of a policy, or its mean over the pool; None if a run lacks it.
 
         Measures: `accuracy`, `accuracy/GROUP`, `pass_at/K`, `retained`, `entropy`, `kl`, `length`, `lesson_nll`,
-        `generated_tokens`, `extra_tokens`, `seconds`, `gate_change` (last tenth of the run minus the first),
-        `steps_to/ARM` (first step at which the pool's mean validation accuracy reaches ARM's final one of the same
-        seed; the last step if it never does).
+        `generated_tokens`, `extra_tokens`, `asked_tokens`, `seconds`, `gate_change` (last tenth of the run minus the
+        first), `steps_to/ARM` (first step at which the pool's mean validation accuracy reaches ARM's final one of the
+        same seed; the last step if it never does).
         """
         outcome = self.by[pool, arm, seed]
         if measure.startswith("steps_to/"):
@@ -304,6 +318,7 @@ MEASURES = (
     "lesson_nll",
     "generated_tokens",
     "extra_tokens",
+    "asked_tokens",
     "seconds",
     "steps_to",
 )
