@@ -122,7 +122,9 @@ def of_results(name: str, claims: Path) -> tuple[JsonObject, Compared]:
     """Return the same from the raw values in the results file, compared again, for when the runs no longer exist."""
     content = stored(name)
     registered = _dated(read_claims(claims), content["comparison"]["registered"]["changed"])
-    comparison = compare(outcomes_of(content), registered=registered, notes=_of_directory(content))
+    references = set(content["comparison"]["reference"].values())
+    reference = references.pop() if len(references) == 1 else None
+    comparison = compare(outcomes_of(content), reference, registered, _of_directory(content))
     return {**content, "comparison": comparison.to_json()}, comparison
 
 

@@ -197,12 +197,14 @@ def _differences(outcomes: Outcomes, pool: str, reference: str) -> dict[str, dic
 
 def _budget(outcomes: Outcomes, pool: str, reference: str) -> dict[str, dict[str, float | None]]:
     """Return the costs of each arm, as means over its policies and seeds: generated tokens and seconds as ratios to
-    the reference's; tokens asked of sources and extra tokens trained on, as ratios to its generated tokens."""
-    base = {measure: _mean(outcomes, pool, reference, measure) for measure in BUDGET}
+    the reference's; tokens asked of sources and extra tokens trained on, as ratios to its generated tokens. Tokens asked only where any were."""
+    asked = any(_mean(outcomes, pool, arm, "asked_tokens") for arm in outcomes.arms(pool))
+    measures = [measure for measure in BUDGET if asked or measure != "asked_tokens"]
+    base = {measure: _mean(outcomes, pool, reference, measure) for measure in measures}
     table: dict[str, dict[str, float | None]] = {}
     for arm in outcomes.arms(pool):
         row: dict[str, float | None] = {}
-        for measure in BUDGET:
+        for measure in measures:
             value = _mean(outcomes, pool, arm, measure)
             denominator = base["generated_tokens" if measure in _OF_GENERATED else measure]
             row[measure] = value / denominator if value is not None and denominator else None
@@ -252,7 +254,7 @@ def difference_table(compared: Compared, pool: str) -> str:
     reference, rows = compared.reference[pool], compared.differences[pool]
     if not rows:
         return ""
-    measured = [measure for measure in BUDGET if any(compared.budget[pool][arm][measure] for arm in rows)]
+    measured = [measure for measure in BUDGET if any(compared.budget[pool][arm].get(measure) for arm in rows)]
     signals = [name for name in SIGNALS if any(name in row for row in rows.values())]
     ratios = "; tokens and seconds as ratios to it" if measured else ""
     lines = [f"**Difference from {reference}, paired by seed: mean [95 % interval], {pool}{ratios}**", ""]
