@@ -39,7 +39,8 @@ def server(directory: Path) -> Iterator[None]:
         raise RuntimeError(f"port {PORT} of the loopback is in use: end what uses it")
     model = directory / "ivy"
     shutil.copytree(path_of("ivy"), model)
-    (model / "generation_config.json").write_text(json.dumps({"do_sample": True}))  # else it is greedy
+    settings = json.loads((model / "generation_config.json").read_text())
+    (model / "generation_config.json").write_text(json.dumps({**settings, "do_sample": True}))  # else it is greedy
     command = [Path(sys.executable).parent / "transformers", "serve", "ivy", "--host", "127.0.0.1"]
     command += ["--port", str(PORT), "--device", "cpu"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

@@ -61,7 +61,7 @@ def write_report(
             tables = [report_tables.accuracy(run), report_tables.sharing(run), report_tables.sources(run)]
             tables += [report_tables.asked_sources(run), report_tables.pace(run)]
             tables = [table for table in tables if table.rows]
-            notes = [*run.notes, *report_tables.waiting_notes(run)]
+            notes = [*run.notes, *report_tables.asked_notes(run)]
             sections.append(PageSection(f"Run {run.name}", notes, tables, drawing(renamed)))
         else:
             slug = f"{number}-{_slug(comparison.name)}"

@@ -208,11 +208,21 @@ def waited_share(policy: PolicyRun, source: str) -> float:
     return _sum(policy, f"source/{source}/wait_seconds") / seconds if seconds else 0.0
 
 
-def waiting_notes(run: Run) -> list[str]:
-    """Return a note for each source for which a policy waited more than a twentieth of its time."""
+def asked_notes(run: Run) -> list[str]:
+    """Return a note for each source most of whose answers were cut off, and for each for which a policy waited more
+    than a twentieth of its time."""
     notes = []
     staleness = part(run.recipe, "exchange").get("staleness", 0)
     for source in part(run.info, "asked_sources"):
+        cut, asked = (
+            max((_sum(policy, f"source/{source}/{key}") for policy in run.policies.values()), default=0.0)
+            for key in ("cut_off", "questions")
+        )
+        if cut > asked / 2:
+            notes.append(
+                f"{cut:,.0f} of {asked:,.0f} answers of source {source} were cut off, and a text that was cut off is no "
+                f"success; raise sources.{source}.max_tokens, or see whether the server knows the model's end tokens"
+            )
         share = max((waited_share(policy, source) for policy in run.policies.values()), default=0.0)
         if share > WAITED and not staleness:
             notes.append(

@@ -43,6 +43,7 @@ class Asking:
         self._unreachable = 0  # requests in a row that reached no server
         self._in_flight_before: set[int] = set()  # places of questions that a process left in flight
         self._said_budget = False
+        self._said_cut_off = False
 
     async def answers(
         self, round_index: int, questions: Sequence[Question], prompts: Mapping[str, Prompt]
@@ -143,13 +144,21 @@ class Asking:
         return answer
 
     def _say(self, round_index: int, answers: Sequence[Answer]) -> None:
-        """Say what has no answer: the first reason, and once that the budget has ended."""
+            """Say what has no answer, with the first reason; once that all were cut off, and that the budget has ended."""
         source = self._store.source
         failures = [answer.failure for answer in answers if answer.failure is not None and answer.asked]
         if failures:
             notify(
                 f"source {source!r}, round {round_index}: {len(failures)} of {len(answers)} questions have no answer "
                 f"({failures[0]}); the run continues without them (on_source_loss: continue)"
+            )
+        asked = [answer for answer in answers if answer.asked and answer.failure is None]
+        if asked and not any(answer.ended for answer in asked) and not self._said_cut_off:
+            self._said_cut_off = True
+            notify(
+                f"source {source!r}, round {round_index}: each of its {len(asked)} answers was cut off, and a text that "
+                f"was cut off is no success; raise sources.{source}.max_tokens ({self._model.spec.max_tokens}), or see "
+                "whether the server knows the model's end tokens"
             )
         if self._budget.ended and not self._said_budget:
             self._said_budget = True
