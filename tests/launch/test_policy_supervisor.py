@@ -67,11 +67,10 @@ class Supervised:
         self.screen = io.StringIO()
         writer = StatusWriter(root, session=0)
         console = Console(file=self.screen, width=400)
-        allocations = place(self.recipe, Machine((), 2)).allocations
         self.supervisor = PolicySupervisor(
             self.run,
             self.recipe,
-            allocations,
+            place(self.recipe, Machine((), 2)),
             writer,
             console,
             self.launcher.start,  # type: ignore[arg-type]

@@ -220,8 +220,8 @@ def asked_notes(run: Run) -> list[str]:
         )
         if cut > asked / 2:
             notes.append(
-                f"{cut:,.0f} of {asked:,.0f} answers of source {source} were cut off, and a text that was cut off is no "
-                f"success; raise sources.{source}.max_tokens, or see whether the server knows the model's end tokens"
+                f"{cut:,.0f} of {asked:,.0f} answers of source {source} were cut off, and a text that was cut off is "
+                f"no success; raise sources.{source}.max_tokens, or see whether the server knows the model's end tokens"
             )
         share = max((waited_share(policy, source) for policy in run.policies.values()), default=0.0)
         if share > WAITED and not staleness:

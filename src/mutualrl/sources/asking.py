@@ -144,7 +144,7 @@ class Asking:
         return answer
 
     def _say(self, round_index: int, answers: Sequence[Answer]) -> None:
-            """Say what has no answer, with the first reason; once that all were cut off, and that the budget has ended."""
+        """Say what has no answer, with the first reason; once, that all were cut off and that the budget has ended."""
         source = self._store.source
         failures = [answer.failure for answer in answers if answer.failure is not None and answer.asked]
         if failures:
@@ -156,9 +156,9 @@ class Asking:
         if asked and not any(answer.ended for answer in asked) and not self._said_cut_off:
             self._said_cut_off = True
             notify(
-                f"source {source!r}, round {round_index}: each of its {len(asked)} answers was cut off, and a text that "
-                f"was cut off is no success; raise sources.{source}.max_tokens ({self._model.spec.max_tokens}), or see "
-                "whether the server knows the model's end tokens"
+                f"source {source!r}, round {round_index}: each of its {len(asked)} answers was cut off, and a text "
+                f"that was cut off is no success; raise sources.{source}.max_tokens ({self._model.spec.max_tokens}), "
+                "or see whether the server knows the model's end tokens"
             )
         if self._budget.ended and not self._said_budget:
             self._said_budget = True

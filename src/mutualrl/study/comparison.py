@@ -197,7 +197,8 @@ def _differences(outcomes: Outcomes, pool: str, reference: str) -> dict[str, dic
 
 def _budget(outcomes: Outcomes, pool: str, reference: str) -> dict[str, dict[str, float | None]]:
     """Return the costs of each arm, as means over its policies and seeds: generated tokens and seconds as ratios to
-    the reference's; tokens asked of sources and extra tokens trained on, as ratios to its generated tokens. Tokens asked only where any were."""
+    the reference's; tokens asked of sources and extra tokens trained on, as ratios to its generated tokens. The
+    tokens asked appear only where any were."""
     asked = any(_mean(outcomes, pool, arm, "asked_tokens") for arm in outcomes.arms(pool))
     measures = [measure for measure in BUDGET if asked or measure != "asked_tokens"]
     base = {measure: _mean(outcomes, pool, reference, measure) for measure in measures}
