@@ -7,7 +7,7 @@ import pytest
 from mutualrl.errors import MachineError, RecipeError
 from mutualrl.machine.devices import Machine, this_machine
 from mutualrl.mwra.placement import best_split, place
-from mutualrl.recipes import Request, resolve
+from mutualrl.recipes import Recipe, Request, resolve
 
 
 def gpus(n: int) -> Machine:
@@ -71,6 +71,33 @@ def test_too_few_gpus_are_rejected_with_a_remedy() -> None:
         MachineError, match=r"2 policies need at least 2 GPUs, one each: found 1, 1 short.*share_gpus.*hardware.gpus=0"
     ):
         place(resolve(Request(pool="2qwen", regime="sgt")), gpus(1))
+
+
+def with_teachers(*assignments: str) -> Recipe:
+    sources = ("old=frozen:tiny:cyd", "far=served:http://127.0.0.1:1/v1")
+    return resolve(Request(pool="2qwen", regime="sgt", sources=sources, assignments=assignments))
+
+
+def test_frozen_source_has_the_last_gpu_and_a_served_one_needs_none() -> None:
+    placement = place(with_teachers("sources.far.model=m"), gpus(8))
+    assert [(devices.policy, devices.gpus) for devices in placement.sources] == [("old", ("7",)), ("far", ())]
+    taken = [gpu for allocation in placement.allocations for gpu in allocation.gpus]
+    assert "7" not in taken
+    assert len(taken) == len(set(taken)) == 6  # 2 + 4: a group has 1, 2, 4 or 8
+
+    shared = place(with_teachers("sources.far.model=m", "launch.share_gpus=true"), gpus(2))
+    assert shared.sources[0].gpus == ("1",)
+    assert {gpu for allocation in shared.allocations for gpu in allocation.gpus} == {"0", "1"}
+
+    on_cpu = place(with_teachers("sources.far.model=m", "hardware.gpus=0"), gpus(8))
+    assert [devices.gpus for devices in on_cpu.sources] == [(), ()]
+
+
+def test_frozen_source_without_a_gpu_of_its_own_is_refused_with_a_remedy() -> None:
+    with pytest.raises(
+        MachineError, match=r"2 policies and the frozen sources old need 3 GPUs, found 2.*share_gpus.*hardware.gpus=0"
+    ):
+        place(with_teachers("sources.far.model=m"), gpus(2))
 
 
 @pytest.mark.parametrize("setting", ["num_iterations: 2", "shuffle_dataset: false"])

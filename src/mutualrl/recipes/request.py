@@ -31,9 +31,10 @@ class Request:
     sources: Annotated[
         tuple[str, ...],
         Option(
-            "Texts to learn from where the policies fail: a file, a directory, hub:OWNER/NAME, or task. Repeatable.",
+            "What to learn from where the policies fail: recorded:FILE (or a directory, hub:OWNER/NAME, task), "
+            "served:URL, or frozen:MODEL. Repeatable.",
             "--source",
-            metavar="NAME=recorded:FILE",
+            metavar="NAME=KIND:WHERE",
         ),
     ] = ()
     task: Annotated[

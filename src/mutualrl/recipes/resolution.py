@@ -325,7 +325,7 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
     if regime_class.reads_peers and len(recipe.policies) < 2 and not recipe.sources_of(first):
         lines.append(
             f"regime {regime_class.name!r} shares between policies, but this pool has one ({first!r}); add a policy, "
-            + ("or texts to learn from: --source NAME=recorded:FILE, " if regime_class.accepts_sources else "")
+            + ("or a source to learn from: --source NAME=recorded:FILE, " if regime_class.accepts_sources else "")
             + f"or use --regime {baseline().name}"
         )
     lines += _source_problems(recipe, layers)
