@@ -192,6 +192,7 @@ def test_recipes_are_listed_and_shown(cli: Cli) -> None:
     assert {r["name"] for r in listed if r["kind"] == "pools"} == {
         "tiny",
         "tiny-countdown",
+        "tiny-hints",
         "tiny-near",
         "tiny-recorded",
         "tiny-three",
