@@ -288,6 +288,37 @@ def test_late_answers_are_read_in_the_next_round(tmp_path: Path) -> None:
     assert 0 < read <= asked  # the last round's may not be read
 
 
+@pytest.mark.extended
+def test_several_sources_divide_the_prompts_and_one_is_asked_where_another_failed(tmp_path: Path) -> None:
+    """`left` and `right` share the prompts 1 : 3; `last` is asked where `left` has no confirmed text."""
+
+    def half(prompt: str, seed: int) -> str:
+        return solutions()[prompt] if chance(prompt, seed) < 0.5 else "I do not know"
+
+    with served(Endpoint(half)) as left, served(Endpoint(teacher)) as right, served(Endpoint(teacher)) as last:
+        sources = [
+            f"{{name: left, served: '{left.url}', weight: 1}}",
+            f"{{name: right, served: '{right.url}', weight: 3}}",
+            f"{{name: last, served: '{last.url}', after: left}}",
+        ]
+        run = finished(Run(tmp_path, *SGT, "--set", f"sources=[{', '.join(sources)}]", of=()))
+    failed = failed_prompts(run.path, "ada", "bob")
+    asked = {name: {number: set() for number in failed} for name in ("left", "right", "last")}
+    confirmed: dict[int, set[str]] = {number: set() for number in failed}
+    for name, rounds in asked.items():
+        for number, shard in rounds_of(run.path, name):
+            rounds[number] = set(shard.prompt_ids)
+            if name == "left":
+                confirmed[number] = {key for key, reward in zip(shard.prompt_ids, shard.rewards, strict=True) if reward}
+    assert any(confirmed.values())
+    for number, prompts in failed.items():
+        assert asked["left"][number].isdisjoint(asked["right"][number])
+        assert asked["left"][number] | asked["right"][number] == prompts
+        assert asked["last"][number] == prompts - confirmed[number]
+    assert 0 < sum(map(len, asked["left"].values())) < sum(map(len, asked["right"].values()))
+    assert verify_intact(run.path)["damaged"] == []
+
+
 # ---- frozen
 
 
