@@ -17,10 +17,10 @@ from printed import keep_printed
 COMMANDS = (
     ("eval", "--pool", "tiny", "--engine", "transformers"),
     ("complementarity", "--pool", "tiny", "--save", "rollouts.parquet"),
-    ("xgrpo-check", "--rollouts", "rollouts.parquet"),
+    ("paper", "xgrpo-check", "--rollouts", "rollouts.parquet"),
     ("sgt-check", "--rollouts", "rollouts.parquet", "--model", "ada=tiny:ada", "--model", "bob=tiny:bob"),
-    ("channels", "--rollouts", "rollouts.parquet", "--model", "ada=tiny:ada", "--model", "bob=tiny:bob"),
-    ("cost", "--rollouts", "rollouts.parquet", "--model", "ada=tiny:ada", "--model", "bob=tiny:bob"),
+    ("paper", "channels", "--rollouts", "rollouts.parquet", "--model", "ada=tiny:ada", "--model", "bob=tiny:bob"),
+    ("paper", "cost", "--rollouts", "rollouts.parquet", "--model", "ada=tiny:ada", "--model", "bob=tiny:bob"),
 )
 
 

@@ -221,14 +221,14 @@ def diagnostics(directory: Path, *, smoke: bool) -> list[dict[str, Any]]:
     """Return seconds and memory of each diagnostic without a model, and of reading the file with pandas; with `smoke`,
     of one diagnostic on few records."""
     rows = []
-    names = ("complementarity",) if smoke else ("complementarity", "xgrpo-check", "sgt-check", "cost")
+    names = ("complementarity",) if smoke else ("complementarity", "paper xgrpo-check", "sgt-check", "paper cost")
     for kind, path in records(directory, 160 if smoke else RECORDS).items():
         read = "read_parquet" if kind == "Parquet" else "read_json"
         options = "" if kind == "Parquet" else ", lines=True"
         script = f"import pandas as pd; d = pd.{read}({str(path)!r}{options}); print(d.groupby('policy').reward.mean())"
         commands = {"pandas: read and one mean": [sys.executable, "-c", script]}
         for name in names:
-            commands[name] = [sys.executable, "-m", "mutualrl", name, "--rollouts", str(path), "--json"]
+            commands[name] = [sys.executable, "-m", "mutualrl", *name.split(), "--rollouts", str(path), "--json"]
         for name, command in commands.items():
             runs = [measured(command) for _ in range(1 if smoke else 3)]
             rows.append(

@@ -267,7 +267,7 @@ def places(directory: Path, kinds: Collection[str] = KINDS) -> dict[str, Place]:
             raise SystemExit(f"{command}: {result.returncode}\n{result.stderr}")
 
     short = ("--limit", "6", "--max-new-tokens", "4", "--engine", "transformers")
-    distilled = ("distill", "alone", "--set", "limit=8", "--set", "lora=null", "--engine", "transformers")
+    distilled = ("paper", "distill", "alone", "--set", "limit=8", "--set", "lora=null", "--engine", "transformers")
     if "finished" in kinds:
         mutualrl("train", "--regime", "sgt", "--pool", "tiny", *LORA, *COMMON, "--run-dir", "finished")
         mutualrl("eval", "--run", "finished", *short)
@@ -290,7 +290,8 @@ def places(directory: Path, kinds: Collection[str] = KINDS) -> dict[str, Place]:
         "finished": Place(directory / "finished", (*read_commands, ("eval", "--run", "DIR", *short, "--json"))),
         "stopped": Place(directory / "stopped", (*read_commands, ("train", "--resume", "--run-dir", "DIR", "--json"))),
         "alone": Place(
-            directory / "alone", (("distill", "DIR", *distilled[2:], "--out", "again", "--json"), *read_commands)
+            directory / "alone",
+            (("paper", "distill", "DIR", *distilled[3:], "--out", "again", "--json"), *read_commands),
         ),
         "evaluated": Place(directory / "evaluated", (("eval", "--pool", "tiny", *short, "--out", "DIR", "--json"),)),
         "distilled": Place(directory / "distilled", ((*distilled, "--out", "DIR", "--json"),)),

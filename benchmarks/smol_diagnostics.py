@@ -54,10 +54,10 @@ def commands(*, smoke: bool) -> Iterator[Sequence[str]]:
         yield ("complementarity", "--pool", f"{pool}.yaml", *sampling, "--save", f"{pool}.parquet")
         if smoke:
             return
-        yield ("xgrpo-check", *rollouts)
+        yield ("paper", "xgrpo-check", *rollouts)
         yield ("sgt-check", *rollouts, *models)
-        yield ("channels", *rollouts, *models)
-        yield ("cost", *rollouts, *models)
+        yield ("paper", "channels", *rollouts, *models)
+        yield ("paper", "cost", *rollouts, *models)
 
 
 def main() -> None:

@@ -17,18 +17,18 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 
 import harness
-
-if TYPE_CHECKING:
-    from mutualrl.diagnostics.results import ThlCheck
+from mutualrl.cli.output import prose
+from mutualrl.paper.thl.flags import ThlFlags
+from mutualrl.paper.thl.thl_check import PairCheck, ThlCheck
+from mutualrl.paper.thl.thl_check import check as thl_check
+from mutualrl.paper.thl.thl_request import ThlRequest
 
 COMMAND = "python benchmarks/thl.py"
 MODELS = ("stories260K", "babyllama-tok361")
@@ -45,14 +45,16 @@ RESPLIT = (0.0, 0.05, 0.3)  # probability that a token is split in two
 ANCHORS = ("span", "word", "char", "paper")
 
 
-def check(*arguments: str | Path) -> dict[str, Any]:
-    """Return the JSON of one `mutualrl thl-check`."""
-    command = [sys.executable, "-m", "mutualrl", "thl-check", *map(str, arguments), "--json"]
-    completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if completed.returncode not in (0, 3):
-        raise SystemExit(f"{' '.join(command)} ended with {completed.returncode}")
-    result: dict[str, Any] = json.loads(completed.stdout)
-    return result
+def check(source: Path, target: Path, text: Path, suite: str, limit: int | None = None) -> ThlCheck:
+    """Return the result of one `mutualrl thl-check`."""
+    flags = ThlFlags(source=str(source), target=str(target), text=text, suite=suite, limit=limit)
+    return thl_check(ThlRequest.of(flags), prose())
+
+
+def together(checks: list[ThlCheck]) -> ThlCheck:
+    """Return several checks as one, for its tables."""
+    pairs: list[PairCheck] = [pair for each in checks for pair in each.pairs]
+    return ThlCheck(checks[0].request, tuple(pairs))
 
 
 def write_rows(path: Path, texts: list[str]) -> Path:
@@ -194,9 +196,6 @@ def main() -> None:
     models = (MODELS,) if args.smoke else (MODELS, MODELS[::-1])
     tokenizer_pairs = TOKENIZER_PAIRS[:1] if args.smoke else TOKENIZER_PAIRS
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    limit = [] if args.limit is None else ["--limit", str(args.limit)]
-    from mutualrl.diagnostics.thl.thl_tables import markdown
-
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         mixed = [t for s in SCRIPTS for t in fields(data / "text" / f"{s}.jsonl", "text")[:ROWS_A_SCRIPT]]
@@ -206,44 +205,30 @@ def main() -> None:
         wiki = data / "text" / "wikitext-2-raw.validation.jsonl"
         tables, scripts = [], []
         for a, b in models:
-            pair = ["--source", data / "models" / a, "--target", data / "models" / b, *limit]
-            tables.append(check(*pair, "--text", wiki, "--suite", "all"))
-            scripts.append(check(*pair, "--text", scripts_file, "--suite", "scripts"))
-        drift = [
-            check(
-                "--source",
-                data / "tokenizers" / a,
-                "--target",
-                data / "tokenizers" / b,
-                "--text",
-                math_file,
-                "--suite",
-                "tokenizers",
-            )
-            for a, b in tokenizer_pairs
-        ]
+            pair = (data / "models" / a, data / "models" / b)
+            tables.append(check(*pair, wiki, "all", args.limit))
+            scripts.append(check(*pair, scripts_file, "scripts", args.limit))
+        tokenizers = data / "tokenizers"
+        drift = [check(tokenizers / a, tokenizers / b, math_file, "tokenizers") for a, b in tokenizer_pairs]
     openings = [" ".join(text.split()[:8]) for text in fields(wiki, "text") if len(text.split()) > 30]
     prompts = random.Random(0).sample(openings, args.limit or 128)
     truth = [row for model in models[0] for row in known_truth(data / "models" / model, prompts, 0)]
-    pairs = [pair for result in tables for pair in result["pairs"]]
-    script_pairs = [
-        {k: v for k, v in pair.items() if k != "tokenizers"} for result in scripts for pair in result["pairs"]
-    ]
+    _, _, script_tables = together(scripts).markdown().partition("\n\n**scripts")
+    checks = {"wikitext": tables, "scripts": scripts, "math": drift}
+    plain = {name: [each.plain() for each in results] for name, results in checks.items()}
     parts = [
-        "On WikiText-2:\n\n" + markdown(cast("ThlCheck", {"pairs": pairs})),
-        "On sentences in several scripts:\n\n"
-        + markdown(cast("ThlCheck", {"pairs": [p | {"tokenizers": {}} for p in script_pairs]}))
-        .partition("\n\n**scripts")[2]
-        .join(["**scripts", ""]),
-        drift_table(drift),
+        f"On WikiText-2:\n\n{together(tables).markdown()}",
+        f"On sentences in several scripts:\n\n**scripts{script_tables}",
+        drift_table(plain["math"]),
         truth_table(truth),
     ]
     text = "\n\n".join(parts)
-    for pair in pairs + script_pairs:
-        for suite in ("ratio", "sequence"):
-            for row in pair.get(suite, {}).get("rows", []):
-                row.pop("histogram", None)
-    result = {"command": COMMAND, "wikitext": tables, "scripts": scripts, "math": drift, "truth": truth}
+    for each in plain["wikitext"]:
+        for pair_values in each["pairs"]:
+            for suite in ("ratio", "sequence"):
+                for row in pair_values.get(suite, {}).get("rows", []):
+                    row.pop("histogram")
+    result = {"command": COMMAND, **plain, "truth": truth}
     harness.write(args.out, "thl", json.loads(json.dumps(result).replace(str(data), "DIR")), text)
 
 

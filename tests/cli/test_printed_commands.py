@@ -135,11 +135,12 @@ def test_printed_command_runs(
         if text in command:
             assert (REPOSITORY / test).exists()
             return
-    monkeypatch.chdir(workspace if command.split()[1] in DRY else finished)
+    monkeypatch.chdir(workspace if DRY & set(command.split()[1:3]) else finished)
     words = words_of(command)
-    if words[0] in DRY and "--dry-run" not in words:
+    kind = words[1] if words[0] == "paper" else words[0]
+    if kind in DRY and "--dry-run" not in words:
         words.append("--dry-run")
-    if words[0] in ("complementarity", "cost") and "--prompts" in words:
+    if kind in ("complementarity", "cost") and "--prompts" in words:
         words += ["--samples", "2", "--max-new-tokens", "4"]
     result = cli_here(*words)
     absent = any(text in result.stderr for text in ABSENT)

@@ -14,8 +14,8 @@ import pytest
 from conftest import PATIENCE, Cli
 from made_runs import set_recipe
 
-COMMANDS = ("complementarity", "xgrpo-check", "sgt-check", "channels", "cost")
-FILES_ONLY = ("complementarity", "xgrpo-check", "sgt-check", "cost")
+COMMANDS = ("complementarity", "paper xgrpo-check", "sgt-check", "paper channels", "paper cost")
+FILES_ONLY = ("complementarity", "paper xgrpo-check", "sgt-check", "paper cost")
 SMALL = ("--prompts", "24", "--samples", "2")
 
 
@@ -97,11 +97,11 @@ def test_saved_rollouts_of_a_pool_give_the_same_result(cli_here: Cli, tiny: dict
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS[1:])
 def test_every_diagnostic_on_the_tiny_pool(command: str, cli_here: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
-    result = diagnose(cli_here, command, *SMALL, "--plot", "f")
+    result = diagnose(cli_here, *command.split(), *SMALL, "--plot", "f")
     assert result["prompts"] == 24
     assert all(Path(path).is_file() for path in result["figures"])
     assert len(result["figures"]) >= 2
-    if command == "channels":
+    if command == "paper channels":
         assert sum(row["share"] for row in result["rows"]) == pytest.approx(1)
         assert result["responses"] + sum(result["left_out"].values()) == 2 * 24 * 2
         assert result["rescored"] == 0
@@ -109,7 +109,7 @@ def test_every_diagnostic_on_the_tiny_pool(command: str, cli_here: Cli, tiny: di
         assert sum(row["lessons"] for row in result["nll"]["rows"]) + result["nll"]["without"] == sum(
             row["gated"] for row in result["rows"]
         )
-    if command == "cost":
+    if command == "paper cost":
         ratios = {row["regime"]: row["ratio"] for row in result["rows"]}
         assert ratios["xgrpo"] == 0 < ratios["sgt"] < ratios["prp"] == 1.0
         assert result["sequences"] <= result["bound"]
@@ -143,16 +143,16 @@ def test_diagnostics_of_a_run_agree_with_its_metrics(cli_here: Cli, recorded_run
     assert all(row["lessons"] for row in full["nll"]["rows"])
     one_round = diagnose(cli_here, "sgt-check", "--run", recorded_run, "--rounds", "1")
     assert one_round["prompts"] * 3 == full["prompts"]
-    costs = diagnose(cli_here, "cost", "--run", recorded_run)
+    costs = diagnose(cli_here, "paper", "cost", "--run", recorded_run)
     extra = sum(line["sgt/extra_tokens"] for lines in metrics.values() for line in lines if "sgt/extra_tokens" in line)
     sgt = {row["regime"]: row["extra_tokens"] for row in costs["rows"]}["sgt"]
     assert sgt == extra  # the teachers that the run drew
-    usable = diagnose(cli_here, "channels", "--run", recorded_run)
+    usable = diagnose(cli_here, "paper", "channels", "--run", recorded_run)
     assert usable["responses"] > 100
     assert usable["rescored"] == 0  # `--exchange full` stores every trace, although the regime reads none
     assert diagnose(cli_here, "complementarity", "--run", recorded_run)["prompts"] == full["prompts"]
     assert (
-        diagnose(cli_here, "xgrpo-check", "--run", recorded_run, "--rounds", ":1")["prompts"]
+        diagnose(cli_here, "paper", "xgrpo-check", "--run", recorded_run, "--rounds", ":1")["prompts"]
         == one_round["prompts"] * 2
     )
 
@@ -181,7 +181,7 @@ def test_pretrained_models_that_solve_nothing_are_compared(cli_here: Cli, real_d
     result = diagnose(cli_here, "complementarity", *arguments)
     assert (result["pool"]["any"], result["pairs"][0]["jaccard"], result["recommended"]) == (0, None, "none")
     assert "NaN" in cli_here("complementarity", *arguments).stdout
-    assert sum(row["share"] for row in diagnose(cli_here, "channels", *arguments)["rows"]) == pytest.approx(1)
+    assert sum(row["share"] for row in diagnose(cli_here, "paper", "channels", *arguments)["rows"]) == pytest.approx(1)
 
 
 def test_rollouts_files_of_every_format_give_the_same_result(cli_here: Cli, tmp_path: Path) -> None:
@@ -271,10 +271,10 @@ def test_invalid_rollouts_file_is_rejected_by_name(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("cost", "--rollouts", "r.jsonl"), "response lengths are not recorded"),
-        (("channels", "--rollouts", "r.jsonl"), "needs the models of a, b: add --model a=PATH --model b=PATH"),
-        (("channels", "--rollouts", "r.jsonl", "--model", "a"), "expected POLICY=PATH"),
-        (("channels", "--rollouts", "r.jsonl", "--model", "z=tiny:ada"), "no such policy in the rollouts"),
+        (("paper", "cost", "--rollouts", "r.jsonl"), "response lengths are not recorded"),
+        (("paper", "channels", "--rollouts", "r.jsonl"), "needs the models of a, b: add --model a=PATH --model b=PATH"),
+        (("paper", "channels", "--rollouts", "r.jsonl", "--model", "a"), "expected POLICY=PATH"),
+        (("paper", "channels", "--rollouts", "r.jsonl", "--model", "z=tiny:ada"), "no such policy in the rollouts"),
         (("complementarity", "--rollouts", "r.jsonl", "--pool", "tiny"), "name one source of rollouts"),
         (("complementarity", "--rollouts", "r.jsonl", "--prompts", "3"), "--prompts: no effect with --rollouts"),
         (("complementarity", "--rollouts", "r.jsonl", "--rounds", "1"), "only a run has rounds"),
@@ -341,7 +341,7 @@ def test_unscored_rollouts_are_read_from_jsonl_and_parquet(cli_here: Cli, tmp_pa
 def test_optional_fields_may_be_in_some_files_only(cli_here: Cli, tmp_path: Path) -> None:
     for name, more in (("a", {"tokens": 4}), ("b", {"token_ids": [5, 6, 7], "ended": False})):
         write(tmp_path / f"{name}.jsonl", *(r | more for r in rows() if r["policy"] == name))
-    result = diagnose(cli_here, "cost", "--rollouts", "a.jsonl", "--rollouts", "b.jsonl")
+    result = diagnose(cli_here, "paper", "cost", "--rollouts", "a.jsonl", "--rollouts", "b.jsonl")
     assert [row["rollout_tokens"] for row in result["learners"]] == [48, 36]
 
 
@@ -353,7 +353,7 @@ def test_figures_are_drawn_when_a_group_has_no_prompts(cli_here: Cli, tmp_path: 
     for command in FILES_ONLY:
         result = cli_here(command, "--rollouts", "same.jsonl", "--plot", "f")
         assert result.returncode == 0, result.stderr
-    assert "NaN" in cli_here("cost", "--rollouts", "same.jsonl").stdout
+    assert "NaN" in cli_here("paper", "cost", "--rollouts", "same.jsonl").stdout
 
 
 def test_rollouts_flag_rejects_the_files_of_a_run(cli_here: Cli, tmp_path: Path) -> None:
@@ -409,10 +409,10 @@ def test_run_from_elsewhere_is_compared_without_its_initial_models(
     set_recipe(copy, (copy / "recipe.yaml").read_text().replace("tiny:ada", "/somewhere/else/ada"))
     shutil.rmtree(copy / "policies" / "ada" / "model")
     assert diagnose(cli_here, "complementarity", "--run", copy)["prompts"] > 10
-    result = cli_here("channels", "--run", copy)
+    result = cli_here("paper", "channels", "--run", copy)
     assert result.returncode == 2
     assert "needs the models of ada: add --model ada=PATH" in result.stderr
-    assert diagnose(cli_here, "channels", "--run", copy, "--model", "ada=tiny:ada")["responses"] > 100
+    assert diagnose(cli_here, "paper", "channels", "--run", copy, "--model", "ada=tiny:ada")["responses"] > 100
 
 
 def test_progress_without_a_terminal_is_a_line_per_quarter(capsys: pytest.CaptureFixture[str]) -> None:
@@ -444,3 +444,16 @@ def test_first_rounds_that_a_policy_lost_are_named(recorded_run: Path, tmp_path:
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["notes"] == ["policy ada: rounds before 1 are missing (pruned, or lost)"]
     assert "policy ada: rounds before 1 are missing" in result.stderr
+
+
+@pytest.mark.parametrize("old", ["xgrpo-check", "channels", "cost"])
+def test_old_names_work_and_name_the_new_ones(cli_here: Cli, tmp_path: Path, old: str) -> None:
+    write(tmp_path / "r.jsonl", *rows(tokens=3))
+    arguments = ("--rollouts", "r.jsonl", "--json")
+    former, now = cli_here(old, *arguments), cli_here("paper", old, *arguments)
+    assert former.returncode == now.returncode
+    assert former.stdout == now.stdout
+    assert f"this command is now: mutualrl paper {old}" in former.stderr
+    assert "is now" not in now.stderr
+    assert f" {old} " not in cli_here("--help").stdout
+    assert f" {old} " in cli_here("paper", "--help").stdout

@@ -15,14 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import REPOSITORY, lines_run
-from mutualrl.diagnostics.channels import ROWS, decomposed, ratio_rows, xgrpo_usable
-from mutualrl.diagnostics.complementarity import Thresholds, complementarity, gate_rate, observed_gate
-from mutualrl.diagnostics.cost import cost
+from mutualrl.diagnostics.gates import Thresholds, gate_rate, observed_gate
 from mutualrl.diagnostics.model_pool import ModelPool
 from mutualrl.diagnostics.rollouts import Rollouts, to_arrays
-from mutualrl.diagnostics.sgt_check import activation
+from mutualrl.diagnostics.scales import Scales
+from mutualrl.diagnostics.specs.complementarity import complementarity
+from mutualrl.diagnostics.specs.sgt_check import TaskGate, activation
 from mutualrl.diagnostics.statistics import all_fail, intervals, pearson, pooled_advantages, row_standard_deviations
-from mutualrl.diagnostics.xgrpo_check import Scales, advantages, shuffle, xgrpo_check
+from mutualrl.paper.specs.channels import ROWS, decomposed, ratio_rows, xgrpo_usable
+from mutualrl.paper.specs.cost import cost
+from mutualrl.paper.specs.xgrpo_check import advantages, shuffle, xgrpo_check
 from mutualrl.regimes.advantages import pool_advantages
 from mutualrl.regimes.xgrpo import shuffled
 from mutualrl.seeds import seeded
@@ -57,74 +59,76 @@ SIX = make_rollouts(
 def test_complementarity_of_six_prompts_by_hand() -> None:
     result = complementarity(SIX, PAPER, "first", [1, 2], seed=0)
     # a solves p1 p2 p6, b solves p1 p3 p6: intersection p1 p6, union p1 p2 p3 p6
-    a, b = result["pairs"]
-    assert (a["learner"], a["peer"], a["learner_success"], a["peer_success"]) == ("a", "b", 0.5, 0.5)
-    assert a["jaccard"] == b["jaccard"] == 0.5
-    assert a["rescue"] == b["rescue"] == pytest.approx(1 / 3)  # of a's failures p3 p4 p5, b solves p3
-    pool = result["pool"]
-    assert [pool[key] for key in ("mean", "any", "all", "exactly_one", "jaccard")] == pytest.approx(
+    a, b = result.pairs
+    assert (a.learner, a.peer, a.learner_success, a.peer_success) == ("a", "b", 0.5, 0.5)
+    assert a.jaccard == b.jaccard == 0.5
+    assert a.rescue == b.rescue == pytest.approx(1 / 3)  # of a's failures p3 p4 p5, b solves p3
+    pool = result.pool
+    assert [getattr(pool, key) for key in ("mean", "any", "all", "exactly_one", "jaccard")] == pytest.approx(
         [1 / 2, 4 / 6, 2 / 6, 2 / 6, 1 / 2]
     )
     # mean rewards: p1 1, p6 3/4, p2 p3 p5 1/4, p4 0; ties by prompt id: hard p4 p2, medium p3 p5, easy p6 p1
-    easy, medium, hard = result["buckets"]
-    assert [bucket["bucket"] for bucket in result["buckets"]] == ["easy", "medium", "hard"]
-    assert (easy["mean_reward"], medium["mean_reward"], hard["mean_reward"]) == (0.875, 0.25, 0.125)
-    assert (easy["jaccard"], medium["jaccard"], hard["jaccard"]) == (1.0, 0.0, 0.0)
-    assert (easy["exactly_one"], medium["exactly_one"], hard["exactly_one"]) == (0.0, 0.5, 0.5)
+    easy, medium, hard = result.buckets
+    assert [bucket.bucket for bucket in result.buckets] == ["easy", "medium", "hard"]
+    assert (easy.mean_reward, medium.mean_reward, hard.mean_reward) == (0.875, 0.25, 0.125)
+    assert (easy.jaccard, medium.jaccard, hard.jaccard) == (1.0, 0.0, 0.0)
+    assert (easy.exactly_one, medium.exactly_one, hard.exactly_one) == (0.0, 0.5, 0.5)
     # the gate of a: p3 (all a fail, b has one); of b: p2, p5
-    assert [gate["observed"] for gate in result["gate"]] == pytest.approx([1 / 6, 2 / 6])
-    assert [gate["at"][1]["rate"] for gate in result["gate"]] == pytest.approx([1 / 6, 2 / 6])
+    assert [gate.observed for gate in result.gate] == pytest.approx([1 / 6, 2 / 6])
+    assert [gate.at[1].rate for gate in result.gate] == pytest.approx([1 / 6, 2 / 6])
     # K = 1, a: p3 (1 - 0)(1/2); p5 (1/2)(0); p2 (1/2)(0): 1/12. b: p2 1 * 1/2, p5 1/2, p6 (1/2) * 1: 3/12
-    assert [gate["at"][0]["rate"] for gate in result["gate"]] == pytest.approx([0.5 / 6, 1.5 / 6])
+    assert [gate.at[0].rate for gate in result.gate] == pytest.approx([0.5 / 6, 1.5 / 6])
     # no gate rate is above 0 for certain on six prompts, and rewards are 0 or 1
-    assert result["recommended"] == "none"
-    assert "gate opened on a 16.7%, b 33.3% of 6 prompts, too few to tell from chance" in result["recommendation"]
+    assert result.advice.recommended == "none"
+    assert "gate opened on a 16.7%, b 33.3% of 6 prompts, too few to tell from chance" in result.advice.recommendation
 
 
 def test_success_any_counts_every_rollout() -> None:
     result = complementarity(SIX, PAPER, "any", [2], seed=0)
-    assert [row["learner_success"] for row in result["pairs"]] == pytest.approx([4 / 6, 3 / 6])
+    assert [row.learner_success for row in result.pairs] == pytest.approx([4 / 6, 3 / 6])
 
 
 def test_empty_sets_and_no_failures_give_nan() -> None:
     result = complementarity(make_rollouts({"a": {"p": [0]}, "b": {"p": [0]}}), PAPER, "first", [1], seed=0)
-    assert np.isnan(result["pairs"][0]["jaccard"])
-    assert result["pairs"][0]["rescue"] == 0
-    assert result["recommended"] == "none"
+    assert np.isnan(result.pairs[0].jaccard)
+    assert result.pairs[0].rescue == 0
+    assert result.advice.recommended == "none"
     result = complementarity(make_rollouts({"a": {"p": [1]}, "b": {"p": [1]}}), PAPER, "first", [1], seed=0)
-    assert np.isnan(result["pairs"][0]["rescue"])
-    assert "every model solves all 1 prompts" in result["recommendation"]
+    assert np.isnan(result.pairs[0].rescue)
+    assert "every model solves all 1 prompts" in result.advice.recommendation
 
 
 def test_graded_rewards_without_failures_recommend_the_relative_gate() -> None:
     values = {"a": {f"p{i}": [0.5, 0.25] for i in range(8)}, "b": {f"p{i}": [0.75, 0.5] for i in range(8)}}
     result = complementarity(make_rollouts(values), PAPER, "first", [2], seed=0)
-    assert (result["recommended"], result["settings"]) == ("sgt", {"gate": "relative"})
-    assert result["recommendation"].startswith("sgt --set regime.gate=relative: ")
-    assert "a 100.0%, b 0.0%" in result["recommendation"]
-    assert result["extra_rows"] == pytest.approx(0.25)  # one row for each of a's prompts, two rollouts, two learners
+    assert (result.advice.recommended, result.advice.settings) == ("sgt", {"gate": "relative"})
+    assert result.advice.recommendation.startswith("sgt --set regime.gate=relative: ")
+    assert "a 100.0%, b 0.0%" in result.advice.recommendation
+    assert result.advice.extra_rows == pytest.approx(
+        0.25
+    )  # one row for each of a's prompts, two rollouts, two learners
 
 
 def test_recommendation_counts_successes_after_the_first_rollout() -> None:
     values = {"a": {f"p{i}": [0, 0] for i in range(8)}, "b": {f"p{i}": [0, 1] for i in range(8)}}
     result = complementarity(make_rollouts(values), PAPER, "first", [2], seed=0)
-    assert (result["pool"]["any"], result["recommended"]) == (0, "sgt")
-    assert "help is one-way: for b it would rarely open" in result["recommendation"]
+    assert (result.pool.any, result.advice.recommended) == (0, "sgt")
+    assert "help is one-way: for b it would rarely open" in result.advice.recommendation
     both = {"a": {f"p{i}": [i % 2, i % 2] for i in range(8)}, "b": {f"p{i}": [1 - i % 2] * 2 for i in range(8)}}
-    assert "one-way" not in complementarity(make_rollouts(both), PAPER, "first", [2], seed=0)["recommendation"]
+    assert "one-way" not in complementarity(make_rollouts(both), PAPER, "first", [2], seed=0).advice.recommendation
 
 
 def test_recommendation_for_models_that_solve_the_same_prompts() -> None:
     values = {name: {f"p{i}": [i % 2, i % 2] for i in range(8)} for name in ("a", "b")}
     result = complementarity(make_rollouts(values), PAPER, "first", [2], seed=0)
-    assert "would rarely open (a 0.0%, b 0.0%); these models solve the same prompts" in result["recommendation"]
+    assert "would rarely open (a 0.0%, b 0.0%); these models solve the same prompts" in result.advice.recommendation
 
 
 def test_predicted_cost_is_one_row_per_gated_prompt() -> None:
     values = {"a": {f"p{i}": [0, 0] for i in range(8)}, "b": {f"p{i}": [1, 0] for i in range(8)}}
     result = complementarity(make_rollouts(values), PAPER, "first", [2], seed=0)
-    assert (result["recommended"], result["extra_rows"]) == ("sgt", 0.25)
-    assert "at most 25.0% more rows in the loss than under GRPO" in result["recommendation"]
+    assert (result.advice.recommended, result.advice.extra_rows) == ("sgt", 0.25)
+    assert "at most 25.0% more rows in the loss than under GRPO" in result.advice.recommendation
 
 
 def test_ratios_of_a_peers_tokens_by_hand() -> None:
@@ -132,14 +136,14 @@ def test_ratios_of_a_peers_tokens_by_hand() -> None:
     # Two responses with ratios 2 and 1/4: mean of 4 and 1/16, minus 1
     log_ratios = {(0, 1): [math.log(2), math.log(0.25)]}
     (row,) = ratio_rows(["a", "b"], {(0, 1): np.array([4.0, 4.0, 6.0])}, log_ratios)
-    assert (row["learner"], row["peer"], row["tokens"], row["responses"]) == ("a", "b", 4, 2)
-    assert (row["effective_sample_size"], row["token_chi_square"]) == (pytest.approx(2 / 3), pytest.approx(0.5))
-    assert row["response_chi_square"] == pytest.approx(1.03125)
+    assert (row.learner, row.peer, row.tokens, row.responses) == ("a", "b", 4, 2)
+    assert (row.effective_sample_size, row.token_chi_square) == (pytest.approx(2 / 3), pytest.approx(0.5))
+    assert row.response_chi_square == pytest.approx(1.03125)
 
 
 def test_recommendation_carries_what_was_measured_against_it() -> None:
     values = {"a": {f"p{i}": [0, 0] for i in range(8)}, "b": {f"p{i}": [1, 0] for i in range(8)}}
-    caveat = complementarity(make_rollouts(values), PAPER, "first", [2], seed=0)["caveat"]
+    caveat = complementarity(make_rollouts(values), PAPER, "first", [2], seed=0).advice.caveat
     results = json.loads((REPOSITORY / "benchmarks" / "results" / "text_source.json").read_text())["comparison"]
     refuted = {claim["claim"] for claim in results["claims"] if claim["verdict"] == "refuted"}
     for claim, words in {
@@ -152,7 +156,7 @@ def test_recommendation_carries_what_was_measured_against_it() -> None:
         assert claim in refuted
         assert words in caveat
     same = {name: {f"p{i}": [i % 2, i % 2] for i in range(8)} for name in ("a", "b")}
-    assert complementarity(make_rollouts(same), PAPER, "first", [2], seed=0)["caveat"] == ""
+    assert complementarity(make_rollouts(same), PAPER, "first", [2], seed=0).advice.caveat == ""
 
 
 def test_thresholds_of_single_learners() -> None:
@@ -160,15 +164,15 @@ def test_thresholds_of_single_learners() -> None:
     values = {"a": {"p1": [0, 0], "p2": [1, 1]}, "b": {"p1": [3, 3], "p2": [9, 9]}}
     rules = Thresholds(own={"b": Thresholds(success=5, failure=1)})
     result = complementarity(make_rollouts(values), rules, "first", [2], seed=0)
-    a, b = result["pairs"]
-    assert (a["learner_success"], a["peer_success"]) == (0.5, 0.5)
-    assert (b["learner_success"], b["peer_success"]) == (0.5, 0.5)
-    assert [row["observed"] for row in result["gate"]] == [0.5, 0.0]
+    a, b = result.pairs
+    assert (a.learner_success, a.peer_success) == (0.5, 0.5)
+    assert (b.learner_success, b.peer_success) == (0.5, 0.5)
+    assert [row.observed for row in result.gate] == [0.5, 0.0]
     profile = activation(make_rollouts(values), rules)
-    assert profile["all_fail"] == 0
-    assert [row["gated"] for row in profile["rows"]] == [1, 0]
-    on = profile["rows"][0]["on"]
-    assert (on["successes"], on["rollouts"]) == (2, 4)
+    assert profile.all_fail == 0
+    assert [row.gated for row in profile.rows] == [1, 0]
+    on = profile.rows[0].on
+    assert (on.successes, on.rollouts) == (2, 4)
 
 
 def test_activation_profile_by_hand() -> None:
@@ -179,12 +183,12 @@ def test_activation_profile_by_hand() -> None:
         }
     )
     result = activation(rollouts, PAPER)
-    a, b = result["rows"]
-    assert (result["prompts"], result["all_fail"], a["gated"], b["gated"]) == (4, 1, 2, 1)
-    assert (a["on"]["successes"], a["on"]["rollouts"]) == (3, 8)
-    assert (a["off"]["successes"], a["off"]["rollouts"]) == (1, 8)
-    assert (b["on"]["successes"], b["on"]["rollouts"]) == (1, 4)
-    assert a["by_task"] == {"t": {"gated": 1, "prompts": 2, "rate": 0.5}, "u": {"gated": 1, "prompts": 2, "rate": 0.5}}
+    a, b = result.rows
+    assert (len(rollouts.prompt_ids), result.all_fail, a.gated, b.gated) == (4, 1, 2, 1)
+    assert (a.on.successes, a.on.rollouts) == (3, 8)
+    assert (a.off.successes, a.off.rollouts) == (1, 8)
+    assert (b.on.successes, b.on.rollouts) == (1, 4)
+    assert a.by_task == {"t": TaskGate(1, 2, 0.5), "u": TaskGate(1, 2, 0.5)}
 
 
 def test_xgrpo_by_hand() -> None:
@@ -195,19 +199,19 @@ def test_xgrpo_by_hand() -> None:
     p = np.array([0.75, -0.25]) / (0.5 + 1e-4)
     q = np.array([0.5, -0.5]) / (np.sqrt(1 / 3) + 1e-4)
     local_advantages = np.array([local, -local])
-    true = result["rows"][0]["true"]
+    true = result.rows[0].pools.true
     change = np.array([np.abs(p - local_advantages).mean(), np.abs(q - local_advantages).mean()])
-    assert true["advantage_change"] == pytest.approx(change.mean())
-    assert true["signed_change"] == pytest.approx(((p - local_advantages).mean() + (q - local_advantages).mean()) / 2)
-    assert true["correlation"] == pytest.approx(np.sign(change[1] - change[0]))  # spreads 0 and sqrt(1/2)
-    assert (true["sign_flips"], true["sign_changes"]) == (0, 0)
-    b = result["rows"][1]["true"]
-    assert b["sign_changes"] == 0.5  # p: from 0 to negative for both of its rollouts
+    assert true.advantage_change == pytest.approx(change.mean())
+    assert true.signed_change == pytest.approx(((p - local_advantages).mean() + (q - local_advantages).mean()) / 2)
+    assert true.correlation == pytest.approx(np.sign(change[1] - change[0]))  # spreads 0 and sqrt(1/2)
+    assert (true.sign_flips, true.sign_changes) == (0, 0)
+    b = result.rows[1].pools.true
+    assert b.sign_changes == 0.5  # p: from 0 to negative for both of its rollouts
 
 
 def test_graded_rewards_can_flip_a_sign() -> None:
     rollouts = make_rollouts({"a": {"p": [0.4, 0.6]}, "b": {"p": [0.9, 0.9]}})
-    assert xgrpo_check(rollouts, Scales(), seed=0)["rows"][0]["true"]["sign_flips"] == 0.5
+    assert xgrpo_check(rollouts, Scales(), seed=0).rows[0].pools.true.sign_flips == 0.5
 
 
 def test_cost_by_hand() -> None:
@@ -216,12 +220,12 @@ def test_cost_by_hand() -> None:
         {"a": {"p": [0, 0], "q": [1, 1]}, "b": {"p": [1, 0], "q": [0, 1]}}, tokens=lambda row: lengths[row["policy"]]
     )
     result = cost(rollouts, PAPER, ModelPool(rollouts, {}), seed=0)
-    assert result["rollout_tokens"] == 32
-    assert {row["regime"]: row["extra_tokens"] for row in result["rows"]} == {"xgrpo": 0, "sgt": 5, "prp": 32}
-    a, b = result["learners"]
-    assert (a["prp"]["ratio"], b["prp"]["ratio"]) == (20 / 12, 12 / 20)
-    assert (a["sgt"]["extra_tokens"], b["sgt"]["extra_tokens"]) == (5, 0)
-    assert (result["sequences"], result["bound"]) == (1 / 8, 1 / 4)
+    assert result.rollout_tokens == 32
+    assert {row.regime: row.extra.extra_tokens for row in result.rows} == {"xgrpo": 0, "sgt": 5, "prp": 32}
+    a, b = result.learners
+    assert (a.extra["prp"].ratio, b.extra["prp"].ratio) == (20 / 12, 12 / 20)
+    assert (a.extra["sgt"].extra_tokens, b.extra["sgt"].extra_tokens) == (5, 0)
+    assert (result.sequences, result.bound) == (1 / 8, 1 / 4)
 
 
 def test_three_models_by_hand() -> None:
@@ -233,12 +237,12 @@ def test_three_models_by_hand() -> None:
         }
     )
     result = complementarity(rollouts, PAPER, "first", [1], seed=0)
-    assert len(result["pairs"]) == 6
-    pool = result["pool"]
-    assert [pool[key] for key in ("any", "all", "exactly_one", "jaccard")] == pytest.approx(
+    assert len(result.pairs) == 6
+    pool = result.pool
+    assert [getattr(pool, key) for key in ("any", "all", "exactly_one", "jaccard")] == pytest.approx(
         [3 / 4, 1 / 4, 1 / 4, 1 / 3]
     )
-    assert [gate["observed"] for gate in result["gate"]] == [1 / 4, 1 / 4, 1 / 4]
+    assert [gate.observed for gate in result.gate] == [1 / 4, 1 / 4, 1 / 4]
 
 
 def test_units_not_answered_by_all_are_left_out_and_ragged_groups_are_kept() -> None:
@@ -253,7 +257,7 @@ def test_same_prompt_in_two_rounds_is_two_units() -> None:
     both = pa.concat_tables([table({"a": {"p": [1]}, "b": {"p": [0]}}, r) for r in (0, 3)])
     rollouts = to_arrays(both, "test")
     assert rollouts.rounds.tolist() == [0, 3]
-    assert complementarity(rollouts, PAPER, "first", [1], seed=0)["prompts"] == 2
+    assert sum(each.prompts for each in complementarity(rollouts, PAPER, "first", [1], seed=0).buckets) == 2
 
 
 #: rewards of a ragged group, NaN where unscored
@@ -276,22 +280,22 @@ def random_rollouts(draw: st.DrawFn, binary: bool = False) -> Rollouts:
 @given(random_rollouts())
 def test_identities_of_overlap(rollouts: Rollouts) -> None:
     result = complementarity(rollouts, PAPER, "first", [1, 2], seed=0)
-    pairs = {(row["learner"], row["peer"]): row for row in result["pairs"]}
+    pairs = {(row.learner, row.peer): row for row in result.pairs}
     for (a, b), row in pairs.items():
-        assert row["jaccard"] == pairs[b, a]["jaccard"] or np.isnan(row["jaccard"])
+        assert row.jaccard == pairs[b, a].jaccard or np.isnan(row.jaccard)
         for key in ("learner_success", "peer_success"):
-            low, high = row[f"{key}_ci"]
-            assert low <= row[key] + 1e-9
-            assert row[key] <= high + 1e-9
-    pool, slack = result["pool"], 1e-9
-    best = max(row["learner_success"] for row in result["pairs"])
-    assert pool["any"] >= best >= pool["mean"] - slack
-    assert pool["mean"] >= pool["all"] - slack
-    buckets = result["buckets"]
-    assert sum(bucket["prompts"] for bucket in buckets) == result["prompts"]
-    exactly = sum(b["prompts"] * b["exactly_one"] for b in buckets if b["prompts"]) / result["prompts"]
-    assert pool["exactly_one"] == pytest.approx(exactly)
-    means = [b["mean_reward"] for b in buckets if b["prompts"]]
+            low, high = getattr(row, f"{key}_ci")
+            assert low <= getattr(row, key) + 1e-9
+            assert getattr(row, key) <= high + 1e-9
+    pool, slack = result.pool, 1e-9
+    best = max(row.learner_success for row in result.pairs)
+    assert pool.any >= best >= pool.mean - slack
+    assert pool.mean >= pool.all - slack
+    buckets = result.buckets
+    assert sum(bucket.prompts for bucket in buckets) == len(rollouts.prompt_ids)
+    exactly = sum(b.prompts * b.exactly_one for b in buckets if b.prompts) / len(rollouts.prompt_ids)
+    assert pool.exactly_one == pytest.approx(exactly)
+    means = [b.mean_reward for b in buckets if b.prompts]
     assert means == sorted(means, reverse=True)
 
 
@@ -346,16 +350,16 @@ def test_six_channel_rows_sum_to_one_and_sgt_implies_xgrpo(rollouts: Rollouts, s
     assert not (sgt & ~xgrpo).any()
     rows = decomposed(np.random.default_rng(seed).random(sgt.shape) < 0.5, xgrpo, sgt)
     assert len(rows) == len(ROWS) == 6
-    assert sum(row["share"] for row in rows) == pytest.approx(1)
-    assert sum(row["units"] for row in rows) == sgt.size
+    assert sum(row.share for row in rows) == pytest.approx(1)
+    assert sum(row.units for row in rows) == sgt.size
 
 
 def test_open_gate_without_a_changed_advantage_is_a_seventh_row() -> None:
     rollouts = make_rollouts({"a": {"p": [0.0]}, "b": {"p": [1.0, -1.0]}})
     sgt, xgrpo = observed_gate(rollouts, PAPER, 0)[None], xgrpo_usable(rollouts, 0, Scales())[None]
     rows = decomposed(np.zeros_like(sgt), xgrpo, sgt)
-    assert [row["units"] for row in rows] == [0] * 6 + [1]
-    assert sum(row["share"] for row in rows) == 1
+    assert [row.units for row in rows] == [0] * 6 + [1]
+    assert sum(row.share for row in rows) == 1
 
 
 @settings(max_examples=60, deadline=None)
@@ -364,8 +368,8 @@ def test_teachers_stay_within_the_analytic_bound(rollouts: Rollouts) -> None:
     table_ = rollouts.table.append_column("tokens", pa.array([4] * len(rollouts.table)))
     with_lengths = to_arrays(table_, "test")
     result = cost(with_lengths, PAPER, ModelPool(with_lengths, {}), seed=0)
-    assert result["sequences"] <= result["bound"] + 1e-9
-    assert result["rows"][2]["ratio"] == pytest.approx(len(with_lengths.policies) - 1)
+    assert result.sequences <= result.bound + 1e-9
+    assert result.rows[2].extra.ratio == pytest.approx(len(with_lengths.policies) - 1)
 
 
 @given(st.integers(1, 6), st.data())
@@ -414,21 +418,21 @@ def test_scale_batch_uses_the_standard_deviation_of_each_round() -> None:
 
 def test_rounding_errors_are_not_reported() -> None:
     evenly = {"a": {f"p{i}": [0.1, 0.2, 0.3] for i in range(20)}, "b": {f"p{i}": [0.0, 0.0, 0.0] for i in range(20)}}
-    assert xgrpo_check(make_rollouts(evenly), Scales(), seed=0)["rows"][0]["true"]["sign_flips"] == 0
+    assert xgrpo_check(make_rollouts(evenly), Scales(), seed=0).rows[0].pools.true.sign_flips == 0
     bags = list(itertools.permutations([0.1, 0.2, 0.7]))
     same = {
         "a": {f"p{i}": [float(i % 2), 0.0, 1.0] for i in range(12)},
         "b": {f"p{i}": list(bags[i % 6]) for i in range(12)},
     }
-    assert np.isnan(xgrpo_check(make_rollouts(same), Scales(), seed=0)["rows"][0]["true"]["correlation"])
+    assert np.isnan(xgrpo_check(make_rollouts(same), Scales(), seed=0).rows[0].pools.true.correlation)
 
 
 def test_unscored_rollouts_are_neither_failures_nor_successes() -> None:
     nan = float("nan")
     rollouts = make_rollouts({"a": {"p": [nan, nan], "q": [0, nan]}, "b": {"p": [1, 1], "q": [1, 1]}})
-    result = complementarity(rollouts, PAPER, "first", [1, 2], seed=0)["gate"][0]
-    assert (result["observed"], result["at"][1]["rate"]) == (0, 0)
-    assert result["at"][0]["rate"] == 0.25  # q: one of its two is a failure
+    result = complementarity(rollouts, PAPER, "first", [1, 2], seed=0).gate[0]
+    assert (result.observed, result.at[1].rate) == (0, 0)
+    assert result.at[0].rate == 0.25  # q: one of its two is a failure
 
 
 def test_work_is_linear_in_prompts_with_many_models_and_tasks() -> None:

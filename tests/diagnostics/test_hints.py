@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from conftest import REPOSITORY, Cli
-from mutualrl.diagnostics.hints import CAVEAT, with_choice
+from mutualrl.diagnostics.hints import CAVEAT, HintRow
+from mutualrl.diagnostics.specs.complementarity import Advice, with_hints
 
 SMALL = ("--prompts", "32", "--samples", "4", "--max-new-tokens", "40", "--engine", "transformers", "--hints", "--json")
 
@@ -63,30 +64,39 @@ def test_hints_need_models_to_sample(cli: Cli) -> None:
     assert result.returncode == 2
 
 
-def row(**changes: Any) -> dict[str, Any]:
-    values = {"learner": "a", "prompts": 100, "gated": 20, "samples": 80, "success_with": 0.5, "success_without": 0.1}
+def row(**changes: Any) -> HintRow:
+    values: dict[str, Any] = {
+        "learner": "a",
+        "prompts": 100,
+        "gated": 20,
+        "samples": 80,
+        "success_with": 0.5,
+        "success_without": 0.1,
+    }
     values |= {"difference": 0.4, "difference_ci": (0.2, 0.6), "copies": 0.0, "bare": 0.0, "learnable": 0.4}
     values |= {"rescues_per_round": 9.0, "tokens_per_round": 800.0, "too_long": 0}
-    return {**values, **changes}
+    return HintRow(**{**values, **changes})
 
 
 @pytest.mark.parametrize(
     ("changes", "choice"),
     [
         ({}, "hinted"),
-        ({"difference_ci": (-0.1, 0.9)}, None),
-        ({"learnable": 0.0, "copies": 1.0}, None),
-        ({"gated": 0}, None),
+        ({"difference_ci": (-0.1, 0.9)}, "sgt"),
+        ({"learnable": 0.0, "copies": 1.0}, "sgt"),
+        ({"gated": 0}, "sgt"),
     ],
 )
 def test_hinted_is_chosen_where_a_hint_helps_and_leaves_something_to_learn(
-    changes: dict[str, Any], choice: str | None
+    changes: dict[str, Any], choice: str
 ) -> None:
-    sgt = {"recommended": "sgt", "recommendation": "sgt: its gate would open", "caveat": "measured"}
-    changed = with_choice(sgt, [row(**changes)])
-    assert changed.get("recommended") == choice
-    assert changed["recommendation"].endswith("sgt: its gate would open") is (choice == "hinted")
-    assert with_choice({"recommended": "none", "recommendation": "none"}, [row()]) == {}
+    advice = Advice("sgt", "sgt: its gate would open", {"gate": "all"}, 0.1, "measured")
+    changed = with_hints(advice, [row(**changes)])
+    assert changed.recommended == choice
+    assert changed.recommendation.endswith("sgt: its gate would open") is (choice == "hinted")
+    assert (changed.settings, changed.extra_rows) == (({}, 0.0) if choice == "hinted" else ({"gate": "all"}, 0.1))
+    none = Advice("none", "none")
+    assert with_hints(none, [row()]) == none
 
 
 def test_the_caveat_says_what_was_measured() -> None:
@@ -96,4 +106,4 @@ def test_the_caveat_says_what_was_measured() -> None:
     assert gain["n"] == 3
     assert stored["budget"]["tiny-hints"]["hinted"]["generated_tokens"] > 1
     assert "did not end above GRPO in three seeds, and cost samples" in CAVEAT
-    assert with_choice({"recommended": "sgt", "recommendation": "sgt", "caveat": ""}, [row()])["caveat"] == CAVEAT
+    assert with_hints(Advice("sgt", "sgt"), [row()]).caveat == CAVEAT

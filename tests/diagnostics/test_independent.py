@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mutualrl.diagnostics.complementarity import Thresholds, complementarity
+from mutualrl.diagnostics.gates import Thresholds
 from mutualrl.diagnostics.rollouts import Rollouts, to_arrays
+from mutualrl.diagnostics.specs.complementarity import complementarity
 from mutualrl.errors import DataError, UsageError
 
 Rewards = dict[str, dict[str, list[float]]]
@@ -62,19 +63,19 @@ def test_overlap_and_rescues_equal_set_operations(rows: list[list[list[float]]],
     result = complementarity(make_rollouts(rewards, order), Thresholds(), "first", [1], seed=0)
     prompts = set(next(iter(rewards.values())))
     solved = {policy: {p for p, group in by_prompt.items() if group[0] > 0.8} for policy, by_prompt in rewards.items()}
-    rows_by_pair = {(row["learner"], row["peer"]): row for row in result["pairs"]}
+    rows_by_pair = {(row.learner, row.peer): row for row in result.pairs}
     assert set(rows_by_pair) == set(itertools.permutations(rewards, 2))
     for (learner, peer), row in rows_by_pair.items():
         one, other = solved[learner], solved[peer]
-        assert equal_or_nan(row["learner_success"], rate(len(one), len(prompts)))
-        assert equal_or_nan(row["peer_success"], rate(len(other), len(prompts)))
-        assert equal_or_nan(row["jaccard"], rate(len(one & other), len(one | other)))
-        assert equal_or_nan(row["rescue"], rate(len(other - one), len(prompts - one)))
+        assert equal_or_nan(row.learner_success, rate(len(one), len(prompts)))
+        assert equal_or_nan(row.peer_success, rate(len(other), len(prompts)))
+        assert equal_or_nan(row.jaccard, rate(len(one & other), len(one | other)))
+        assert equal_or_nan(row.rescue, rate(len(other - one), len(prompts - one)))
     counts = [sum(p in successes for successes in solved.values()) for p in prompts]
-    pool = result["pool"]
-    assert equal_or_nan(pool["any"], rate(sum(c > 0 for c in counts), len(prompts)))
-    assert equal_or_nan(pool["all"], rate(sum(c == len(rewards) for c in counts), len(prompts)))
-    assert equal_or_nan(pool["exactly_one"], rate(sum(c == 1 for c in counts), len(prompts)))
+    pool = result.pool
+    assert equal_or_nan(pool.any, rate(sum(c > 0 for c in counts), len(prompts)))
+    assert equal_or_nan(pool.all, rate(sum(c == len(rewards) for c in counts), len(prompts)))
+    assert equal_or_nan(pool.exactly_one, rate(sum(c == 1 for c in counts), len(prompts)))
 
 
 def gate_probability(rewards: Rewards, learner: str, prompt: str, k: int) -> Fraction:
@@ -96,10 +97,10 @@ def test_gate_rate_is_the_mean_over_all_choices_of_k_rollouts(rows: list[list[li
     if k > len(rows[0][0]):
         return
     result = complementarity(make_rollouts(rewards), Thresholds(), "first", [k], seed=0)
-    for gate in result["gate"]:
-        learner = gate["learner"]
+    for gate in result.gate:
+        learner = gate.learner
         chances = [gate_probability(rewards, learner, prompt, k) for prompt in rewards[learner]]
-        assert gate["at"][0]["rate"] == pytest.approx(float(sum(chances) / len(chances)))
+        assert gate.at[0].rate == pytest.approx(float(sum(chances) / len(chances)))
 
 
 @given(rewards_of_pools, st.integers(0, 99))

@@ -14,19 +14,19 @@ import pytest
 
 from conftest import Cli
 from made_runs import add_model, made_run, publish
-from mutualrl.distillation.distill import _examples, bars
-from mutualrl.distillation.settings import DistillSettings, parse_settings
-from mutualrl.distillation.successes import (
+from mutualrl.errors import DataError, UsageError
+from mutualrl.paper.distillation.distill import _examples, bars
+from mutualrl.paper.distillation.successes import (
     DistillationExample,
     SuccessSet,
     VerifiedText,
     collect_successes,
     distillation_examples,
 )
-from mutualrl.errors import DataError, UsageError
 from mutualrl.records import Prompt, Rollout
 from mutualrl.see import Exchange
 from mutualrl.storage.files import read_checksummed
+from mutualrl.study.distill_settings import DistillSettings, parse_settings
 
 
 def test_defaults_match_the_paper() -> None:
@@ -137,8 +137,8 @@ def test_other_teachers_are_the_learners_successes_and_gold_solutions() -> None:
 
 
 def test_example_is_the_learners_prompt_and_the_text_with_eos(tiny: dict[str, Path]) -> None:
-    from mutualrl.distillation.sft import examples
     from mutualrl.engines.transformers_engine import load_tokenizer
+    from mutualrl.paper.distillation.sft import examples
     from mutualrl.records import Prompt
 
     prompts = [Prompt("x", "2*3:", "6", "*"), Prompt("y", "4+5:", "9", "+")]
@@ -168,8 +168,8 @@ def test_loss_is_sgts_mean_over_texts_of_token_means(tiny: dict[str, Path], tmp_
     from datasets import Dataset
     from transformers import AutoModelForCausalLM
 
-    from mutualrl.distillation.sft import fine_tune
     from mutualrl.engines.transformers_engine import load_tokenizer
+    from mutualrl.paper.distillation.sft import fine_tune
 
     tokenizer, model = load_tokenizer(str(tiny["ada"])), AutoModelForCausalLM.from_pretrained(tiny["ada"])
     rows = [([5, 6], [7, 8, 9]), ([5, 6], [10, 11, 12, 13, 14, 15, 16, 17, 18])]
@@ -211,7 +211,7 @@ def test_bars_are_relative_to_standalone_grpo() -> None:
 
 def test_runs_that_cannot_be_distilled_are_rejected(cli_here: Cli, tmp_path: Path) -> None:
     def error_of(*arguments: str | Path) -> str:
-        result = cli_here("distill", *arguments, "--out", "d")
+        result = cli_here("paper", "distill", *arguments, "--out", "d")
         assert result.returncode == 2, result.stderr
         assert not (tmp_path / "d").exists()
         return str(result.stderr)
@@ -253,7 +253,7 @@ def test_learners_are_taught_their_peers_successes_and_evaluated(
     )
     completed = cli("train", "--pool", "tiny", "--steps", "3", "--exchange", "full", "--run-dir", "g", *settings)
     assert completed.returncode == 0, completed.stderr
-    arguments = ("distill", "g", "--set", "learning_rate=5e-4", "--set", "limit=16", "--json", "--start")
+    arguments = ("paper", "distill", "g", "--set", "learning_rate=5e-4", "--set", "limit=16", "--json", "--start")
     completed = cli_here(*arguments, "trained", "--out", "d", "--beside", "g")
     assert completed.returncode == 0, completed.stderr
     result = json.loads(completed.stdout)
@@ -293,7 +293,18 @@ def test_killed_distillation_resumes_from_its_checkpoint(cli: Cli, cli_here: Cli
     settings = ("--set", "round.prompts=16", "--set", "trainer.per_device_train_batch_size=64")
     completed = cli("train", "--pool", "tiny", "--steps", "3", "--exchange", "full", "--run-dir", "g", *settings)
     assert completed.returncode == 0, completed.stderr
-    command = ("distill", "g", "--set", "learning_rate=5e-4", "--set", "epochs=6", "--set", "save_every=2", "--json")
+    command = (
+        "paper",
+        "distill",
+        "g",
+        "--set",
+        "learning_rate=5e-4",
+        "--set",
+        "epochs=6",
+        "--set",
+        "save_every=2",
+        "--json",
+    )
     undisturbed = cli_here(*command, "--out", "u")
     assert undisturbed.returncode == 0, undisturbed.stderr
     expected = json.loads(undisturbed.stdout)

@@ -177,7 +177,7 @@ def test_tokenizer_without_eos_is_evaluated(cli_here: Cli, real_data: Path, tmp_
     assert json.loads(result.stdout)["models"][str(copy)]["n"] == 2
 
 
-@pytest.mark.parametrize("command", [["eval"], ["tasks", "show"], ["complementarity"], ["channels"]])
+@pytest.mark.parametrize("command", [["eval"], ["tasks", "show"], ["complementarity"], ["paper", "channels"]])
 def test_help_imports_nothing_heavy(command: list[str]) -> None:
     result = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "mutualrl", *command, "--help"],

@@ -319,6 +319,20 @@ def test_several_sources_divide_the_prompts_and_one_is_asked_where_another_faile
     assert verify_intact(run.path)["damaged"] == []
 
 
+@pytest.mark.release
+def test_the_ranks_of_a_policy_read_the_same_answers(tmp_path: Path) -> None:
+    with served(Endpoint(teacher)) as endpoint:
+        ranks = ("--set", "launch.processes=2", "--set", "launch.strategy=ddp")
+        alone = ("--regime", "sgt", "--model", "tiny:ada", *SHORT, "--set", "trainer.max_completion_length=20")
+        run = finished(Run(tmp_path, *alone, *ranks, *options(endpoint), of=()))
+        asked = {number: account.prompts for number, account in accounts(run.path).items()}
+    assert asked == {number: len(prompts) for number, prompts in failed_prompts(run.path, "ada").items()}
+    rows = run.metrics("ada")
+    rescues = (run.path / "policies/ada/rescues.jsonl").read_text().splitlines()
+    assert sum(row.get("source/teacher/rescues", 0) for row in rows) == len(rescues) > 0
+    assert verify_intact(run.path)["damaged"] == []
+
+
 # ---- frozen
 
 

@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 from test_three_tokens import P, own, pooled, row
 
 from independent import aligners, diagnostics, regimes, rivals
-from mutualrl.diagnostics.channels import decomposed
-from mutualrl.diagnostics.complementarity import Thresholds, complementarity
+from mutualrl.diagnostics.gates import Thresholds
 from mutualrl.diagnostics.rollouts import to_arrays
-from mutualrl.diagnostics.sgt_check import activation
+from mutualrl.diagnostics.specs.complementarity import complementarity
+from mutualrl.diagnostics.specs.sgt_check import activation
+from mutualrl.paper.specs.channels import decomposed
 from mutualrl.records import Rollout
 from mutualrl.regimes import hacpo
 from mutualrl.regimes.advantages import pool_advantages, standard_deviation
@@ -422,20 +423,20 @@ def test_successes_rescues_and_gates(values: list[list[list[float]]]) -> None:
     )
     rollouts, thresholds = to_arrays(table, "test"), Thresholds(0.8, 0.2)
     profile = activation(rollouts, thresholds)
-    for profile_row in profile["rows"]:
-        expected = diagnostics.gate_profile(rewards, profile_row["learner"], 0.8, 0.2)
-        assert (profile_row["gated"], profile_row["gate_rate"]) == (expected["open"], pytest.approx(expected["share"]))
+    for profile_row in profile.rows:
+        expected = diagnostics.gate_profile(rewards, profile_row.learner, 0.8, 0.2)
+        assert (profile_row.gated, profile_row.gate_rate) == (expected["open"], pytest.approx(expected["share"]))
     for success, solved in (
         ("first", diagnostics.first_success(rewards, 0.8)),
         ("any", diagnostics.any_success(rewards, 0.8)),
     ):
-        pairs = complementarity(rollouts, thresholds, success, [2], 0)["pairs"]
+        pairs = complementarity(rollouts, thresholds, success, [2], 0).pairs
         for pair in pairs:
-            a, b = solved[pair["learner"]], solved[pair["peer"]]
-            assert pair["learner_success"] == pytest.approx(len(a) / 3)
-            assert pair["jaccard"] == pytest.approx(diagnostics.overlap(a, b)["jaccard"], nan_ok=True)
+            a, b = solved[pair.learner], solved[pair.peer]
+            assert pair.learner_success == pytest.approx(len(a) / 3)
+            assert pair.jaccard == pytest.approx(diagnostics.overlap(a, b)["jaccard"], nan_ok=True)
             expected_rescues = diagnostics.rescue_rate(a, b, set(rewards["a"]))
-            assert pair["rescue"] == pytest.approx(expected_rescues, nan_ok=True)
+            assert pair.rescue == pytest.approx(expected_rescues, nan_ok=True)
 
 
 @given(st.lists(st.tuples(st.floats(-2, 2), st.floats(-2, 2)), min_size=1, max_size=20))
@@ -450,4 +451,4 @@ def test_advantage_changes(pairs: list[tuple[float, float]]) -> None:
 def test_channels(units: list[tuple[bool, bool, bool]]) -> None:
     names = [diagnostics.channel(*unit) for unit in units]
     channel_rows = decomposed(*(np.array(column)[None] for column in zip(*units, strict=True)))
-    assert {row["usable"]: row["units"] for row in channel_rows if row["units"]} == {n: names.count(n) for n in names}
+    assert {row.usable: row.units for row in channel_rows if row.units} == {n: names.count(n) for n in names}

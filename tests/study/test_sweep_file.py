@@ -45,7 +45,7 @@ def test_pieces_are_ordered_by_seed_with_distillations_after_their_sources(tmp_p
         *("--run-dir", "/out/pieces/tiny/sgt-gold-3", "--no-report"),
     ]
     assert sweep.command(sweep.pieces[2], Path("/out")) == [
-        *("distill", "/out/pieces/tiny/grpo-3", "--beside", "/out/pieces/tiny/sgt-gold-3", "--seed", "3"),
+        *("paper", "distill", "/out/pieces/tiny/grpo-3", "--beside", "/out/pieces/tiny/sgt-gold-3", "--seed", "3"),
         *("--set", "learning_rate=0.0005", "--out", "/out/pieces/tiny/distilled-3"),
     ]
     assert sweep.recipe(sweep.pieces[2]).regime_class.name == "grpo"

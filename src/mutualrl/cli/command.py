@@ -12,8 +12,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from mutualrl.cli.commands import Command, Group
-from mutualrl.cli.output import reports_errors
+from mutualrl.cli.commands import Command, DiagnosticCommand, Group
+from mutualrl.cli.output import note_all, reports_errors
 from mutualrl.console.options import Option, declared_options, typed_names
 from mutualrl.storage.files import JsonObject
 
@@ -21,8 +21,8 @@ from mutualrl.storage.files import JsonObject
 class LazyCommand(TyperCommand):
     """Command of which only name and summary are made until it is used."""
 
-    def __init__(self, name: str, declared: Command) -> None:
-        super().__init__(name, help=_summary(declared.options))
+    def __init__(self, name: str, declared: Command | DiagnosticCommand) -> None:
+        super().__init__(name, help=declared.summary, hidden=declared.moved is not None)
         self._declared = declared
 
     def load(self) -> Any:
@@ -38,36 +38,33 @@ class LazyCommand(TyperCommand):
         return self.load().make_context(info_name, args, parent=parent, **extra)
 
 
-def lazy(name: str, declared: Command | Group) -> Any:
+def lazy(name: str, declared: Command | DiagnosticCommand | Group) -> Any:
     """Return a command or a group of commands as Typer lists it."""
-    if isinstance(declared, Command):
+    if not isinstance(declared, Group):
         return LazyCommand(name, declared)
     commands = {part: lazy(part, command) for part, command in declared.commands.items()}
     return TyperGroup(name=name, commands=commands, help=declared.help, no_args_is_help=True)
 
 
-def as_function(declared: Command) -> Callable[..., None]:
+def as_function(declared: Command | DiagnosticCommand) -> Callable[..., None]:
     """Return the function that Typer makes a command of: its signature has the options, its docstring is theirs. It
-    imports the command's function, runs it, and reports mutualrl's errors."""
-    module, _, name = declared.function.rpartition(".")
+    runs the command, and reports mutualrl's errors."""
+    kind = declared.declared()
 
     def called(**values: object) -> None:
         values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-        options = declared.options(**{key: value for key, value in values.items() if value is not None})
-        getattr(import_module(f"mutualrl.cli.{module}"), name)(options)
+        options = kind(**{key: value for key, value in values.items() if value is not None})
+        if declared.moved is not None:
+            note_all([f"this command is now: mutualrl {declared.moved}; the old name goes with the next version"])
+        declared.run(options)
 
-    parameters = [_parameter(*entry) for entry in declared_options(declared.options)]
+    parameters = [_parameter(*entry) for entry in declared_options(kind)]
     function = reports_errors(called)
-    function.__doc__ = declared.options.__doc__
+    function.__doc__ = kind.__doc__
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     del function.__wrapped__  # type: ignore[attr-defined]  # Typer would read its signature
     return function
-
-
-def _summary(options: type) -> str:
-    """Return the first paragraph of the help."""
-    return " ".join((options.__doc__ or "").partition("\n\n")[0].split())
 
 
 def _parameter(field: Field[object], hint: Any, option: Option) -> inspect.Parameter:

@@ -1,35 +1,79 @@
 """Every command: its options, its help, and the function that runs it.
 
 A command is a dataclass whose docstring is its help and whose fields are its options (`console.options`). `COMMANDS`
-names the function, which gets the dataclass and is imported when the command runs: nothing here imports an engine.
+names the function, which gets the dataclass and is imported when the command runs: nothing here imports an engine. A
+diagnostic is a command without an entry here: its module below `diagnostics/specs` or `paper/specs` says all of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from mutualrl.console.options import JSON, SEED_LIMIT, TRUST_REMOTE_CODE, Option, options_of
-from mutualrl.diagnostics.flags import ComplementarityFlags, DiagnosticFlags, LearnerFlags
-from mutualrl.diagnostics.thl.flags import ThlFlags
+from mutualrl.console.options import SEED_LIMIT, TRUST_REMOTE_CODE, Option, WithJson, WithPlot, options_of
 from mutualrl.evaluation.flags import EvalFlags
+from mutualrl.paper.thl.flags import ThlFlags
 from mutualrl.recipes.request import Request
 
 
 class Command(NamedTuple):
-    """A command: the dataclass of its options, and its function, MODULE.FUNCTION below `mutualrl.cli`."""
+    """A command: the dataclass of its options, and its function, MODULE.FUNCTION below `mutualrl.cli`. `moved`: its new
+    name, of a command that works under the old one for a while."""
 
     options: type
     function: str
+    moved: str | None = None
+
+    @property
+    def summary(self) -> str:
+        """Return its help in one line."""
+        return " ".join((self.options.__doc__ or "").partition("\n\n")[0].split())
+
+    def declared(self) -> type:
+        """Return the dataclass of its options."""
+        return self.options
+
+    def run(self, options: object) -> None:
+        """Import its function, and call it."""
+        module, _, name = self.function.rpartition(".")
+        getattr(import_module(f"mutualrl.cli.{module}"), name)(options)
+
+
+class DiagnosticCommand(NamedTuple):
+    """A diagnostic as a command: its module below `mutualrl`, and its first line."""
+
+    module: str
+    summary: str
+    moved: str | None = None
+
+    def declared(self) -> type:
+        """Import the module; return the dataclass of its options."""
+        options: type = import_module(f"mutualrl.{self.module}").DIAGNOSTIC.options
+        return options
+
+    def run(self, options: object) -> None:
+        """Run the diagnostic."""
+        import_module("mutualrl.cli.diagnose").run(import_module(f"mutualrl.{self.module}").DIAGNOSTIC, options)
+
+
+def diagnostics(package: str) -> dict[str, DiagnosticCommand]:
+    """Return the diagnostics in a package below `mutualrl`, by command."""
+    found = {}
+    for path in sorted((Path(__file__).parents[1] / package).glob("[!_]*.py")):
+        with path.open(encoding="utf-8") as file:
+            summary = file.readline().strip().removeprefix('"""').removesuffix('"""')
+        found[path.stem.replace("_", "-")] = DiagnosticCommand(f"{package.replace('/', '.')}.{path.stem}", summary)
+    return found
 
 
 class Group(NamedTuple):
     """Commands under a common name, with the help of the whole."""
 
     help: str
-    commands: Mapping[str, Command]
+    commands: Mapping[str, Command | DiagnosticCommand]
 
 
 REPORT = Option("Write the HTML report at the end of the run.", "--report/--no-report", variable="MUTUALRL_REPORT")
@@ -37,20 +81,6 @@ RUN = Option("The run directory.", argument=True, complete="run_directories")
 ONLY_POLICY = Option("Only this policy. Repeatable.")
 TASK_FILE = Option("Its rows: a file, a directory, or hub:OWNER/NAME.")
 REQUEST = options_of(Request)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WithJson:
-    """What every command has."""
-
-    as_json: Annotated[bool, JSON] = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class WithPlot(WithJson):
-    """What a command with figures has."""
-
-    plot: Annotated[Path | None, Option("Write figures to this directory.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,44 +205,10 @@ class ThlCheck(ThlFlags, WithPlot):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diagnostic(DiagnosticFlags, WithPlot):
-    """Options of every diagnostic of rollouts."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Complementarity(ComplementarityFlags, Diagnostic):
-    """Will these models, or these texts, help each other? Overlap of solved prompts, rescues, SGT's gate rate, a
-    recommendation; what recorded texts would revive.
-
-    Example: mutualrl complementarity --pool 2qwen --task math --data math_train.jsonl --prompts 500 --samples 5
-    """
-
-
-@dataclass(frozen=True, kw_only=True)
-class XgrpoCheck(Diagnostic):
-    """Do the pooled rewards carry structure? Pooled normalization with the true pool against a shuffled one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SgtCheck(LearnerFlags, Diagnostic):
-    """Where would SGT act, and do the transferred texts belong to the prompt? Gate, success rates, teachers' NLL."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Channels(LearnerFlags, Diagnostic):
-    """Which of PRP, XGRPO and SGT could each learner use on each prompt?"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cost(LearnerFlags, Diagnostic):
-    """What would each regime add to a round, in response tokens?"""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Distill(WithJson):
     """Sequential Peer Distillation: fine-tune each policy on its peers' successes, after plain GRPO.
 
-    Example: mutualrl distill runs/grpo --beside runs/sgt --out runs/distilled
+    Example: mutualrl paper distill runs/grpo --beside runs/sgt --out runs/distilled
     """
 
     runs: Annotated[tuple[Path, ...], Option("Standalone runs (train --regime grpo --exchange full).", argument=True)]
@@ -457,19 +453,19 @@ class ExchangeGc(OfRun):
     dry_run: Annotated[bool, Option("Show what would be deleted; delete nothing.")] = False
 
 
-COMMANDS: Mapping[str, Command | Group] = {
+PAPER: dict[str, Command | DiagnosticCommand] = {
+    **diagnostics("paper/specs"),
+    "distill": Command(Distill, "distill.distill"),
+}
+
+COMMANDS: Mapping[str, Command | DiagnosticCommand | Group] = {
     "init": Command(Init, "init.init"),
     "train": Command(Train, "train.train"),
     "join": Command(Join, "join.join"),
     "watch": Command(Watch, "watch.watch"),
     "eval": Command(Eval, "evaluate.evaluate"),
     "thl-check": Command(ThlCheck, "thl_check.thl_check"),
-    "complementarity": Command(Complementarity, "diagnose.complementarity"),
-    "xgrpo-check": Command(XgrpoCheck, "diagnose.xgrpo_check"),
-    "sgt-check": Command(SgtCheck, "diagnose.sgt_check"),
-    "channels": Command(Channels, "diagnose.channels"),
-    "cost": Command(Cost, "diagnose.cost"),
-    "distill": Command(Distill, "distill.distill"),
+    **diagnostics("diagnostics/specs"),
     "report": Command(Report, "report.report"),
     "export": Command(Export, "export.export"),
     "sweep": Command(Sweep, "sweep.sweep"),
@@ -513,4 +509,6 @@ COMMANDS: Mapping[str, Command | Group] = {
             "gc": Command(ExchangeGc, "exchange.gc"),
         },
     ),
+    "paper": Group("The paper's evidence: its diagnostics, and its control by distillation.", PAPER),
+    **{name: command._replace(moved=f"paper {name}") for name, command in PAPER.items()},
 }

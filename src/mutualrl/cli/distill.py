@@ -1,4 +1,4 @@
-"""`mutualrl distill`: the paper's control, fine-tuning on peers' successes after reinforcement learning."""
+"""`mutualrl paper distill`: the paper's control, fine-tuning on peers' successes after reinforcement learning."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import typer
 
 from mutualrl.cli.commands import Distill
 from mutualrl.cli.output import emit, prose
-from mutualrl.distillation.distill import distill as run_distillation
-from mutualrl.distillation.distill import markdown
-from mutualrl.distillation.settings import parse_settings
 from mutualrl.engines.choice import check_engine
+from mutualrl.paper.distillation.distill import distill as run_distillation
+from mutualrl.paper.distillation.distill import markdown
+from mutualrl.study.distill_settings import parse_settings
 
 
 def distill(options: Distill) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,10 +16,10 @@ from mutualrl.cli.commands import Init
 from mutualrl.cli.dry_run import Plan, plan_json, plan_of, show_plan
 from mutualrl.cli.output import emit, prose
 from mutualrl.console.display import clean, print_text
-from mutualrl.diagnostics.thl.flags import ThlFlags
-from mutualrl.diagnostics.thl.thl_check import check
-from mutualrl.diagnostics.thl.thl_request import ThlRequest
-from mutualrl.diagnostics.thl.thl_tables import verdict
+from mutualrl.diagnostics.endpoints import Endpoint
+from mutualrl.diagnostics.lazy_model import LazyModel
+from mutualrl.diagnostics.passages import load_passages
+from mutualrl.diagnostics.vocabulary import check_models, direction, verdict
 from mutualrl.errors import UsageError
 from mutualrl.launch.session import Launch
 from mutualrl.machine.devices import this_machine
@@ -34,6 +35,7 @@ from mutualrl.tasks.dataset import first_row
 from mutualrl.tasks.hub_data import data_path, is_hub
 from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.tasks.template import fields_of
+from mutualrl.thl import DEFAULT_ANCHOR
 
 SHOWN = 5  # prompts
 BF16_WEIGHTS = 50_000_000  # from this size on, bfloat16 is faster on a CPU that supports it: docs/results.md
@@ -215,8 +217,13 @@ def _check(pool: Path, *, as_json: bool, accept_unsafe: bool = False) -> Plan:
     Raises the errors of the underlying commands; exits with 3 if two tokenizers are unsafe together.
     """
     recipe = _recipe(pool)
-    result = check(ThlRequest.of(ThlFlags(pool=str(pool), suite="tokenizers")), prose())
-    reasons = [reason for pair in result["pairs"] for reason in pair["reasons"]]
+    models = [LazyModel(Endpoint.of_policy(policy)) for policy in recipe.policies]
+    passages = load_passages(None)
+    checks = []
+    for source, target in itertools.permutations(models, 2):
+        found = check_models(passages, source, target, DEFAULT_ANCHOR, lambda done: None)
+        checks.append((direction(source.name, target.name), found))
+    reasons = [reason for _, found in checks for reason in found.reasons]
     for reason in reasons:
         print_text(prose(), f"unsafe: {reason}")
     if reasons and not accept_unsafe:
@@ -231,7 +238,7 @@ def _check(pool: Path, *, as_json: bool, accept_unsafe: bool = False) -> Plan:
     if plan.failure is not None:
         raise plan.failure
     if not as_json:
-        typer.echo(f"Tokenizers. {verdict(result['pairs'])}")
+        typer.echo(f"Tokenizers. {verdict(checks)}")
         for line in lines:
             typer.echo(line)
         show_plan(plan)

@@ -51,7 +51,10 @@ def show(options: RegimesShow) -> None:
         behind = "may be rounds behind" if regime().late() else "must keep up"
         print_text(screen(), f"Peers {behind} (exchange.staleness)")
     if regime.accepts_sources:
-        print_text(screen(), "Learns from sources, too: recorded texts, a served model, a frozen one (--source NAME=KIND:WHERE)")
+        print_text(
+            screen(),
+            "Learns from sources, too: recorded texts, a served model, a frozen one (--source NAME=KIND:WHERE)",
+        )
     table = Table("setting", "default", "meaning")
     for row in settings:
         table.add_row(cell(f"regime.{row['setting']}"), cell(str(row["default"])), cell(row["description"]))

@@ -8,10 +8,8 @@ from mutualrl.cli.commands import ThlCheck
 from mutualrl.cli.output import emit, prose
 from mutualrl.console.display import print_text
 from mutualrl.console.plots import directory_for
-from mutualrl.diagnostics.thl.thl_check import check
-from mutualrl.diagnostics.thl.thl_plots import plot
-from mutualrl.diagnostics.thl.thl_request import ThlRequest
-from mutualrl.diagnostics.thl.thl_tables import markdown
+from mutualrl.paper.thl.thl_check import check
+from mutualrl.paper.thl.thl_request import ThlRequest
 
 
 def thl_check(options: ThlCheck) -> None:
@@ -20,14 +18,13 @@ def thl_check(options: ThlCheck) -> None:
     directory = None if options.plot is None else directory_for(options.plot)
     console = prose()
     result = check(request, console)
-    if directory is not None:
-        result["figures"] = [str(path) for path in plot(result, directory)]
+    drawn = [] if directory is None else [str(path) for path in result.plot(directory)]
     if options.as_json:
-        emit(result)
+        emit({**result.plain(), **({"figures": drawn} if drawn else {})})
     else:
-        typer.echo(markdown(result))
-    unsafe = [(pair, reason) for pair in result["pairs"] for reason in pair["reasons"]]
+        typer.echo(result.markdown())
+    unsafe = [(pair, reason) for pair in result.pairs for reason in pair.tokenizers.reasons]
     for pair, reason in unsafe:
-        print_text(console, f"unsafe: {pair['source']} -> {pair['target']}: {reason}", 2000)
+        print_text(console, f"unsafe: {pair.source} -> {pair.target}: {reason}", 2000)
     if unsafe:
         raise typer.Exit(3)

@@ -45,3 +45,14 @@ def percent(fraction: float) -> str:
     """Return a fraction in percent: with four decimals, below 1 % with four significant digits (0.0109, 99.9876)."""
     value = 100 * fraction
     return f"{value:.4f}" if abs(value) >= 1 else significant(value)
+
+
+def with_interval(value: float | None, interval: Sequence[float | None]) -> str:
+    """Return a number with the bounds of its interval."""
+    low, high = interval
+    return f"{number(value)} [{number(low, 2)}, {number(high, 2)}]"
+
+
+def sentence(text: str) -> str:
+    """Return a sentence that may contain a user's names, cleaned for display, on one line."""
+    return clean(text, 1000).replace("\n", " ")

@@ -7,6 +7,7 @@ without `Option` is no option. A subclass hides an inherited option by declaring
 from __future__ import annotations
 
 from dataclasses import MISSING, Field, dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 
@@ -30,6 +31,20 @@ SEED_LIMIT = 2**31 - 1
 ENGINE = Option("transformers or vllm (vllm if it supports the model).")
 JSON = Option("Print one JSON object on stdout.", "--json")
 TRUST_REMOTE_CODE = Option("Let a hub model run its own code.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithJson:
+    """What every command has."""
+
+    as_json: Annotated[bool, JSON] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithPlot(WithJson):
+    """What a command with figures has."""
+
+    plot: Annotated[Path | None, Option("Write figures to this directory.")] = None
 
 
 def declared_options(options: type) -> list[tuple[Field[Any], Any, Option]]:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mutualrl.console.lines import notify
-from mutualrl.diagnostics.complementarity import Thresholds
+from mutualrl.diagnostics.endpoints import Endpoint
 from mutualrl.diagnostics.flags import DiagnosticFlags
+from mutualrl.diagnostics.gates import Thresholds
 from mutualrl.diagnostics.rollout_reader import has_rewards
-from mutualrl.diagnostics.thl.endpoints import Endpoint
-from mutualrl.diagnostics.xgrpo_check import Scales
+from mutualrl.diagnostics.scales import Scales
 from mutualrl.engines.base import check_temperature
 from mutualrl.errors import DataError, UsageError
 from mutualrl.recipes import Recipe, Request, load_run, resolve
@@ -297,10 +297,7 @@ def _named_models(flags: DiagnosticFlags) -> dict[str, Endpoint]:
 
 
 def _pool_models(recipe: Recipe, trust_remote_code: bool) -> dict[str, Endpoint]:
-    return {
-        p.name: Endpoint(p.name, p.model, True, p.revision, p.trust_remote_code or trust_remote_code)
-        for p in recipe.policies
-    }
+    return {p.name: Endpoint.of_policy(p, trust_remote_code=trust_remote_code) for p in recipe.policies}
 
 
 def _run_models(recorded: Recorded, trust_remote_code: bool) -> dict[str, Endpoint]:

@@ -57,33 +57,3 @@ class LearnerFlags(DiagnosticFlags):
     ] = ()
     success_above: Annotated[tuple[str, ...], SUCCESS_ABOVE] = ()
     failure_below: Annotated[tuple[str, ...], FAILURE_BELOW] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComplementarityFlags(DiagnosticFlags):
-    """Options of `complementarity`, which also takes recorded texts."""
-
-    texts: bool = True
-    hints: Annotated[
-        bool,
-        Option("Also sample where the gate opens, with a peer's success as a hint and without: is `hinted` better?"),
-    ] = False
-    success: Annotated[str, Option("A model solves a prompt if its `first` rollout does, or `any` rollout.")] = "first"
-    k: Annotated[str | None, Option("Rollouts per model for which to compute SGT's gate: 4,8,16.")] = None
-    success_above: Annotated[tuple[str, ...], SUCCESS_ABOVE] = ()
-    failure_below: Annotated[tuple[str, ...], FAILURE_BELOW] = ()
-    pool_models: Annotated[
-        tuple[str, ...], Option("Sample from this model. Repeatable.", "--model", metavar="MODEL")
-    ] = ()
-    sources: Annotated[
-        tuple[str, ...],
-        Option(
-            "Recorded texts (also a file of --rollouts without rewards). Repeatable.",
-            "--source",
-            metavar="NAME=recorded:FILE",
-        ),
-    ] = ()
-    assignments: Annotated[
-        tuple[str, ...],
-        Option("A key of a source, such as sources.NAME.columns.text=COLUMN.", "--set", metavar="KEY=VALUE"),
-    ] = ()

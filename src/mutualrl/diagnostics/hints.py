@@ -8,16 +8,16 @@ what arXiv 2605.30070 finds to predict the gain.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mutualrl.console.markdown import name, number, table
-from mutualrl.diagnostics.complementarity import SPARSE, Thresholds
 from mutualrl.diagnostics.diagnostic_request import DiagnosticRequest, Sampled
+from mutualrl.diagnostics.gates import Thresholds
 from mutualrl.diagnostics.load_rollouts import ProgressBars, completions, rewards_by
 from mutualrl.diagnostics.statistics import Floats, intervals, ratio
 from mutualrl.engines.base import Sampling
@@ -209,58 +209,32 @@ def _interval(rates: Floats, seed: int) -> tuple[float, float]:
     return intervals(rates, lambda sums: ((sums[:, 0] - sums[:, 1]) / len(rates))[:, None], seed)[0]
 
 
-def with_choice(recommendation: Mapping[str, Any], hints: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the keys of a recommendation that change once hints were tried: `hinted` in place of `sgt` if a hint
-    raises the success of a learner and leaves answers to learn; either way, the reason."""
-    rows = [row for row in (HintRow(**row) for row in hints) if row.samples]
-    if recommendation["recommended"] == "none" or not rows:
-        return {}
-    helped = [r for r in rows if r.gated / max(r.prompts, 1) >= SPARSE and r.difference_ci[0] > 0 and r.learnable > 0]
-    if not helped and any(row.difference_ci[0] > 0 for row in rows):
-        shares = [f"{r.learner} {number(r.copies, 2)} copies, {number(r.bare, 2)} bare" for r in rows]
-        reason = f"hints help, but leave next to nothing to learn ({'; '.join(shares)})"
-        return {"recommendation": f"{recommendation['recommendation']}. {reason}"}
-    if not helped:
-        seen = [
-            f"{row.learner} {number(row.success_with, 2)}, without {number(row.success_without, 2)}" for row in rows
-        ]
-        reason = f"hints do not help these models (success with one: {'; '.join(seen)})"
-        return {"recommendation": f"{recommendation['recommendation']}. {reason}"}
-    best = max(helped, key=lambda row: row.difference)
-    reason = (
-        f"where the gate opens, {best.learner} solves {best.success_with:.0%} of its answers with a hint, "
-        f"{best.success_without:.0%} without, and {best.learnable:.0%} are its own words: "
-        f"{best.rescues_per_round:.1f} answers to learn per round, for {best.tokens_per_round:.0f} tokens sampled"
-    )
-    text = f"{Hinted.name}: {reason}. In place of {recommendation['recommendation']}"
-    changed = {"recommended": Hinted.name, "recommendation": text, "settings": {}, "extra_rows": 0.0}
-    return {**changed, "caveat": CAVEAT}
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What hints would do."""
+
+    hints: tuple[HintRow, ...]
 
 
-def result_of(rows: Sequence[HintRow]) -> dict[str, Any]:
-    """Return the rows as plain values."""
-    return {"hints": [asdict(row) for row in rows]}
-
-
-def markdown(result: Mapping[str, Any]) -> str:
+def markdown(rows: Sequence[HintRow]) -> str:
     """Return the table."""
     head = ["learner", "gate open", "success with hint", "without", "difference [95 %]", "copies", "bare", "to learn"]
     head += ["per round", "tokens per round"]
-    rows = []
-    for row in result["hints"]:
-        low, high = row["difference_ci"]
-        rows.append(
+    cells = []
+    for row in rows:
+        low, high = row.difference_ci
+        cells.append(
             [
-                name(row["learner"]),
-                f"{row['gated']}/{row['prompts']}",
-                number(row["success_with"], 3),
-                number(row["success_without"], 3),
-                f"{number(row['difference'], 3)} [{number(low, 3)}, {number(high, 3)}]",
-                number(row["copies"], 3),
-                number(row["bare"], 3),
-                number(row["learnable"], 3),
-                number(row["rescues_per_round"], 1),
-                number(row["tokens_per_round"], 0),
+                name(row.learner),
+                f"{row.gated}/{row.prompts}",
+                number(row.success_with, 3),
+                number(row.success_without, 3),
+                f"{number(row.difference, 3)} [{number(low, 3)}, {number(high, 3)}]",
+                number(row.copies, 3),
+                number(row.bare, 3),
+                number(row.learnable, 3),
+                number(row.rescues_per_round, 1),
+                number(row.tokens_per_round, 0),
             ]
         )
-    return table("A peer's success as a hint, where the gate opens", head, rows)
+    return table("A peer's success as a hint, where the gate opens", head, cells)

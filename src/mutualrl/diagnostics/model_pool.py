@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from mutualrl.diagnostics.endpoints import Endpoint
+from mutualrl.diagnostics.lazy_model import LazyModel, OnBatch
 from mutualrl.diagnostics.rollouts import Floats, Rollouts
-from mutualrl.diagnostics.thl.endpoints import Endpoint
-from mutualrl.diagnostics.thl.traces import LazyModel, OnBatch
 from mutualrl.errors import MutualRLError, UsageError
 from mutualrl.tasks.prompting import Content, prompt_ids
 from mutualrl.thl import Retokenized, align_logprobs, decode_completion, end_token, last_tokens, retokenize

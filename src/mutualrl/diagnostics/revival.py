@@ -6,16 +6,17 @@ prompt if SGT's gate would open there: all of its rollouts are below the failure
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from mutualrl.console.display import clean
-from mutualrl.console.markdown import name, number, table
-from mutualrl.diagnostics.complementarity import Thresholds
+from mutualrl.console.markdown import name, table, with_interval
+from mutualrl.diagnostics.gates import Thresholds
 from mutualrl.diagnostics.statistics import intervals, ratio
 from mutualrl.errors import DataError
 from mutualrl.records import Prompt
@@ -50,6 +51,26 @@ class RevivalRow:
     revived: int
     rate: float
     rate_ci: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePair:
+    """Two sources: numbers of prompts that `both` solve, and that `only` the first or the second does."""
+
+    source: str
+    other: str
+    both: int
+    only: int
+    only_other: int
+
+
+@dataclass(frozen=True, slots=True)
+class Revival:
+    """What recorded texts would revive."""
+
+    sources: list[SourceRow]
+    source_pairs: list[SourcePair]
+    revival: list[RevivalRow]
 
 
 def solved_prompts(source: Prepared, success: float) -> set[str]:
@@ -132,55 +153,56 @@ def _row(learner: str, source: str, failed: Mapping[str, bool], solved: set[str]
     return RevivalRow(learner, source, len(failed), int(totals[0]), int(totals[1]), rate, interval)
 
 
-def overlaps(sources: Mapping[str, Prepared], success: float) -> list[dict[str, Any]]:
+def overlaps(sources: Mapping[str, Prepared], success: float) -> list[SourcePair]:
     """Return for each pair of sources the numbers of prompts that both solve, and that only one does."""
     solved = {key: solved_prompts(source, success) for key, source in sources.items()}
-    pairs = []
-    for place, one in enumerate(solved):
-        for other in list(solved)[place + 1 :]:
-            both = solved[one] & solved[other]
-            only = len(solved[one] - both), len(solved[other] - both)
-            pairs.append({"source": one, "other": other, "both": len(both), "only": only[0], "only_other": only[1]})
-    return pairs
+    return [
+        SourcePair(
+            one,
+            other,
+            len(solved[one] & solved[other]),
+            len(solved[one] - solved[other]),
+            len(solved[other] - solved[one]),
+        )
+        for one, other in itertools.combinations(solved, 2)
+    ]
 
 
-def result_of(
-    rollouts: pa.Table | None, sources: Mapping[str, Prepared], thresholds: Thresholds, seed: int
-) -> dict[str, Any]:
-    """Return all of it as plain values."""
-    return {
-        "sources": [asdict(row) for row in source_rows(sources)],
-        "source_pairs": overlaps(sources, thresholds.success),
-        "revival": [asdict(row) for row in revival_rows(rollouts, sources, thresholds, seed)],
-    }
+def revival(rollouts: pa.Table | None, sources: Mapping[str, Prepared], thresholds: Thresholds, seed: int) -> Revival:
+    """Return what each source has, and what it would revive of each model."""
+    return Revival(
+        sources=source_rows(sources),
+        source_pairs=overlaps(sources, thresholds.success),
+        revival=revival_rows(rollouts, sources, thresholds, seed),
+    )
 
 
-def markdown(result: Mapping[str, Any]) -> str:
+def markdown(result: Revival) -> str:
     """Return the tables of sources, of their overlap, and of what they would revive."""
-    parts = ["\n".join(row["note"] for row in result["sources"])]
+    parts = ["\n".join(row.note for row in result.sources)]
     head = ["source", "prompts with a text", "texts", "confirmed", "prompts solved"]
-    keys = ("prompts", "texts", "confirmed", "confirmed_prompts")
-    rows = [[name(row["source"]), *(str(row[key]) for key in keys)] for row in result["sources"]]
+    rows = [
+        [name(row.source), str(row.prompts), str(row.texts), str(row.confirmed), str(row.confirmed_prompts)]
+        for row in result.sources
+    ]
     parts.append(table("Recorded texts, verified", head, rows))
-    if result["source_pairs"]:
+    if result.source_pairs:
         rows = [
-            [name(row["source"]), name(row["other"]), *(str(row[key]) for key in ("both", "only", "only_other"))]
-            for row in result["source_pairs"]
+            [name(row.source), name(row.other), str(row.both), str(row.only), str(row.only_other)]
+            for row in result.source_pairs
         ]
         parts.append(table("Prompts solved by two sources", ["source", "other", "both", "first", "second"], rows))
-    if result["revival"]:
+    if result.revival:
         parts.append(
             table(
                 "Prompts on which a model fails entirely, and those that a source would revive [95 % bootstrap]",
                 ["model", "prompts", "dead", "source", "revived", "of the dead"],
-                [_cells(row) for row in result["revival"]],
+                [_cells(row) for row in result.revival],
             )
         )
     return "\n\n".join(part.rstrip("\n") for part in parts)
 
 
-def _cells(row: Mapping[str, Any]) -> Sequence[str]:
-    low, high = row["rate_ci"]
-    rate = f"{number(row['rate'])} [{number(low, 2)}, {number(high, 2)}]" if row["failed"] else "-"
-    counts = [str(row["prompts"]), str(row["failed"]), name(row["source"]), str(row["revived"])]
-    return [name(row["learner"]), *counts, rate]
+def _cells(row: RevivalRow) -> Sequence[str]:
+    rate = with_interval(row.rate, row.rate_ci) if row.failed else "-"
+    return [name(row.learner), str(row.prompts), str(row.failed), name(row.source), str(row.revived), rate]

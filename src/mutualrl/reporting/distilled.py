@@ -1,4 +1,4 @@
-"""Figure of sequential distillation."""
+"""Figure of sequential distillation, from the result of `mutualrl paper distill`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from mutualrl.reporting.figure_specs import Bars, Figure, Panel
 from mutualrl.reporting.run_reader import part
 from mutualrl.storage.files import finite_number
 
+#: name of the result in its directory
+RESULT = "distill.json"
+
 
 def distillation_bars(path: Path, result: Mapping[str, Any], slug: str) -> Figure | None:
-    """Return the bars of `mutualrl distill`: accuracy divided by standalone GRPO's, minus one."""
+    """Return the bars of a result: accuracy divided by standalone GRPO's, minus one."""
     learners = {
         name: learner_result
         for name, learner_result in part(result, "learners").items()

@@ -14,7 +14,7 @@ from mutualrl.console.plots import directory_for
 from mutualrl.errors import UsageError
 from mutualrl.reporting import multi_run, report_tables, rescues, single_run
 from mutualrl.reporting.comparability import Comparison, comparisons
-from mutualrl.reporting.distilled import distillation_bars
+from mutualrl.reporting.distilled import RESULT, distillation_bars
 from mutualrl.reporting.drawing import draw_figure
 from mutualrl.reporting.figure_specs import Figure
 from mutualrl.reporting.page import PageSection, Verdict, render
@@ -23,7 +23,6 @@ from mutualrl.storage.files import read_any_json, try_read_json, user_path, writ
 from mutualrl.storage.rundir import RunDirectory
 
 INDEX, DATA, FIGURES = "index.html", "report.json", "figures"
-DISTILLED = "distill.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +38,9 @@ def write_report(
     paths: Sequence[Path], out: Path, command: str, judge: Callable[[Sequence[Comparison]], Sequence[Verdict]]
 ) -> Report:
     """Write `out`/index.html, report.json (all plotted values) and figures/*.png, *.svg for runs and for directories
-    written by `mutualrl distill`. `judge` returns the verdicts on comparisons, which are shown first. Raises UsageError
-    for any other path."""
-    distilled = [user_path(path) for path in paths if (user_path(path) / DISTILLED).is_file()]
+    written by `mutualrl paper distill`. `judge` returns the verdicts on comparisons, which are shown first. Raises
+    UsageError for any other path."""
+    distilled = [user_path(path) for path in paths if (user_path(path) / RESULT).is_file()]
     runs = read_runs([path for path in paths if user_path(path) not in distilled])
     directory = directory_for(out, "--out")
     drawings = directory_for(directory / FIGURES, "--out")
@@ -149,9 +148,9 @@ def _distillations(paths: Sequence[Path]) -> list[Figure]:
     figures = []
     for number, path in enumerate(paths, 1):
         slug = "distillation" if len(paths) == 1 else f"distillation-{number}"
-        figure = distillation_bars(path, read_any_json(path / DISTILLED) or {}, slug)
+        figure = distillation_bars(path, read_any_json(path / RESULT) or {}, slug)
         if figure is None:
-            raise UsageError(f"{path / DISTILLED} cannot be read or has no bars; recreate it with: mutualrl distill")
+            raise UsageError(f"{path / RESULT} cannot be read or has no bars; recreate it with: mutualrl paper distill")
         figures.append(figure)
     return figures
 

@@ -9,8 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from mutualrl.distillation.distill import FILE as DISTILLED
 from mutualrl.errors import DataError, FileDamagedError
+from mutualrl.reporting.distilled import RESULT as DISTILLED
 from mutualrl.reporting.run_reader import Point, PolicyRun, Run, part
 from mutualrl.reporting.series import first_reaching, mean_of
 from mutualrl.storage.files import finite_number, read_any_json
@@ -169,7 +169,7 @@ def _tenths(values: Sequence[float]) -> list[float]:
 
 
 def of_distillation(directory: Path, pool: str, arm: str, seed: int) -> Outcome:
-    """Return the outcome of `mutualrl distill`: its learners' accuracies."""
+    """Return the outcome of `mutualrl paper distill`: its learners' accuracies."""
     result = read_any_json(directory / DISTILLED)
     if result is None:
         raise FileDamagedError(f"{directory / DISTILLED}: missing; the distillation has not finished")

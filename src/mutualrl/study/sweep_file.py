@@ -10,7 +10,7 @@ arms:
     regime: grpo
     set: {trainer.num_generations: 8, trainer.per_device_train_batch_size: 256}
     differs: [trainer]                # other keys than the regime that may differ from the reference
-  distilled: {distill: grpo, set: {learning_rate: 5e-4}}   # `mutualrl distill` of that arm's run
+  distilled: {distill: grpo, set: {learning_rate: 5e-4}}   # `mutualrl paper distill` of that arm's run
 reference: grpo                       # the arm that the others are compared with
 evaluate: {samples: 16, limit: 192}   # pass@k of the trained policies: `mutualrl eval --run` after each run
 claims: claims.yaml                   # relative to this file; see `study.claims`
@@ -29,13 +29,13 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from mutualrl.distillation.settings import parse_settings
 from mutualrl.errors import RecipeError
 from mutualrl.recipes import Recipe, Request, resolve, yaml_file
 from mutualrl.recipes.differences import changed_keys
 from mutualrl.recipes.free import may_differ
 from mutualrl.regimes import baseline
 from mutualrl.study.claims import RegisteredClaims, read_claims
+from mutualrl.study.distill_settings import parse_settings
 from mutualrl.tiny import resolve_path
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 .,+_'-]{0,63}")
@@ -178,7 +178,17 @@ class Sweep:
         if arm.distill is not None:
             source, *beside = (str(root / Piece(piece.pool, n, piece.seed).place) for n in (arm.distill, *arm.beside))
             extra = [word for run in beside for word in ("--beside", run)]
-            return ["distill", source, *extra, "--seed", str(piece.seed), *assigned(arm.settings), "--out", where]
+            return [
+                "paper",
+                "distill",
+                source,
+                *extra,
+                "--seed",
+                str(piece.seed),
+                *assigned(arm.settings),
+                "--out",
+                where,
+            ]
         regime = ["--regime", str(arm.regime), "--pool", piece.pool, "--seed", str(piece.seed)]
         settings = assigned({**self.file.settings, **arm.settings})
         return ["train", *regime, *settings, "--run-dir", where, "--no-report"]

@@ -12,29 +12,34 @@ from rich.console import Console
 from mutualrl.console.display import print_text
 from mutualrl.console.markdown import name as shown_name
 from mutualrl.console.markdown import number, table
-from mutualrl.distillation.settings import DistillSettings, open_directory
-from mutualrl.distillation.sources import SourceRun, require_same_prompts, sources
-from mutualrl.distillation.successes import DistillationExample, SuccessSet, collect_successes, distillation_examples
 from mutualrl.engines.model_files import check_model
 from mutualrl.errors import DataError, UsageError
 from mutualrl.evaluation.eval_request import EvalRequest, ModelRequest
 from mutualrl.evaluation.evaluate import evaluate_models
 from mutualrl.evaluation.flags import EvalFlags
+from mutualrl.paper.distillation.sources import SourceRun, require_same_prompts, sources
+from mutualrl.paper.distillation.successes import (
+    DistillationExample,
+    SuccessSet,
+    collect_successes,
+    distillation_examples,
+)
 from mutualrl.process.loading import fast_imports
 from mutualrl.records import Prompt
 from mutualrl.regimes import baseline
+from mutualrl.reporting.distilled import RESULT
 from mutualrl.reporting.report import read_runs
 from mutualrl.reporting.run_reader import part
 from mutualrl.see.location import record_store
 from mutualrl.storage.files import JsonObject, user_path, write_checksummed
 from mutualrl.storage.rundir import RunDirectory, command_line, versions
 from mutualrl.storage.trained_model import has_trained_model, trained_model
+from mutualrl.study.distill_settings import DistillSettings, open_directory
 from mutualrl.thl import end_token
 from mutualrl.tiny import resolve_path
 
 _MATCHED = ("seed", "steps", "prompts_per_round", "rollouts_per_prompt")
 BEFORE, BASELINE, DISTILLED = "before training", baseline().name, "sequential distillation"
-FILE = "distill.json"
 
 
 def distill(
@@ -95,7 +100,7 @@ def distill(
             name: {**learners[name], "accuracy": accuracy[name], "bars": bars(accuracy[name])} for name in source_runs
         },
     }
-    write_checksummed(directory / FILE, result)
+    write_checksummed(directory / RESULT, result)
     return result
 
 
@@ -173,9 +178,9 @@ def _train(
     console: Console,
 ) -> dict[str, object]:
     with fast_imports():
-        from mutualrl.distillation.sft import examples, fine_tune, finished
         from mutualrl.engines.generation_defaults import eos_token_ids
         from mutualrl.engines.transformers_engine import load_tokenizer
+        from mutualrl.paper.distillation.sft import examples, fine_tune, finished
 
     policy = source.recipe.policy(source.policy)
     trained = settings.start == "trained"

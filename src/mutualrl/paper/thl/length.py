@@ -4,26 +4,54 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from mutualrl.console.markdown import percent, table
+from mutualrl.console.plots import Axes
+from mutualrl.diagnostics.lazy_model import LazyModel, OnBatch
 from mutualrl.diagnostics.passages import Corpus
-from mutualrl.diagnostics.results import Length, LengthRow
-from mutualrl.diagnostics.thl.traces import (
-    LazyModel,
-    OnBatch,
+from mutualrl.errors import DataError
+from mutualrl.paper.thl.traces import (
     Scored,
     common_corpus,
     relative_error,
     score_texts,
     unit_mass,
 )
-from mutualrl.errors import DataError
 from mutualrl.thl import Anchor, token_offsets, word_spans
 from mutualrl.thl.units import Floats
 
 _TRIES = 200
 LENGTHS = (1024, 2048, 4096, 8192)  # target tokens
+ERRORS = ("aligned", "paper", "naive")
+
+
+@dataclass(frozen=True, slots=True)
+class LengthRow:
+    """Relative MAE of word mass at one length: of the alignment, the paper's map, and a copy by position. `repeating`:
+    stretches that are longer than the text, and repeat it."""
+
+    target_tokens: int
+    mean_target_tokens: float
+    sequences: int
+    repeating: int
+    aligned: float
+    paper: float
+    naive: float
+    reduction: float
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """Result. `window`: tokens that the source's model scores at once."""
+
+    anchor: str
+    passages_left_out: int
+    corpus_characters: int
+    window: int
+    rows: list[LengthRow]
 
 
 def stretches(corpus: Corpus, tokens: int, count: int, target: LazyModel, seed: int) -> list[str]:
@@ -90,25 +118,50 @@ def length(
             masses = [_mass(s, values, target) for s, values in zip(scored, traces, strict=True)]
             errors[name] = relative_error(masses, truth)
         rows.append(
-            {
-                "target_tokens": tokens,
-                "mean_target_tokens": float(np.mean([len(s.target_ids) for s in scored])),
-                "sequences": len(scored),
-                "repeating": sum(len(s.text) > len(corpus.text) for s in scored),
-                "aligned": errors["aligned"],
-                "paper": errors["paper"],
-                "naive": errors["naive"],
-                "reduction": 1 - errors["aligned"] / errors["naive"] if errors["naive"] else 0.0,
-            }
+            LengthRow(
+                target_tokens=tokens,
+                mean_target_tokens=float(np.mean([len(s.target_ids) for s in scored])),
+                sequences=len(scored),
+                repeating=sum(len(s.text) > len(corpus.text) for s in scored),
+                **errors,
+                reduction=1 - errors["aligned"] / errors["naive"] if errors["naive"] else 0.0,
+            )
         )
-    return {
-        "anchor": anchor,
-        "passages_left_out": left_out,
-        "corpus_characters": len(corpus.text),
-        "window": source.engine.context - 1,
-        "rows": rows,
-    }
+    return Length(
+        anchor=anchor,
+        passages_left_out=left_out,
+        corpus_characters=len(corpus.text),
+        window=source.engine.context - 1,
+        rows=rows,
+    )
 
 
 def _mass(scored: Scored, values: Floats, target: LazyModel) -> Floats:
     return unit_mass(scored.text, scored.target_ids, values, target.tokenizer)
+
+
+def markdown(pairs: Sequence[tuple[str, Length]]) -> str:
+    """Return the table of all pairs. `pairs`: with their labels."""
+    rows, repeated = [], set()
+    for label, result in pairs:
+        for row in result.rows:
+            errors = [percent(getattr(row, name)) for name in (*ERRORS, "reduction")]
+            rows.append([label, str(row.target_tokens), str(row.sequences), *errors])
+            repeated |= {row.target_tokens} if row.repeating else set()
+    head = ["pair", "target tokens", "sequences", "aligned (%)", "the paper's map (%)", "copy by position (%)"]
+    text = table("length: relative MAE of word mass", [*head, "reduction (%)"], rows)
+    if not repeated:
+        return text
+    return f"{text}\n\nThe text is shorter than {min(repeated)} tokens: stretches of that length repeat it."
+
+
+def draw(axis: Axes, result: Length) -> None:
+    """Draw the errors over the length."""
+    tokens = [row.target_tokens for row in result.rows]
+    for name, label in zip(ERRORS, (result.anchor, "the paper's map", "copy by position"), strict=True):
+        axis.plot(tokens, [100 * getattr(row, name) for row in result.rows], marker="o", label=label)
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("symlog", linthresh=0.01)
+    axis.set_ylim(bottom=0)
+    axis.set(xlabel="target tokens", ylabel="relative MAE (%)")
+    axis.legend()

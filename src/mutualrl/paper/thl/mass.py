@@ -4,18 +4,46 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 
+from mutualrl.console.markdown import significant, table
+from mutualrl.console.plots import Axes
+from mutualrl.diagnostics.lazy_model import LazyModel, OnBatch
 from mutualrl.diagnostics.passages import Corpus
-from mutualrl.diagnostics.results import Mass, MassRow
-from mutualrl.diagnostics.thl.traces import LazyModel, OnBatch, Scored, common_corpus, score_texts, unit_mass
+from mutualrl.diagnostics.vocabulary import direction
 from mutualrl.errors import DataError
+from mutualrl.paper.thl.traces import Scored, common_corpus, score_texts, unit_mass
 from mutualrl.thl import Anchor
 from mutualrl.thl.units import Floats
 
 SHORTEST, LONGEST = 5, 80  # source tokens of a span
 _TRIES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class MassRow:
+    """Errors of word mass, nats, of `words` words."""
+
+    source: str
+    target: str
+    anchor: str
+    words: int
+    source_aligned_mae: float
+    source_aligned_max: float
+    aligned_target_mae: float
+    aligned_target_max: float
+    prefix_leak_max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mass:
+    """Result: the number of spans, and a row per pair of models and anchor."""
+
+    spans: int
+    passages_left_out: int
+    rows: list[MassRow]
 
 
 def spans(corpus: Corpus, count: int, source: LazyModel, target: LazyModel, seed: int) -> list[str]:
@@ -67,7 +95,7 @@ def mass(
         _row(source, target, anchor, forward, target_traces),
         *([] if anchor == "paper" else [_row(source, target, "paper", forward, target_traces)]),
     ]
-    return {"spans": len(texts), "passages_left_out": left_out, "rows": rows}
+    return Mass(len(texts), left_out, rows)
 
 
 def _row(
@@ -82,14 +110,39 @@ def _row(
     source_errors = np.abs(np.concatenate([a - b for a, b in zip(original, aligned, strict=True)]))
     target_errors = np.abs(np.concatenate([a - b for a, b in zip(aligned, native, strict=True)]))
     leaks = [float(np.abs(np.cumsum(a - b)).max(initial=0.0)) for a, b in zip(original, aligned, strict=True)]
-    return {
-        "source": source.name,
-        "target": target.name,
-        "anchor": anchor,
-        "words": len(source_errors),
-        "source_aligned_mae": float(source_errors.mean()),
-        "source_aligned_max": float(source_errors.max()),
-        "aligned_target_mae": float(target_errors.mean()),
-        "aligned_target_max": float(target_errors.max()),
-        "prefix_leak_max": max(leaks),
-    }
+    return MassRow(
+        source=source.name,
+        target=target.name,
+        anchor=anchor,
+        words=len(source_errors),
+        source_aligned_mae=float(source_errors.mean()),
+        source_aligned_max=float(source_errors.max()),
+        aligned_target_mae=float(target_errors.mean()),
+        aligned_target_max=float(target_errors.max()),
+        prefix_leak_max=max(leaks),
+    )
+
+
+def markdown(pairs: Sequence[tuple[str, Mass]]) -> str:
+    """Return the table of all pairs, each model onto itself once. `pairs`: with their labels."""
+    keys = [entry.name for entry in fields(MassRow)][4:]
+    cells: dict[tuple[str, str, str], list[str]] = {}
+    for _, result in pairs:
+        for row in result.rows:
+            errors = [significant(getattr(row, key)) for key in keys]
+            shown = [direction(row.source, row.target), row.anchor, str(row.words), *errors]
+            cells.setdefault((row.source, row.target, row.anchor), shown)
+    head = ["pair", "anchor", "words", "Src→Aligned MAE", "Max", "Aligned→Target MAE", "Max", "Prefix Leak Max"]
+    title = f"mass: errors of word mass in nats, {pairs[0][1].spans} spans of 5 to 80 tokens"
+    return table(title, head, list(cells.values()))
+
+
+def draw(axis: Axes, result: Mass) -> None:
+    """Draw both errors of every row."""
+    positions = np.arange(len(result.rows))
+    axis.bar(positions - 0.2, [row.source_aligned_mae for row in result.rows], 0.4, label="Src→Aligned")
+    axis.bar(positions + 0.2, [row.aligned_target_mae for row in result.rows], 0.4, label="Aligned→Target")
+    labels = [f"{row.source} →\n{row.target}\n{row.anchor}" for row in result.rows]
+    axis.set_xticks(positions, labels, fontsize=7, parse_math=False)
+    axis.set(ylabel="MAE of word mass (nats)")
+    axis.legend()

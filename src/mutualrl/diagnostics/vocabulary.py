@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mutualrl.diagnostics.results import SideFigures, TokenizerCheck, TokenizerFigures
+from mutualrl.console.markdown import name, table
+from mutualrl.console.plots import Axes
+from mutualrl.diagnostics.lazy_model import LazyModel, OnBatch
 from mutualrl.errors import TextMismatchError, TokenizerError
 from mutualrl.thl import Anchor, align_logprobs, decode_completion, retokenize, token_offsets, word_spans
 from mutualrl.thl.paper import tokenize, word_map
@@ -25,6 +27,47 @@ if TYPE_CHECKING:
 
 #: a pair is unsafe when more than this fraction of either side's tokens cannot be placed
 MAX_UNPLACED_FRACTION = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class SideFigures:
+    """One side's tokens over the passages."""
+
+    tokens: int
+    straddling: float
+    uncovered: float
+    round_trip: float
+    eos: str | None
+    specials_spelled_stay_text: bool
+    paper_drift: float
+    paper_cut: float
+    word_drift: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFigures:
+    """Two tokenizers over the passages."""
+
+    texts: int
+    characters: int
+    groups: int
+    one_to_one: float
+    mean_group: dict[str, float]
+    largest_group: dict[str, int]
+    group_sizes: dict[str, int]
+    end_to_end: float
+    source: SideFigures
+    target: SideFigures
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerCheck:
+    """Whether two tokenizers can exchange traces, the reasons if not, and their figures: None where they cannot be
+    compared."""
+
+    safe: bool
+    reasons: tuple[str, ...]
+    figures: TokenizerFigures | None
 
 
 @dataclass
@@ -83,7 +126,7 @@ def check_vocabularies(
         if tokenizer.eos_token_id is None:
             reasons.append(f"{role}: the tokenizer has no end-of-sequence token, so a response could never end")
     if reasons:
-        return {"safe": False, "reasons": reasons, "figures": {}}
+        return TokenizerCheck(False, tuple(reasons), None)
     first, second = (source.eos_token_id, target.eos_token_id) if ends is None else ends()
     counts = PairCounts()
     for text in texts:
@@ -97,7 +140,15 @@ def check_vocabularies(
                 f"{MAX_UNPLACED_FRACTION:.1%}) cannot be placed: the target's tokenizer changes "
                 f"{counts.texts - counts.target.exact_texts} of these {counts.texts} texts"
             )
-    return {"safe": not reasons, "reasons": reasons, "figures": _figures(counts, source, target, (first, second))}
+    return TokenizerCheck(not reasons, tuple(reasons), _figures(counts, source, target, (first, second)))
+
+
+def check_models(
+    passages: Sequence[str], source: LazyModel, target: LazyModel, anchor: Anchor, on_text: OnBatch
+) -> TokenizerCheck:
+    """Return the check of two models' tokenizers."""
+    ends = lambda: (source.end_token, target.end_token)  # noqa: E731
+    return check_vocabularies(passages, source.tokenizer, target.tokenizer, anchor, on_text, ends)
 
 
 def _fraction(part: int, total: int) -> float:
@@ -168,31 +219,92 @@ def _figures(
     for position, role in enumerate(("source", "target")):
         mean_group[role] = _fraction(sum(size[position] * n for size, n in counts.sizes.items()), groups)
         largest_group[role] = max((size[position] for size in counts.sizes), default=0)
-    return {
-        "texts": counts.texts,
-        "characters": counts.characters,
-        "groups": groups,
-        "one_to_one": _fraction(counts.sizes[1, 1], groups),
-        "mean_group": mean_group,
-        "largest_group": largest_group,
-        "group_sizes": {f"{a}:{b}": n for (a, b), n in sorted(counts.sizes.items())},
-        "end_to_end": _fraction(counts.ends_met, counts.texts),
-        "source": _side_figures(counts, counts.source, source, ends[0]),
-        "target": _side_figures(counts, counts.target, target, ends[1]),
-    }
+    return TokenizerFigures(
+        texts=counts.texts,
+        characters=counts.characters,
+        groups=groups,
+        one_to_one=_fraction(counts.sizes[1, 1], groups),
+        mean_group=mean_group,
+        largest_group=largest_group,
+        group_sizes={f"{a}:{b}": n for (a, b), n in sorted(counts.sizes.items())},
+        end_to_end=_fraction(counts.ends_met, counts.texts),
+        source=_side_figures(counts, counts.source, source, ends[0]),
+        target=_side_figures(counts, counts.target, target, ends[1]),
+    )
 
 
 def _side_figures(counts: PairCounts, side: SideCounts, tokenizer: PreTrainedTokenizerBase, end: int) -> SideFigures:
-    return {
-        "tokens": side.tokens,
-        "straddling": _fraction(side.straddling, side.tokens),
-        "uncovered": _fraction(side.unplaced, side.tokens),
-        "round_trip": _fraction(side.exact_texts, counts.texts),
-        "eos": tokenizer.convert_ids_to_tokens(end),
-        "specials_spelled_stay_text": all(
+    return SideFigures(
+        tokens=side.tokens,
+        straddling=_fraction(side.straddling, side.tokens),
+        uncovered=_fraction(side.unplaced, side.tokens),
+        round_trip=_fraction(side.exact_texts, counts.texts),
+        eos=tokenizer.convert_ids_to_tokens(end),
+        specials_spelled_stay_text=all(
             retokenize(f"a {special} b", tokenizer).exact for special in tokenizer.all_special_tokens
         ),
-        "paper_drift": _fraction(side.drifted, side.mapped),
-        "paper_cut": _fraction(side.cut, side.mapped + side.cut),
-        "word_drift": _fraction(side.ours_drifted, side.ours_mapped),
-    }
+        paper_drift=_fraction(side.drifted, side.mapped),
+        paper_cut=_fraction(side.cut, side.mapped + side.cut),
+        word_drift=_fraction(side.ours_drifted, side.ours_mapped),
+    )
+
+
+# ---- how it is shown
+
+
+def verdict(pairs: Sequence[tuple[str, TokenizerCheck]]) -> str:
+    """Return the directions that are safe or unsafe, as a sentence. `pairs`: with their labels."""
+    unsafe = [label for label, check in pairs if not check.safe]
+    if not unsafe:
+        return "Safe: texts and traces can be exchanged in every direction that was checked."
+    safe = [label for label, check in pairs if check.safe]
+    others = f"; safe: {', '.join(safe)}" if safe else ""
+    return f"**Unsafe: {', '.join(unsafe)}** (reasons at the end){others}."
+
+
+def direction(source: str, target: str) -> str:
+    """Return the label of an ordered pair."""
+    return f"{name(source)} → {name(target)}"
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.2f}"
+
+
+def tokenizer_table(pairs: Sequence[tuple[str, TokenizerCheck]]) -> str:
+    """Return the figures of all pairs. `pairs`: with their labels."""
+    rows = [["safe", *("yes" if check.safe else "**no**" for _, check in pairs)]]
+    for title, read in _ROWS:
+        rows.append([title, *("" if check.figures is None else read(check.figures) for _, check in pairs)])
+    return table("Tokenizers", ["", *(label for label, _ in pairs)], rows)
+
+
+def _both(read: Callable[[SideFigures], str]) -> Callable[[TokenizerFigures], str]:
+    return lambda counts: f"{read(counts.source)} / {read(counts.target)}"
+
+
+_ROWS: tuple[tuple[str, Callable[[TokenizerFigures], str]], ...] = (
+    ("texts encoded unchanged, source / target (%)", _both(lambda side: _percent(side.round_trip))),
+    ("tokens", _both(lambda side: str(side.tokens))),
+    ("1:1 groups (%)", lambda figures: _percent(figures.one_to_one)),
+    ("mean group", lambda figures: "{source:.2f} : {target:.2f}".format(**figures.mean_group)),
+    ("largest group", lambda figures: "{source} : {target}".format(**figures.largest_group)),
+    ("tokens that span several words (%)", _both(lambda side: _percent(side.straddling))),
+    ("unplaced tokens (%)", _both(lambda side: _percent(side.uncovered))),
+    ("end of sequence", _both(lambda side: f"`{name(str(side.eos))}`")),
+    ("ends of sequence aligned (%)", lambda figures: _percent(figures.end_to_end)),
+    ("spelled-out special tokens stay text", _both(lambda side: "yes" if side.specials_spelled_stay_text else "no")),
+    (
+        "the paper's map: tokens mapped to a non-overlapping word (%)",
+        _both(lambda side: _percent(side.paper_drift)),
+    ),
+    ("the paper's map: tokens mapped to no word (%)", _both(lambda side: _percent(side.paper_cut))),
+    ("ours: tokens mapped to a non-overlapping word (%)", _both(lambda side: _percent(side.word_drift))),
+)
+
+
+def draw_groups(axis: Axes, figures: TokenizerFigures) -> None:
+    """Draw the most frequent sizes of groups."""
+    sizes = sorted(figures.group_sizes.items(), key=lambda item: -item[1])[:12]
+    axis.bar([size for size, _ in sizes], [count for _, count in sizes])
+    axis.set(yscale="log", xlabel="group, source : target tokens", ylabel="groups")

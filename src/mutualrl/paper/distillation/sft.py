@@ -20,15 +20,15 @@ from transformers.utils import logging
 from trl import SFTConfig, SFTTrainer
 
 from mutualrl.console.lines import notify
-from mutualrl.distillation.settings import DistillSettings
-from mutualrl.distillation.successes import DistillationExample
 from mutualrl.engines.generation_defaults import neutralize
 from mutualrl.errors import CheckpointDamagedError, DataError, DiskError, FileDamagedError, ModelError, RecipeError
+from mutualrl.paper.distillation.successes import DistillationExample
 from mutualrl.records import Prompt
 from mutualrl.regimes.losses import row_nll
 from mutualrl.storage.artifacts import file_sum, relative_files, verify_directory
 from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints
 from mutualrl.storage.files import JsonObject, is_disk_failure, read_checksummed, write_checksummed
+from mutualrl.study.distill_settings import DistillSettings
 from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.thl import retokenize
 from mutualrl.training.adapters import lora_config, save_model

@@ -10,6 +10,7 @@ from mutualrl.engines.base import ScoringEngine
 from mutualrl.engines.choice import load_scoring_engine
 from mutualrl.errors import UsageError
 from mutualrl.process.loading import fast_imports
+from mutualrl.recipes.schema import Policy
 from mutualrl.recipes.section import HUB_ID, known_model
 from mutualrl.storage.files import user_path
 from mutualrl.tiny import PREFIX, resolve_path
@@ -50,6 +51,12 @@ class Endpoint:
             )
         return cls(value, value, True, None, trust_remote_code)
 
+    @classmethod
+    def of_policy(cls, policy: Policy, *, trust_remote_code: bool = False) -> Endpoint:
+        """Return the model of a recipe's policy."""
+        trusted = policy.trust_remote_code or trust_remote_code
+        return cls(policy.name, policy.model, True, policy.revision, trusted)
+
     def tokenizer(self) -> Any:
         """Load the tokenizer. Raises ModelError when that fails."""
         with fast_imports():
@@ -68,7 +75,6 @@ class Endpoint:
 
     def engine(self) -> ScoringEngine:
         """Load model and tokenizer. Raises ModelError when that fails."""
-
         return load_scoring_engine(
             resolve_path(self.path), revision=self.revision, trust_remote_code=self.trust_remote_code
         )

@@ -7,13 +7,15 @@ mass Z_w = sum of its source log-probs is spread evenly, Z_w / C_w per target to
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from mutualrl.diagnostics.results import Example, ExampleWord
-from mutualrl.diagnostics.thl.traces import LazyModel, OnBatch, score_texts, unit_mass
+from mutualrl.console.markdown import name, table
+from mutualrl.diagnostics.lazy_model import LazyModel, OnBatch
 from mutualrl.errors import DataError
+from mutualrl.paper.thl.traces import score_texts, unit_mass
 from mutualrl.thl import Anchor
 from mutualrl.thl.offsets import locate_tokens, utf8
 from mutualrl.thl.table import table_of
@@ -22,6 +24,25 @@ from mutualrl.thl.words import segment_ends
 
 #: the text of the paper's figure
 SENTENCE = "Thinking small is a self-fulfilling prophecy"
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleWord:
+    """Word of a text: tokens with their log-probs (source) or received values (target), and the sums; nats."""
+
+    word: str
+    source: list[tuple[str, float]]
+    source_mass: float
+    target: list[tuple[str, float]]
+    target_mass: float
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Result: the words of a text."""
+
+    text: str
+    rows: list[ExampleWord]
 
 
 def example(text: str, source: LazyModel, target: LazyModel, anchor: Anchor, on_batch: OnBatch) -> Example:
@@ -42,16 +63,16 @@ def example(text: str, source: LazyModel, target: LazyModel, anchor: Anchor, on_
     start = 0
     for index, end in enumerate(segment_ends(text)):
         words.append(
-            {
-                "word": text[start:end].strip(),
-                "source": source_tokens[index],
-                "source_mass": float(source_mass[index]),
-                "target": target_tokens[index],
-                "target_mass": float(target_mass[index]),
-            }
+            ExampleWord(
+                word=text[start:end].strip(),
+                source=source_tokens[index],
+                source_mass=float(source_mass[index]),
+                target=target_tokens[index],
+                target_mass=float(target_mass[index]),
+            )
         )
         start = end
-    return {"text": text, "rows": words}
+    return Example(text, words)
 
 
 def _by_word(text: str, ids: Sequence[int], values: Floats, tokenizer: Any) -> list[list[tuple[str, float]]]:
@@ -63,3 +84,20 @@ def _by_word(text: str, ids: Sequence[int], values: Floats, tokenizer: Any) -> l
     for token, end, value in zip(ids, ends, values, strict=True):
         words[int(np.searchsorted(boundaries, end))].append((tokenizer.decode([token]), float(value)))
     return words
+
+
+def markdown(pairs: Sequence[tuple[str, Example]]) -> str:
+    """Return one table per pair. `pairs`: with their labels."""
+    head = ["word", "source tokens, log-prob", "sum Z_w", "target tokens, aligned value", "sum"]
+    tables = []
+    for label, result in pairs:
+        rows = []
+        for word in result.rows:
+            sides = [_shown(word.source), f"{word.source_mass:.4f}", _shown(word.target), f"{word.target_mass:.4f}"]
+            rows.append([name(word.word), *sides])
+        tables.append(table(f"example: {label}, nats", head, rows))
+    return "\n\n".join(tables)
+
+
+def _shown(tokens: Sequence[tuple[str, float]]) -> str:
+    return " ".join(f"`{name(text)}` {value:.3f}" for text, value in tokens)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mutualrl.diagnostics.thl.traces import LazyModel, OnBatch
+from mutualrl.diagnostics.lazy_model import LazyModel, OnBatch
 from mutualrl.engines.base import Sampling
 from mutualrl.errors import DataError
 from mutualrl.tasks.prompting import prompt_ids

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mutualrl.diagnostics.endpoints import Endpoint
 from mutualrl.diagnostics.passages import load_passages
-from mutualrl.diagnostics.thl.endpoints import Endpoint
-from mutualrl.diagnostics.thl.flags import ThlFlags
 from mutualrl.errors import UsageError
+from mutualrl.paper.thl.flags import ThlFlags
 from mutualrl.recipes import Request, resolve
 from mutualrl.recipes.schema import Recipe
 from mutualrl.tasks import TASKS, TaskSource, get_task, load_prompts
@@ -93,10 +93,7 @@ def _recipe(flags: ThlFlags) -> Recipe | None:
 
 def _pairs(flags: ThlFlags, recipe: Recipe | None) -> tuple[tuple[Endpoint, Endpoint], ...]:
     if recipe is not None:
-        ends = [
-            Endpoint(p.name, p.model, True, p.revision, p.trust_remote_code or flags.trust_remote_code)
-            for p in recipe.policies
-        ]
+        ends = [Endpoint.of_policy(p, trust_remote_code=flags.trust_remote_code) for p in recipe.policies]
         if len(ends) < 2:
             raise UsageError(f"pool {recipe.pool!r} has one policy ({ends[0].name!r}); a check needs two")
         return tuple((a, b) for a in ends for b in ends if a is not b)

@@ -1,0 +1,1 @@
+"""Diagnostics of rollouts, one module each: a file here is a command."""
