@@ -16,7 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from mutualrl.cli.command import LazyCommand, as_function
-from mutualrl.cli.commands import COMMANDS, Command, Group
+from mutualrl.cli.commands import COMMANDS, Command, DiagnosticCommand, Group
 from mutualrl.console.options import JSON, Option, given, options_of
 
 
@@ -102,9 +102,9 @@ def test_help_has_every_option_once() -> None:
     assert options_of(Shared)["rows"].help == "Files. Repeatable."
 
 
-def declared() -> dict[str, Command]:
+def declared() -> dict[str, Command | DiagnosticCommand]:
     """Every command by its name as typed."""
-    found: dict[str, Command] = {}
+    found: dict[str, Command | DiagnosticCommand] = {}
     for name, entry in COMMANDS.items():
         parts = (
             {f"{name} {part}": command for part, command in entry.commands.items()} if isinstance(entry, Group) else {}
@@ -115,15 +115,16 @@ def declared() -> dict[str, Command]:
 
 @pytest.mark.parametrize("name", declared())
 def test_every_command_has_a_function_and_json_as_its_last_option(name: str) -> None:
-    options, function = declared()[name]
-    module, _, attribute = function.rpartition(".")
-    assert callable(getattr(import_module(f"mutualrl.cli.{module}"), attribute))
-    command = LazyCommand(name, declared()[name]).load()
+    entry = declared()[name]
+    if isinstance(entry, Command):
+        module, _, attribute = entry.function.rpartition(".")
+        assert callable(getattr(import_module(f"mutualrl.cli.{module}"), attribute))
+    command = LazyCommand(name, entry).load()
     assert command.name == name
     assert [param.name for param in command.params][-1] == "as_json"
-    assert options_of(options)["as_json"] is JSON
+    assert options_of(entry.declared())["as_json"] is JSON
     summary = " ".join(command.help.partition("\n\n")[0].split())
-    assert LazyCommand(name, declared()[name]).help == summary
+    assert LazyCommand(name, entry).help == summary
 
 
 @pytest.mark.parametrize(

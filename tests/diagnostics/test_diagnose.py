@@ -217,7 +217,7 @@ def test_rollouts_files_of_every_format_give_the_same_result(cli_here: Cli, tmp_
 def test_hostile_names_are_escaped_in_every_table(command: str, cli_here: Cli, tmp_path: Path) -> None:
     evil = "\x1b]8;;http://x\x07[/bold]\u202e|\n$\\frac$"
     path = write(tmp_path / "r.jsonl", *rows((evil, "b"), tokens=3, task=f"{evil}t"), *rows(("c",), tokens=3, task="u"))
-    result = cli_here(command, "--rollouts", path, "--plot", "f")
+    result = cli_here(*command.split(), "--rollouts", path, "--plot", "f")
     assert result.returncode == 0, result.stderr
     assert not set(result.stdout) & set("\x1b\x07\u202e")
     lines = [line for line in result.stdout.splitlines() if line.startswith("|")]
@@ -351,7 +351,7 @@ def test_figures_are_drawn_when_a_group_has_no_prompts(cli_here: Cli, tmp_path: 
     ]
     write(tmp_path / "same.jsonl", *same)
     for command in FILES_ONLY:
-        result = cli_here(command, "--rollouts", "same.jsonl", "--plot", "f")
+        result = cli_here(*command.split(), "--rollouts", "same.jsonl", "--plot", "f")
         assert result.returncode == 0, result.stderr
     assert "NaN" in cli_here("paper", "cost", "--rollouts", "same.jsonl").stdout
 

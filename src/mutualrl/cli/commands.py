@@ -122,7 +122,7 @@ class Init(WithJson):
 
 @dataclass(frozen=True, kw_only=True)
 class Train(Request, WithJson):
-    """Train a pool of policies together, or one policy with recorded texts.
+    """Train a pool of policies together, or one policy with a source: recorded texts, a served model, a frozen one.
 
     Without arguments: the bundled `tiny` pool with plain GRPO. Example: mutualrl train --regime sgt --pool tiny
     """

@@ -44,8 +44,7 @@ MOST_PAIRS = 400  # rows of the table, enough for 20 models
 
 @dataclass(frozen=True, kw_only=True)
 class Complementarity(DiagnosticFlags, WithPlot):
-    """Will these models, or these texts, help each other? Overlap of solved prompts, rescues, SGT's gate rate, a
-    recommendation; what recorded texts would revive.
+    """Will these models, or these texts, help each other? Overlap of solved prompts, rescues, SGT's gate rate, advice.
 
     Example: mutualrl complementarity --pool 2qwen --task math --data math_train.jsonl --prompts 500 --samples 5
     """
