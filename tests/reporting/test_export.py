@@ -171,7 +171,7 @@ def test_the_example_converts_no_adapter_and_no_custom_code(
     model = tmp_path / "models" / "ada"
     shutil.copytree(base, model)
     (model / name).write_text("{}")
-    result = to_gguf("models")
+    result = to_gguf(str(tmp_path / "models"))
     assert (result.returncode, message in result.stderr) == (1, True)
     assert not list(model.glob("*.gguf"))
 
