@@ -46,7 +46,6 @@ SCHEMA = pa.schema([pa.field(column.name, column.kind, nullable=not column.neede
 ADDED = frozenset({"tokens", "prefix"})
 NAME_OF: Mapping[str, str] = {column.field: column.name for column in COLUMNS}
 LISTS = ("token_ids", "logprobs")
-TEXTS = ("prompt", "text")
 
 
 def pick(*names: str, needed: Iterable[str] = ()) -> list[pa.Field]:

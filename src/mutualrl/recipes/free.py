@@ -7,7 +7,6 @@ nothing may not. An answer of a section holds for all of its keys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -77,8 +76,3 @@ def _of_mapping(key: str, parts: list[str], question: Question) -> bool:
     of_trainer = "trainer" in key.split(".")
     divides = parts[0].startswith("per_device_") or parts[0] == "gradient_accumulation_steps"
     return of_trainer and divides and question == "machines"
-
-
-def questions_of(model: type[BaseModel], key: str) -> Mapping[Question, bool]:
-    """Return the answers of a key to all questions."""
-    return {question: may_differ(model, key, question) for question in QUESTIONS}

@@ -72,15 +72,6 @@ class Estimate:
             return 0.0 if self.mean < bound else 1.0
         return float(scipy.stats.t.cdf((self.mean - bound) / self.standard_error, self.n - 1))
 
-    def p_within(self, margin: float) -> float:
-        """Return the p-value of two one-sided tests against "the mean is `margin` or more from 0" (Schuirmann)."""
-        return max(self.p_above(-margin), self.p_below(margin))
-
-    def p_outside(self, margin: float) -> float:
-        """Return the p-value against "the mean is within `margin` of 0": the smaller one of the two sides, each tested
-        at level alpha."""
-        return min(self.p_above(margin), self.p_below(-margin))
-
     @property
     def effect(self) -> tuple[float, float, float] | None:
         """Return Hedges' g of paired differences, (g, low, high): mean / sd, times the small-sample correction (gamma
