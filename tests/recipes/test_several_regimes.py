@@ -11,7 +11,8 @@ from mutualrl.recipes import Request, resolve
 from mutualrl.recipes.agreement import fingerprint
 from mutualrl.recipes.batch_plan import plan_batch
 from mutualrl.recipes.layers import Layers
-from mutualrl.recipes.resolution import dump, load, validate
+from mutualrl.recipes.stored import dump, load
+from mutualrl.recipes.validation import validate
 
 
 def recipe(tmp_path: Path, text: str) -> Path:

@@ -18,8 +18,8 @@ from mutualrl.diagnostics.scales import Scales
 from mutualrl.engines.base import check_temperature
 from mutualrl.errors import DataError, UsageError
 from mutualrl.recipes import Recipe, Request, load_run, resolve
-from mutualrl.recipes.resolution import GONE
 from mutualrl.recipes.run_sources import learners_of, spec_of
+from mutualrl.recipes.stored import GONE
 from mutualrl.records import Prompt
 from mutualrl.regimes import Regime, at_level, parts_of
 from mutualrl.regimes.sgt import SGT

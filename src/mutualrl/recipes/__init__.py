@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mutualrl.recipes.layers import recipe_root, shipped, templates
     from mutualrl.recipes.request import Request
-    from mutualrl.recipes.resolution import dump, load, load_run, resolve, revise, stored_recipe
+    from mutualrl.recipes.resolution import resolve, revise
     from mutualrl.recipes.schema import Policy, Recipe
+    from mutualrl.recipes.stored import dump, load, load_run, stored_recipe
 
 _MODULES = {
     "layers": ("recipe_root", "shipped", "templates"),
     "request": ("Request",),
-    "resolution": ("dump", "load", "load_run", "resolve", "revise", "stored_recipe"),
+    "resolution": ("resolve", "revise"),
     "schema": ("Policy", "Recipe"),
+    "stored": ("dump", "load", "load_run", "stored_recipe"),
 }
 __all__ = [
     "Policy",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from mutualrl.recipes.resolution import load_run
+from mutualrl.recipes.stored import load_run
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.storage.checkpoints import Checkpoints, oldest_needed
 from mutualrl.storage.rundir import RunDirectory

@@ -1,0 +1,86 @@
+"""Recipes as they are stored with a run: written, and read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from mutualrl.errors import RecipeError
+from mutualrl.recipes import yaml_file
+from mutualrl.recipes.layers import Layer, Layers
+from mutualrl.recipes.schema import (
+    Recipe,
+)
+from mutualrl.recipes.source_section import KEYS_OF
+from mutualrl.recipes.validation import explain, validate
+from mutualrl.storage.rundir import RunDirectory
+
+GONE = "gone/"
+
+
+def dump(recipe: Recipe) -> str:
+    """Return a resolved recipe as YAML; `load` reads back the same recipe."""
+    value = recipe.model_dump(mode="json", exclude_none=True)
+    for policy, section in zip(recipe.policies, value["policies"], strict=True):
+        if recipe.lora is not None and recipe.lora_settings(policy.name) is None:
+            section["lora"] = None
+    if not recipe.sources:
+        del value["sources"]
+    for source, section in zip(recipe.sources, value.get("sources", ()), strict=True):
+        for key in [key for key in section if source.kind not in KEYS_OF.get(key, (source.kind,))]:
+            del section[key]
+    if recipe.run.epochs is not None:
+        del value["run"]["steps"]  # not derived from the epochs yet
+    return yaml_file.dump(value)
+
+
+def load(path: Path) -> Recipe:
+    """Return a resolved recipe written by `dump`."""
+    layers = Layers()
+    layers.add_file(path)
+    return validate(layers, run_code=False)
+
+
+def stored_recipe(run: RunDirectory) -> Recipe:
+    """Return the recipe of a run as its policies train it: read, not checked again, since the start has resolved and
+    checked it. Raises RecipeError where this machine lacks a model, and as `RunDirectory.recipe_text` does."""
+    layers = Layers()
+    layers.add_text(run.recipe_text(), run.recipe)
+    try:
+        return Recipe.model_validate(layers.value)
+    except ValidationError as error:
+        raise RecipeError(explain(error, layers, (), None)) from None
+
+
+def load_run(run: RunDirectory, *, without_models: bool = False, run_code: bool = False) -> Recipe:
+    """Return the recipe of a run. With `run_code` the user's regime and task are imported, as for a resumption; without
+    it, as for commands that only inspect a run, none of its code is executed. With `without_models` a missing model
+    directory (of a run made on another machine) is replaced by `gone/NAME`. Raises RecipeError, and as
+    `RunDirectory.recipe_text` does."""
+    layers = Layers()
+    layers.add_text(run.recipe_text(), run.recipe)
+    hardware = layers.value.get("hardware")
+    if isinstance(hardware, dict):
+        hardware.pop("note", None)  # v0.1 kept a remark there
+    for policy in layers.value.get("policies") or () if without_models else ():
+        model = Path(str(policy.get("model")))
+        if model.is_absolute() and not model.is_dir():
+            policy["model"] = f"{GONE}{policy.get('name')}"
+    if not run_code:
+        _replace_gold(layers.value)
+    return validate(layers, run_code=run_code)
+
+
+def _replace_gold(value: Layer) -> None:
+    """Replace `teacher: gold` of version 0.2, which had no sources, so that its runs can be read."""
+    sections = [value.get("regime"), *(policy.get("regime") for policy in value.get("policies") or ())]
+    sections += [part for section in sections if isinstance(section, dict) for part in section.values()]
+    golden = [section for section in sections if isinstance(section, dict) and section.get("teacher") == "gold"]
+    for section in sections if golden else ():
+        if isinstance(section, dict):
+            section.pop("solution", None)
+    for section in golden:
+        section["teacher"] = "source"
+    if golden:
+        value["sources"] = [{"name": "gold", "recorded": "task"}]
