@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from conftest import REPOSITORY, Cli
+from mutualrl.diagnostics.advice import Advice, with_hints
 from mutualrl.diagnostics.hints import CAVEAT, HintRow
-from mutualrl.diagnostics.specs.complementarity import Advice, with_hints
 
 SMALL = ("--prompts", "32", "--samples", "4", "--max-new-tokens", "40", "--engine", "transformers", "--hints", "--json")
 

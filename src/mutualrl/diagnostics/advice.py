@@ -1,0 +1,111 @@
+"""Which regime to try with a pool, and why: from its gate rates, its rewards, and hints that were tried."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from mutualrl.console.markdown import number
+from mutualrl.diagnostics.gates import SPARSE
+from mutualrl.diagnostics.hints import CAVEAT as HINTS_CAVEAT
+from mutualrl.diagnostics.hints import HintRow
+from mutualrl.diagnostics.overlap import GateRow, PoolRates
+from mutualrl.diagnostics.rollouts import Bools, Rollouts
+from mutualrl.regimes import at_level
+from mutualrl.regimes.hinted import Hinted
+
+#: what was measured against the recommendation of `sgt` (benchmarks/results/text_source.json)
+SGT_CAVEAT = (
+    "Measured against it: on an embedded pool whose policies have the same skills and write differently, SGT ended "
+    "below GRPO, HACPO, guided rollouts and SFT then GRPO, and retained less than GRPO of what was solved before "
+    "(docs/text-source.md). Compare with grpo over several seeds (mutualrl sweep)."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One regime, or none, with the reason; its `settings`, and its extra rows per GRPO row."""
+
+    recommended: str
+    recommendation: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    extra_rows: float = 0.0
+    caveat: str = ""
+
+
+def recommended(
+    pool: PoolRates, gate: Sequence[GateRow], better: Mapping[str, float], rollouts: Rollouts, solved_at_all: Bools
+) -> Advice:
+    """Return a regime, or none, with its reason and its predicted cost. `solved_at_all`: by any rollout, shape (M, P).
+
+    Criteria: SGT's gate rate and, with graded rewards, how often a peer does better. Pooling whole batches (prp, hacpo,
+    swarm) and sharing only rewards (xgrpo) were not shown to help where SGT's gate stays closed, and some variants were
+    shown to do harm (docs/study.md), so they are not recommended.
+    """
+    prompts, group = len(rollouts.prompt_ids), int(rollouts.present_M_P_G.sum(axis=2).min(axis=1).max())
+    rates = ", ".join(f"{row.learner} {row.observed:.1%}" for row in gate)
+    best = max(gate, key=lambda row: row.observed)
+    rewards = rollouts.rewards_M_P_G[~np.isnan(rollouts.rewards_M_P_G)]
+    graded = len(np.unique(rewards)) > 2
+
+    def advice(choice: str, text: str, open_rates: Sequence[float] = (), **settings: Any) -> Advice:
+        extra = float(np.mean(open_rates)) / group if open_rates else 0.0
+        cost = f"; at most {extra:.1%} more rows in the loss than under GRPO" if open_rates else ""
+        return Advice(choice, f"{choice}{_assignments(settings)}: {text}{cost}", settings, extra)
+
+    if not solved_at_all.any() and not graded:
+        text = (
+            f"no model solved any of the {prompts} prompts, so none can teach another; choose easier ones, raise "
+            "--max-new-tokens or --samples, or check the reward (mutualrl train --dry-run)"
+        )
+        return advice("none", text)
+    if pool.all == 1 and not graded:
+        return advice("none", f"every model solves all {prompts} prompts; choose harder ones")
+    if best.observed >= SPARSE and best.observed_ci[0] > 0:
+        text = f"its gate would open on {rates} of the prompts, where the learner fails and a peer does not"
+        if closed := [row.learner for row in gate if row.observed < SPARSE]:
+            text += f"; help is one-way: for {' and '.join(closed)} it would rarely open"
+        return advice(at_level("outcome").name, text, [row.observed for row in gate])
+    if graded and max(better.values()) >= SPARSE:
+        peer_rates = ", ".join(f"{name} {rate:.1%}" for name, rate in better.items())
+        text = f"no learner fails where a peer succeeds ({rates}), but a peer's best reward is higher on {peer_rates}"
+        return advice(at_level("outcome").name, text, list(better.values()), gate="relative")
+    if best.observed >= SPARSE:
+        text = f"SGT's gate opened on {rates} of {prompts} prompts, too few to tell from chance; use more (--prompts)"
+        return advice("none", text)
+    return advice("none", f"SGT's gate would rarely open ({rates}); these models solve the same prompts")
+
+
+def _assignments(settings: Mapping[str, Any]) -> str:
+    """Return settings as command-line flags."""
+    return "".join(f" --set regime.{key}={value}" for key, value in settings.items())
+
+
+def with_hints(advice: Advice, tried: Sequence[HintRow]) -> Advice:
+    """Return advice once hints were tried: `hinted` in place of `sgt` if a hint raises the success of a learner and
+    leaves answers to learn; either way, the reason."""
+    rows = [row for row in tried if row.samples]
+    if advice.recommended == "none" or not rows:
+        return advice
+    helped = [r for r in rows if r.gated / max(r.prompts, 1) >= SPARSE and r.difference_ci[0] > 0 and r.learnable > 0]
+    if not helped and any(row.difference_ci[0] > 0 for row in rows):
+        shares = [f"{r.learner} {number(r.copies, 2)} copies, {number(r.bare, 2)} bare" for r in rows]
+        reason = f"hints help, but leave next to nothing to learn ({'; '.join(shares)})"
+        return replace(advice, recommendation=f"{advice.recommendation}. {reason}")
+    if not helped:
+        seen = [
+            f"{row.learner} {number(row.success_with, 2)}, without {number(row.success_without, 2)}" for row in rows
+        ]
+        reason = f"hints do not help these models (success with one: {'; '.join(seen)})"
+        return replace(advice, recommendation=f"{advice.recommendation}. {reason}")
+    best = max(helped, key=lambda row: row.difference)
+    reason = (
+        f"where the gate opens, {best.learner} solves {best.success_with:.0%} of its answers with a hint, "
+        f"{best.success_without:.0%} without, and {best.learnable:.0%} are its own words: "
+        f"{best.rescues_per_round:.1f} answers to learn per round, for {best.tokens_per_round:.0f} tokens sampled"
+    )
+    text = f"{Hinted.name}: {reason}. In place of {advice.recommendation}"
+    return Advice(Hinted.name, text, caveat=HINTS_CAVEAT)
