@@ -23,7 +23,7 @@ from mutualrl.launch.session import (
 )
 from mutualrl.machine.devices import Machine
 from mutualrl.mwra.placement import place
-from mutualrl.recipes import Recipe, Request, load_run, resolution, resolve, stored_recipe
+from mutualrl.recipes import Recipe, Request, load_run, resolve, stored, stored_recipe, validation
 from mutualrl.recipes.differences import changed_keys
 from mutualrl.recipes.free import may_differ
 from mutualrl.see import MissingPeers, open_store
@@ -127,8 +127,8 @@ def test_policies_read_the_resolved_recipe_without_another_check(
     assignments = (f"policies.ada.model={model}", "policies.bob.trainer.learning_rate=0.01", "regime.weight=0.2")
     run, resolved = started_run(tmp_path / "r", *assignments)
     checked: list[str] = []
-    for name in ("validate", "get_regime", "validate_trainer_key"):
-        monkeypatch.setattr(resolution, name, lambda *arguments, name=name, **keys: checked.append(name))
+    for module, name in ((stored, "validate"), (validation, "get_regime"), (validation, "validate_trainer_key")):
+        monkeypatch.setattr(module, name, lambda *arguments, name=name, **keys: checked.append(name))
     without_dir = resolved.model_copy(update={"run": resolved.run.model_copy(update={"dir": None})})
     assert stored_recipe(run) == without_dir
     assert checked == []

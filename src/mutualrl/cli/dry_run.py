@@ -31,6 +31,7 @@ from mutualrl.mwra.memory import Estimate, estimate_allocation, format_estimate
 from mutualrl.mwra.placement import Placement, place
 from mutualrl.recipes import Recipe, dump
 from mutualrl.recipes.agreement import all_prompts, fitting_prompts, require_enough, too_long_notes
+from mutualrl.recipes.pool_tokenizers import load_tokenizers
 from mutualrl.recipes.run_sources import Prediction
 from mutualrl.recipes.trainer_table import defaults
 from mutualrl.records import Prompt
@@ -173,8 +174,6 @@ def _local_tokenizers(recipe: Recipe) -> Mapping[str, PreTrainedTokenizerBase] |
     """Return the tokenizers by policy; None if the model of any is not on this machine."""
     if not all(is_local(resolve_path(policy.model), policy.revision) for policy in recipe.policies):
         return None
-    from mutualrl.recipes.pool_tokenizers import load_tokenizers
-
     return load_tokenizers(recipe)
 
 

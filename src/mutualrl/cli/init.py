@@ -27,6 +27,7 @@ from mutualrl.mwra.memory import parameter_count
 from mutualrl.plugins import absolute_path
 from mutualrl.recipes import Recipe, Request, resolve
 from mutualrl.recipes.agreement import load_recipe_prompts, require_enough
+from mutualrl.recipes.pool_tokenizers import load_tokenizers
 from mutualrl.recipes.starter import BOXED, NEXT, OWN, Starter, files, named
 from mutualrl.regimes import at_level, regimes
 from mutualrl.storage.files import create_atomic, user_path
@@ -248,8 +249,6 @@ def _check(pool: Path, *, as_json: bool, accept_unsafe: bool = False) -> Plan:
 def _prompt_lines(recipe: Recipe) -> list[str]:
     """Return the first prompts as each policy sees them, under its chat template. Raises ModelError, and DataError,
     also for too few prompts for a round or the validation."""
-    from mutualrl.recipes.pool_tokenizers import load_tokenizers
-
     prompts = load_recipe_prompts(recipe, "train")
     require_enough(prompts, recipe.round.prompts or 1)
     held_out = load_recipe_prompts(recipe, "validation")

@@ -18,6 +18,7 @@ from mutualrl.diagnostics.scales import Scales
 from mutualrl.engines.base import check_temperature
 from mutualrl.errors import DataError, UsageError
 from mutualrl.recipes import Recipe, Request, load_run, resolve
+from mutualrl.recipes.pool_tokenizers import load_tokenizers
 from mutualrl.recipes.run_sources import learners_of, spec_of
 from mutualrl.recipes.stored import GONE
 from mutualrl.records import Prompt
@@ -71,8 +72,6 @@ class RecordedTexts:
         """Return what verification and encoding need of the models; loads their tokenizers."""
         if self.recipe is None:
             return []
-        from mutualrl.recipes.pool_tokenizers import load_tokenizers
-
         return learners_of(self.recipe, load_tokenizers(self.recipe))
 
 

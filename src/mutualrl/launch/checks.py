@@ -13,10 +13,11 @@ from mutualrl.launch.session import counted
 from mutualrl.recipes import Recipe
 from mutualrl.recipes.agreement import data_note, fingerprint, read_splits, require_enough, validation_sample
 from mutualrl.recipes.batch_plan import BatchPlan
+from mutualrl.recipes.pool_tokenizers import load_tokenizers
 from mutualrl.recipes.run_sources import Prediction, learners_of, prediction_of, prepared, served_settings
 from mutualrl.recipes.source_section import SourceSection
 from mutualrl.records import Prompt
-from mutualrl.sources.prepare import Learner, has_one_verdict
+from mutualrl.sources.prepare import has_one_verdict
 from mutualrl.sources.served import preflight
 from mutualrl.storage.run_info import Fingerprint
 from mutualrl.tasks.dataset import boxed_notes, column_notes
@@ -72,8 +73,6 @@ def check_sources(recipe: Recipe, inputs: Inputs, names: Collection[str] | None 
     are any. Raises DataError, RewardError, ModelError."""
     if not recipe.recorded_sources:
         return {}
-    from mutualrl.recipes.pool_tokenizers import load_tokenizers
-
     return prepared(recipe, load_tokenizers(recipe), inputs.prompts, inputs.all_validation, names)
 
 
@@ -96,7 +95,7 @@ def check_asked_sources(recipe: Recipe, inputs: Inputs, *, contact: bool = True)
         if contact:
             notes.append(asyncio.run(preflight(settings.spec)))
     ordered = [section for section in recipe.asked_sources if section.after is not None]
-    if ordered and not has_one_verdict(recipe.task.reward, _tokenized_learners(recipe)):
+    if ordered and not has_one_verdict(recipe.task.reward, learners_of(recipe, load_tokenizers(recipe))):
         raise UsageError(
             f"sources.{ordered[0].name}.after: needs one verdict on a text for all learners, and the reward functions "
             "depend on the learner or on training; leave it out"
@@ -131,12 +130,6 @@ def _require_named_sources(recipe: Recipe, column: str, prompts: Sequence[Prompt
             )
     if not any(prompt.columns.get(column) in known for prompt in prompts):
         raise DataError(f"no row of the data names a source ({', '.join(sorted(known))}) in its column {column!r}")
-
-
-def _tokenized_learners(recipe: Recipe) -> list[Learner]:
-    from mutualrl.recipes.pool_tokenizers import load_tokenizers
-
-    return learners_of(recipe, load_tokenizers(recipe))
 
 
 def check_batch(recipe: Recipe, batch: BatchPlan, inputs: Inputs) -> tuple[Recipe, Fingerprint]:

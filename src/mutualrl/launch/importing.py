@@ -12,6 +12,7 @@ from pathlib import Path
 from mutualrl.errors import DataError, UsageError
 from mutualrl.recipes import Recipe, Request, resolve, yaml_file
 from mutualrl.recipes.agreement import all_prompts
+from mutualrl.recipes.pool_tokenizers import load_tokenizers
 from mutualrl.recipes.run_sources import described, learners_of, spec_of
 from mutualrl.regimes import baseline
 from mutualrl.regimes.info import RegimeInfo
@@ -56,7 +57,7 @@ def import_texts(request: ImportRequest) -> tuple[RunDirectory, Prepared]:
     prompts = all_prompts(recipe, "train")
     (section,) = [each for each in recipe.sources if each.name == request.source.partition("=")[0]]
     spec = replace(spec_of(section), allow_validation=True)
-    learners = [] if request.model is None else learners_of(recipe, _tokenizers(recipe))
+    learners = [] if request.model is None else learners_of(recipe, load_tokenizers(recipe))
     prepared = prepare_sources([spec], prompts, (), recipe.task.reward, learners, recipe.run.step_timeout)[section.name]
     if not prepared.source.verified:
         raise DataError(f"source {section.name!r}: {prepared.note}; an exchange has rewards: train with --source")
@@ -67,12 +68,6 @@ def import_texts(request: ImportRequest) -> tuple[RunDirectory, Prepared]:
         write_atomic(run.recipe, run.info().recipe.encode())
         Exchange(run.exchange, section.name, run.info().run_id).publish(0, rollouts, 0)
     return run, prepared
-
-
-def _tokenizers(recipe: Recipe) -> Mapping[str, object]:
-    from mutualrl.recipes.pool_tokenizers import load_tokenizers
-
-    return load_tokenizers(recipe)
 
 
 def _info(recipe: Recipe, sources: Mapping[str, Prepared]) -> RunInfo:

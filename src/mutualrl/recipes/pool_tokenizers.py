@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
-from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.recipes.schema import Recipe
 from mutualrl.tiny import resolve_path
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def load_tokenizers(recipe: Recipe) -> dict[str, PreTrainedTokenizerBase]:
     """Return the tokenizer of every policy, by name. Raises ModelError naming a tokenizer that cannot be loaded."""
-    return {
-        p.name: load_tokenizer(resolve_path(p.model), revision=p.revision, trust_remote_code=p.trust_remote_code)
-        for p in recipe.policies
-    }
+    return {p.name: _load(p.model, p.revision, p.trust_remote_code) for p in recipe.policies}
 
 
 def load_source_tokenizers(recipe: Recipe) -> dict[str, PreTrainedTokenizerBase]:
@@ -22,9 +21,13 @@ def load_source_tokenizers(recipe: Recipe) -> dict[str, PreTrainedTokenizerBase]
     if "logprobs" not in recipe.published.fields:
         return {}
     return {
-        source.name: load_tokenizer(
-            resolve_path(source.frozen or ""), revision=source.revision, trust_remote_code=source.trust_remote_code
-        )
+        source.name: _load(source.frozen or "", source.revision, source.trust_remote_code)
         for source in recipe.asked_sources
         if source.kind == "frozen"
     }
+
+
+def _load(model: str, revision: str | None, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    from mutualrl.engines.transformers_engine import load_tokenizer  # it takes seconds to import transformers
+
+    return load_tokenizer(resolve_path(model), revision=revision, trust_remote_code=trust_remote_code)
