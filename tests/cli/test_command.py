@@ -127,6 +127,15 @@ def test_every_command_has_a_function_and_json_as_its_last_option(name: str) -> 
     assert LazyCommand(name, entry).help == summary
 
 
+def test_a_diagnostic_may_declare_its_options_in_its_own_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mutualrl.diagnostics import flags
+
+    entry = declared()["sgt-check"]
+    light = entry.declared()
+    monkeypatch.delattr(flags, "SgtCheckFlags")
+    assert entry.declared() is light  # what the module says
+
+
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["report", "--help"], ["runs", "ls", "--help"], ["exchange", "gc", "--help"]]
 )

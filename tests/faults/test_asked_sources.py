@@ -266,6 +266,31 @@ def test_a_source_that_dies_is_started_again_and_then_given_up(tmp_path: Path) -
     assert "peer 'teacher' is lost; the pool continues without it" in log
 
 
+@pytest.mark.release
+def test_a_source_that_restarts_while_its_server_is_away_ends_no_run(tmp_path: Path) -> None:
+    with served(Endpoint(teacher, delay=0.2)) as endpoint:  # the model is not named
+        run = Run(tmp_path, *SGT, *options(endpoint), "--set", "run.max_restarts=1", "--set", "run.steps=12", of=())
+        wait_until(lambda: len(endpoint.asked) >= 8)
+        assert RunDirectory(run.path).info().asked_sources["teacher"]["model"] == "teacher"
+    run.worker("teacher").kill()
+    finished(run)
+    late = list(accounts(run.path).values())[-1]
+    assert late.questions == late.failed + late.left_out > 0
+
+
+@pytest.mark.release
+def test_a_run_is_resumed_without_an_endpoint_that_is_gone(tmp_path: Path) -> None:
+    with served(Endpoint(teacher)) as endpoint:
+        run = Run(tmp_path, *SGT, *options(endpoint), "--set", "run.steps=12", of=())
+        wait_until(lambda: len(accounts(run.path)) >= 3)
+        run.process.kill()
+        run.process.wait()
+        wait_until(lambda: not members(run.path))
+    run.begin("--resume")
+    finished(run)
+    assert "the run continues, without its answers while that is so" in run.errors.read_text()
+
+
 def workers(run: Run, name: str) -> list[psutil.Process]:
     return [
         process
@@ -286,6 +311,11 @@ def test_late_answers_are_read_in_the_next_round(tmp_path: Path) -> None:
     assert sum(row.get("source/teacher/rescues", 0) for row in rows) > 0
     read = sum(row.get("source/teacher/questions", 0) for row in rows)
     assert 0 < read <= asked  # the last round's may not be read
+    rescues = sum(row.get("source/teacher/rescues", 0) for row in rows)
+    assert sum(row.get("sgt/pairs", 0) for row in rows) == rescues
+    assert sum(row.get("source/teacher/confirmed", 0) for row in rows) >= rescues
+    assert sum(row.get("sgt/extra_tokens", 0) for row in rows) > 0
+    assert "never acted" not in run.errors.read_text()
 
 
 @pytest.mark.extended
@@ -381,6 +411,23 @@ def test_what_a_frozen_source_cannot_give_is_refused(cli: Cli) -> None:
         assert result.returncode == 2
         assert expected in result.stderr
     assert cli("train", "--regime", "hacpo", *pool).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        (("after: b", "after: a"), "are each asked after another one of them"),
+        (("weight: 1, learners: [ada]", "weight: 1, learners: [bob]"), "divide the prompts of the same learners"),
+        (("learners: [ada]", "after: a"), "expected a source that all of these read"),
+    ],
+)
+def test_sources_that_would_wait_for_each_other_or_leave_prompts_out_are_refused(
+    cli: Cli, sources: tuple[str, str], message: str
+) -> None:
+    parts = [f"{{name: {n}, served: 'http://127.0.0.1:9/v1', {keys}}}" for n, keys in zip("ab", sources, strict=True)]
+    result = cli("train", "--regime", "sgt", "--pool", "tiny", "--set", f"sources=[{', '.join(parts)}]", "--dry-run")
+    assert result.returncode == 2
+    assert message in " ".join(result.stderr.split())
 
 
 def test_what_a_served_source_cannot_do_is_refused_by_name(cli: Cli) -> None:

@@ -211,6 +211,38 @@ def test_policy_that_lost_a_restarting_peer_is_also_restarted(
     assert pool.states() == {"ada": "running", "bob": "running"}
 
 
+ASKED = "sources=[{name: teacher, served: 'http://127.0.0.1:9/v1', on_source_loss: continue}]"
+
+
+@pytest.mark.parametrize(
+    ("assignments", "failure", "ends"),
+    [
+        ((ASKED,), ("environment", "it cannot be reached"), False),
+        ((ASKED,), ("reward", "the reward function is broken"), True),
+        ((ASKED.replace("continue", "fail"),), ("environment", "it cannot be reached"), True),
+    ],
+)
+def test_own_error_of_a_source_is_a_death_where_the_run_continues_without_it(
+    supervised: Callable[..., Supervised],
+    clock: Clock,
+    assignments: tuple[str, ...],
+    failure: tuple[str, str],
+    ends: bool,
+) -> None:
+    pool = supervised("run.max_restarts=1", *assignments)
+    for _ in range(2):
+        pool.end("teacher", 4, failure)
+        if ends:
+            with pytest.raises(MutualRLError, match=failure[1]):
+                pool.supervisor.poll()
+            return
+        pool.supervisor.poll()
+        clock.sleep(2)
+        pool.supervisor.poll()
+    assert pool.states() == {"ada": "running", "bob": "running", "teacher": "lost"}
+    assert "The run continues without it (sources.teacher.on_source_loss: continue)" in pool.screen.getvalue()
+
+
 def test_frozen_policy_is_detected_by_its_heartbeat(supervised: Callable[..., Supervised], clock: Clock) -> None:
     pool = supervised("run.max_restarts=1", "run.peer_timeout=30")
     beats = {name: Heartbeat(pool.run.exchange, name) for name in ("ada", "bob")}

@@ -179,7 +179,7 @@ def test_resume_readmits_all_peers_and_clears_the_stop_request(tmp_path: Path) -
     run, resolved = started_run(tmp_path / "r")
     missing = MissingPeers(open_store(run.exchange), "ada")
     missing.mark_missing("bob", 0)
-    readmit(run, ["ada"])
+    readmit(run, resolved, ["ada"])
     assert MissingPeers(open_store(run.exchange), "ada").current() == {}
     run.stop_file.parent.mkdir(parents=True, exist_ok=True)
     run.stop_file.write_text("{}")
@@ -189,6 +189,14 @@ def test_resume_readmits_all_peers_and_clears_the_stop_request(tmp_path: Path) -
     assert not run.stop_file.exists()
     assert not run.summary.exists()
     assert load_run(run).run.max_restarts == 7
+
+
+def test_resume_readmits_the_learners_that_a_source_had_given_up(tmp_path: Path) -> None:
+    run, resolved = started_run(tmp_path / "r", "sources=[{name: teacher, served: 'http://127.0.0.1:9/v1'}]")
+    missing = MissingPeers(open_store(run.exchange), "teacher")
+    missing.mark_missing("bob", 3)
+    readmit(run, resolved, ["ada", "bob", "teacher"])
+    assert not MissingPeers(open_store(run.exchange), "teacher").is_missing("bob", 12)
 
 
 @pytest.mark.parametrize(

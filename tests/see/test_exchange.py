@@ -330,6 +330,13 @@ def test_live_but_late_peer_hits_the_round_timeout(tmp_path: Path, clock: Clock)
         reader.wait(["bob"], 0)
 
 
+def test_a_source_that_is_alive_and_late_is_left_out_at_the_round_timeout(tmp_path: Path, clock: Clock) -> None:
+    clock.every(1, Heartbeat(tmp_path, "teacher").beat)
+    open_exchange(tmp_path).publish(0, RECORDS, 0)
+    timeouts = WaitTimeouts(peer_timeout=10, round_timeout=120, dispensable=frozenset({"teacher"}))
+    assert list(open_exchange(tmp_path, "ada", timeouts=timeouts).wait(["bob", "teacher"], 0)) == ["bob"]
+
+
 def test_reader_waits_for_a_slow_peer_with_a_heartbeat(tmp_path: Path, clock: Clock) -> None:
     heartbeat = Heartbeat(tmp_path, "bob")
     clock.every(1, heartbeat.beat)

@@ -187,7 +187,7 @@ def test_rules_that_cannot_use_a_source_refuse_it_by_name(
     result = cli_here("train", "--regime", regime, "--pool", "tiny", "--source", "book=recorded:tiny:book", *settings)
     assert result.returncode == 2
     assert message in result.stderr
-    assert "expected sgt, guided, swarm, or a list with one of them (xgrpo+sgt)" in result.stderr
+    assert "expected sgt, guided, hinted, swarm, or a list with one of them (xgrpo+sgt)" in result.stderr
 
 
 def test_dry_run_says_what_a_source_has_and_grpo_leaves_it_out(cli_here: Cli) -> None:
@@ -212,7 +212,7 @@ def test_models_make_a_pool_and_sources_join_it(cli_here: Cli) -> None:
     for arguments, message in (
         (("--pool", "tiny"), "--model: --pool has policies, too"),
         (("--source", "book"), "--source book: expected NAME=recorded:REFERENCE"),
-        (("--source", "b=served:x"), "--source b=served:x: expected NAME=recorded:REFERENCE"),
+        (("--source", "b=served:x"), "expected the URL of an OpenAI-compatible endpoint"),
         (("--source", "ada=recorded:tiny:book"), "two members are named 'ada'"),
         (("--source", "b=recorded:none.jsonl"), "recorded texts not found"),
         (("--set", "sources.b.reasoning=drop"), "found 'b.reasoning', expected a source and a key: none"),

@@ -8,7 +8,7 @@ diagnostic is a command without an entry here: its module below `diagnostics/spe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -19,7 +19,8 @@ from mutualrl.paper.thl.flags import ThlFlags
 from mutualrl.recipes.request import Request
 
 
-class Command(NamedTuple):
+@dataclass(frozen=True)
+class Command:
     """A command: the dataclass of its options, and its function, MODULE.FUNCTION below `mutualrl.cli`. `moved`: its new
     name, of a command that works under the old one for a while."""
 
@@ -42,7 +43,8 @@ class Command(NamedTuple):
         getattr(import_module(f"mutualrl.cli.{module}"), name)(options)
 
 
-class DiagnosticCommand(NamedTuple):
+@dataclass(frozen=True)
+class DiagnosticCommand:
     """A diagnostic as a command: its module below `mutualrl`, and its first line."""
 
     module: str
@@ -50,9 +52,11 @@ class DiagnosticCommand(NamedTuple):
     moved: str | None = None
 
     def declared(self) -> type:
-        """Import the module; return the dataclass of its options."""
-        options: type = import_module(f"mutualrl.{self.module}").DIAGNOSTIC.options
-        return options
+        """Return the dataclass of its options: that in the package's `flags`, else the module's own, imported."""
+        package, _, name = self.module.rpartition(".specs.")
+        flags = "".join(part.capitalize() for part in name.split("_")) + "Flags"
+        light: type | None = getattr(import_module(f"mutualrl.{package}.flags"), flags, None)
+        return light or import_module(f"mutualrl.{self.module}").DIAGNOSTIC.options
 
     def run(self, options: object) -> None:
         """Run the diagnostic."""
@@ -506,5 +510,5 @@ COMMANDS: Mapping[str, Command | DiagnosticCommand | Group] = {
         },
     ),
     "paper": Group("The paper's evidence: its diagnostics, and its control by distillation.", PAPER),
-    **{name: command._replace(moved=f"paper {name}") for name, command in PAPER.items()},
+    **{name: replace(command, moved=f"paper {name}") for name, command in PAPER.items()},
 }

@@ -138,7 +138,7 @@ def plan_of(recipe: Recipe, launch: Launch) -> Plan:
         if placement is not None:
             batch = placement.allocations[0].batch
             recipe, _ = check_batch(recipe, batch, inputs)
-            notes = [*notes, *check_asked_sources(recipe, inputs, contact=False)]
+            notes = [*notes, *check_asked_sources(recipe, inputs, contact=False).notes]
             predicted = predictions(recipe, batch)
             notes = [*notes, *(each.note(name) for name, each in predicted.items())]
         check_models(recipe, [p.name for p in recipe.policies])

@@ -364,17 +364,3 @@ def _check_save(path: Path, flag: Path | None) -> None:
         raise UsageError(f"--save {flag}: the file already exists; name another, or remove it")
     if not path.parent.is_dir():
         raise UsageError(f"--save {flag}: there is no directory {path.parent}")
-
-
-def gate_sizes(text: str | None, samples: Sequence[int]) -> list[int]:
-    """Return the values of K for the gate rates: `--k 1,4,8`, or powers of two up to the number of rollouts.
-
-    Raises UsageError.
-    """
-    if text is None:
-        most = min(samples)
-        return sorted({*(2**i for i in range(most.bit_length()) if 2**i <= most), most})
-    parts = [part.strip() for part in text.split(",")]
-    if not all(re.fullmatch("[1-9][0-9]{0,3}", part) for part in parts):
-        raise UsageError(f"--k {text}: expected numbers of rollouts separated by commas, such as 4,8,16")
-    return sorted({int(part) for part in parts})

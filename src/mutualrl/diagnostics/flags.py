@@ -1,12 +1,19 @@
-"""Options that the diagnostics share: where rollouts come from, and how to sample them."""
+"""Options of the diagnostics: where rollouts come from, how to sample them, and what single ones add.
+
+The options of the diagnostic in `specs/NAME.py` are here under its name, as `NameFlags`, so that its help need not
+import it. A diagnostic can also declare them itself.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from mutualrl.console.options import ENGINE, SEED_LIMIT, TRUST_REMOTE_CODE, Option
+from mutualrl.console.options import ENGINE, SEED_LIMIT, TRUST_REMOTE_CODE, Option, WithPlot
+from mutualrl.errors import UsageError
 
 SUCCESS_ABOVE = Option("Rewards above this are successes (0.8); POLICY=VALUE for one learner. Repeatable.")
 FAILURE_BELOW = Option("Rewards below this are failures (0.2); POLICY=VALUE for one learner. Repeatable.")
@@ -57,3 +64,61 @@ class LearnerFlags(DiagnosticFlags):
     ] = ()
     success_above: Annotated[tuple[str, ...], SUCCESS_ABOVE] = ()
     failure_below: Annotated[tuple[str, ...], FAILURE_BELOW] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComplementarityFlags(DiagnosticFlags, WithPlot):
+    """Will these models, or these texts, help each other? Overlap of solved prompts, rescues, SGT's gate rate, advice.
+
+    Example: mutualrl complementarity --pool 2qwen --task math --data math_train.jsonl --prompts 500 --samples 5
+    """
+
+    texts: bool = True
+    hints: Annotated[
+        bool,
+        Option("Also sample where the gate opens, with a peer's success as a hint and without: is `hinted` better?"),
+    ] = False
+    success: Annotated[str, Option("A model solves a prompt if its `first` rollout does, or `any` rollout.")] = "first"
+    k: Annotated[str | None, Option("Rollouts per model for which to compute SGT's gate: 4,8,16.")] = None
+    success_above: Annotated[tuple[str, ...], SUCCESS_ABOVE] = ()
+    failure_below: Annotated[tuple[str, ...], FAILURE_BELOW] = ()
+    pool_models: Annotated[
+        tuple[str, ...], Option("Sample from this model. Repeatable.", "--model", metavar="MODEL")
+    ] = ()
+    sources: Annotated[
+        tuple[str, ...],
+        Option(
+            "Recorded texts (also a file of --rollouts without rewards). Repeatable.",
+            "--source",
+            metavar="NAME=recorded:FILE",
+        ),
+    ] = ()
+    assignments: Annotated[
+        tuple[str, ...],
+        Option("A key of a source, such as sources.NAME.columns.text=COLUMN.", "--set", metavar="KEY=VALUE"),
+    ] = ()
+
+    def __post_init__(self) -> None:
+        """Check what only this diagnostic has. Raises UsageError."""
+        if self.success not in ("first", "any"):
+            raise UsageError(f"--success {self.success}: expected first or any")
+        gate_sizes(self.k, [1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class SgtCheckFlags(LearnerFlags, WithPlot):
+    """Where would SGT act, and do the transferred texts belong to the prompt? Gate, success rates, teachers' NLL."""
+
+
+def gate_sizes(text: str | None, samples: Sequence[int]) -> list[int]:
+    """Return the values of K for the gate rates: `--k 1,4,8`, or powers of two up to the number of rollouts.
+
+    Raises UsageError.
+    """
+    if text is None:
+        most = min(samples)
+        return sorted({*(2**i for i in range(most.bit_length()) if 2**i <= most), most})
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch("[1-9][0-9]{0,3}", part) for part in parts):
+        raise UsageError(f"--k {text}: expected numbers of rollouts separated by commas, such as 4,8,16")
+    return sorted({int(part) for part in parts})

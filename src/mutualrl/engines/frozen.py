@@ -12,6 +12,8 @@ from mutualrl.engines.transformers_engine import TransformersEngine
 from mutualrl.records import Completion
 from mutualrl.tasks.prompting import Content, prompt_ids
 
+ROWS = 64  # sequences that are sampled at once
+
 
 class FrozenModel:
     """Model of a frozen source, in transformers. `template`: arguments of its chat template."""
@@ -22,11 +24,13 @@ class FrozenModel:
 
     @classmethod
     def load(
-        cls, path: str, template: Mapping[str, Any], *, revision: str | None, trust_remote_code: bool
+        cls, path: str, template: Mapping[str, Any], *, samples: int, revision: str | None, trust_remote_code: bool
     ) -> FrozenModel:
-        """Load a model by path or hub id. Raises ModelError."""
+        """Load a model by path or hub id, to sample at most `ROWS` sequences at once. Raises ModelError."""
         check_model(path, revision, trust_remote_code=trust_remote_code)
-        engine = TransformersEngine.load(path, revision=revision, trust_remote_code=trust_remote_code)
+        engine = TransformersEngine.load(
+            path, batch_size=max(1, ROWS // samples), revision=revision, trust_remote_code=trust_remote_code
+        )
         return cls(engine, template)
 
     @property

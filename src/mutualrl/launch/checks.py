@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
+from mutualrl.console.display import clean
 from mutualrl.engines.model_files import check_model
-from mutualrl.errors import DataError, ModelError, UsageError
+from mutualrl.errors import DataError, MachineError, ModelError, UsageError
 from mutualrl.launch.session import counted
 from mutualrl.recipes import Recipe
 from mutualrl.recipes.agreement import data_note, fingerprint, read_splits, require_enough, validation_sample
@@ -19,7 +21,7 @@ from mutualrl.recipes.source_section import SourceSection
 from mutualrl.records import Prompt
 from mutualrl.sources.prepare import has_one_verdict
 from mutualrl.sources.served import preflight
-from mutualrl.storage.run_info import Fingerprint
+from mutualrl.storage.run_info import Fingerprint, RunInfo
 from mutualrl.tasks.dataset import boxed_notes, column_notes
 from mutualrl.tasks.rewarding import BOXED
 from mutualrl.tasks.rewards import require_rewards
@@ -76,38 +78,59 @@ def check_sources(recipe: Recipe, inputs: Inputs, names: Collection[str] | None 
     return prepared(recipe, load_tokenizers(recipe), inputs.prompts, inputs.all_validation, names)
 
 
-def check_asked_sources(recipe: Recipe, inputs: Inputs, *, contact: bool = True) -> list[str]:
-    """Check the sources that answer during training, and return notes on them: the models of frozen ones, the keys and,
-    if `contact`, the endpoints of served ones, and what the data say of them. Raises UsageError, DataError, ModelError,
+class AskedSources(NamedTuple):
+    """Checked sources that answer during training: the models of served ones by name, and notes."""
+
+    models: dict[str, str]
+    notes: list[str]
+
+
+def check_asked_sources(
+    recipe: Recipe, inputs: Inputs, *, contact: bool = True, resumed: RunInfo | None = None
+) -> AskedSources:
+    """Check the sources that answer during training: the models of frozen ones, the keys and, if `contact`, the
+    endpoints of served ones, and what the data say of them. A resumed run goes on with the model that it began with,
+    and without an endpoint that is gone, as `on_source_loss` says. Raises UsageError, DataError, ModelError,
     MachineError."""
-    notes = []
+    models, notes = {}, []
     for section in recipe.asked_sources:
         if section.column is not None:
             _require_named_sources(recipe, section.column, inputs.prompts)
         if section.kind == "frozen":
             _check_frozen(section)
             continue
-        settings = served_settings(recipe, section)
+        known = {} if resumed is None else resumed.asked_sources.get(section.name, {})
+        settings = served_settings(recipe, section, known.get("model"))
         if section.api == "completions" and any(prompt.messages for prompt in inputs.prompts):
             raise UsageError(
                 f"sources.{section.name}.api: found completions, but the prompts are conversations; expected chat"
             )
         if contact:
-            notes.append(asyncio.run(preflight(settings.spec)))
+            try:
+                models[section.name] = asyncio.run(preflight(settings.spec))
+                notes.append(f"source {section.name}: {clean(models[section.name], 100)} at {section.served}")
+            except MachineError as error:
+                if resumed is None or section.on_source_loss == "fail":
+                    raise
+                notes.append(f"{error}; the run continues, without its answers while that is so")
     ordered = [section for section in recipe.asked_sources if section.after is not None]
     if ordered and not has_one_verdict(recipe.task.reward, learners_of(recipe, load_tokenizers(recipe))):
         raise UsageError(
             f"sources.{ordered[0].name}.after: needs one verdict on a text for all learners, and the reward functions "
             "depend on the learner or on training; leave it out"
         )
-    return notes
+    return AskedSources(models, notes)
 
 
-def predictions(recipe: Recipe, batch: BatchPlan) -> dict[str, Prediction]:
-    """Return what each source that is asked will do, by name. `recipe`: with its epochs converted to steps."""
+def predictions(
+    recipe: Recipe, batch: BatchPlan, models: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Prediction]:
+    """Return what each source that is asked will do, by name. `recipe`: with its epochs converted to steps; `models`:
+    the servers' names of their models."""
     iterations = int(recipe.trainer_settings(recipe.policies[0].name).get("num_iterations", 1))
     steps = batch.optimizer_steps * iterations
-    return {each.name: prediction_of(recipe, each, batch.prompts, steps) for each in recipe.asked_sources}
+    predicted = {each.name: prediction_of(recipe, each, batch.prompts, steps) for each in recipe.asked_sources}
+    return {name: replace(each, model=models.get(name)) for name, each in predicted.items()}
 
 
 def _check_frozen(section: SourceSection) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from mutualrl.errors import PeerLostError, SourceLostError
+from mutualrl.errors import PeerLostError, RewardError, SourceLostError
 from mutualrl.launch.death import CONSEQUENCES, describe_death, failure_of, own_error, recorded_error, tail
 from mutualrl.launch.group import ProcessGroup, ProcessTag, agent, clear_attempt, end, next_attempt
 from mutualrl.launch.launcher import Launcher, ManagedPolicy
@@ -130,6 +130,11 @@ class PolicySupervisor(Launcher[SupervisedPolicy]):
             f"{managed.life.reason}\nThe run continues without it (sources.{managed.name}.on_source_loss: continue)"
         )
 
+    def _may_lose(self, managed: SupervisedPolicy) -> bool:
+        """Return whether it is a source without which the run continues."""
+        sections = [each for each in self.recipe.asked_sources if managed.source and each.name == managed.name]
+        return any(each.on_source_loss == "continue" for each in sections)
+
     def may_continue_without(self, managed: SupervisedPolicy) -> bool:
         """Return whether the run goes on without a lost policy; a source cannot take its place."""
         others = (each.state for each in self.managed_policies if each is not managed and not each.source)
@@ -175,6 +180,8 @@ class PolicySupervisor(Launcher[SupervisedPolicy]):
         assert managed.group is not None
         code, log = managed.group.exit_code(), managed.group.log
         if (error := own_error(self.run, managed.name, code, f"\nlog: {log}\n{tail(log)}")) is not None:
+            if self._may_lose(managed) and error.kind != RewardError.kind:
+                return  # started again, then given up
             raise error
         failure = failure_of(self.run, managed.name)
         if failure is None or failure[0] not in CONSEQUENCES:

@@ -23,11 +23,14 @@ from mutualrl.storage.run_info import policy_result
 from mutualrl.storage.rundir import RunDirectory
 
 
-def readmit(run: RunDirectory, policies: Collection[str]) -> None:
-    """Let each policy read peers again that it had given up, from its newest checkpoint on."""
-    for policy in policies:
-        cursor = Checkpoints(run.policy(policy).root).newest_cursor()
-        MissingPeers(record_store(run), policy).readmit_all(cursor)
+def readmit(run: RunDirectory, recipe: Recipe, members: Collection[str]) -> None:
+    """Let each member read peers again that it had given up: a policy from its newest checkpoint on, a source that asks
+    from the oldest of its readers'."""
+    readers = {source.name: recipe.readers_of(source) for source in recipe.asked_sources}
+    for member in members:
+        policies = readers.get(member, (member,))
+        cursor = min(Checkpoints(run.policy(policy).root).newest_cursor() for policy in policies)
+        MissingPeers(record_store(run), member).readmit_all(cursor)
 
 
 def resume_cursors(

@@ -147,7 +147,7 @@ def _reopen(
     if launch.policy is None:
         rewind(run, recipe, console)
     staged = fetch_checkpoint(recipe, launch, run.info().run_id, run.root, models)
-    readmit(run, [allocation.policy for allocation in placement.allocations])
+    readmit(run, recipe, [each.policy for each in (*placement.allocations, *placement.sources)])
     resume_run(run, recipe, placement, models, launch)
     if staged is not None:
         notes.append(install_checkpoint(staged, run))
@@ -189,7 +189,7 @@ def planned(recipe: Recipe, machine: Machine, launch: Launch, resumed: RunDirect
     if launch.ray is not None:
         require_capacity(bundles(placement))
     inputs = check_inputs(recipe)
-    asked = check_asked_sources(recipe, inputs)
+    asked = check_asked_sources(recipe, inputs, resumed=None if resumed is None else resumed.info())
     recipe, plan = check_batch(recipe, placement.allocations[0].batch, inputs)
     check_models(recipe, launch.policies(recipe))
     sources = {} if resumed is not None else check_sources(recipe, inputs)
@@ -197,15 +197,19 @@ def planned(recipe: Recipe, machine: Machine, launch: Launch, resumed: RunDirect
         digests = {name: source.digest for name, source in sources.items()}
     else:
         digests = recorded_digests(resumed.info(), recipe)
-    predicted = predictions(recipe, placement.allocations[0].batch)
-    notes = [*asked, *(each.note(name) for name, each in predicted.items())]
+    predicted = predictions(recipe, placement.allocations[0].batch, asked.models)
+    notes = [*asked.notes, *(each.note(name) for name, each in predicted.items())]
     inputs = replace(inputs, notes=(*inputs.notes, *notes))
     return Planned(recipe, placement, {**plan, **source_digests(digests)}, inputs, sources, predicted)
 
 
 def model_digests(recipe: Recipe) -> dict[str, str]:
-    """Return the digest of each policy's base model. Raises ModelError if a file cannot be read."""
+    """Return the digest of each policy's base model, and of each frozen source. Raises ModelError if a file cannot be
+    read."""
     models = {p.name: (resolve_path(p.model), p.revision) for p in recipe.policies}
+    for source in recipe.asked_sources:
+        if source.frozen is not None:
+            models[source.name] = (resolve_path(source.frozen), source.revision)
     digests = {key: model_digest(*key) for key in set(models.values())}
     return {name: digests[key] for name, key in models.items()}
 

@@ -101,7 +101,7 @@ def sampling_of(recipe: Recipe, section: SourceSection) -> SourceSampling:
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """What a source that is asked will do, before the start: prompts and answers per round, at most; rounds; tokens per
-    answer, at most; its budget in tokens."""
+    answer, at most; its budget in tokens; the server's name of the model, once the server was asked."""
 
     kind: str
     ask: str
@@ -110,6 +110,7 @@ class Prediction:
     rounds: int
     tokens_per_answer: int
     budget_tokens: int | None = None
+    model: str | None = None
 
     def note(self, name: str) -> str:
         """Return it in words."""
@@ -119,8 +120,8 @@ class Prediction:
         answers, tokens = self.answers_per_round, self.answers_per_round * self.tokens_per_answer
         text = (
             f"source {name} ({self.kind}): {most}{self.prompts_per_round:,} prompts per round{which}, {most}"
-            f"{answers:,} answers of at most {self.tokens_per_answer:,} tokens, at most {tokens:,} tokens per round "
-            f"and {tokens * self.rounds:,} in {self.rounds:,} rounds"
+            f"{answers:,} answers of at most {self.tokens_per_answer:,} tokens; beside the questions {tokens:,} tokens "
+            f"per round at most, and {tokens * self.rounds:,} in {self.rounds:,} rounds"
         )
         return text if self.budget_tokens is None else f"{text}; its budget is {self.budget_tokens:,} tokens"
 
@@ -151,13 +152,14 @@ class ServedSettings:
     fail: bool
 
 
-def served_settings(recipe: Recipe, section: SourceSection) -> ServedSettings:
-    """Return what a recipe says of a served source. Raises UsageError if its key is not in the environment."""
+def served_settings(recipe: Recipe, section: SourceSection, model: str | None = None) -> ServedSettings:
+    """Return what a recipe says of a served source. `model`: the server's name of it when the run began, if the recipe
+    has none. Raises UsageError if its key is not in the environment."""
     sampling = sampling_of(recipe, section)
     spec = ServedSpec(
         section.name,
         section.served or "",
-        section.model,
+        section.model or model,
         sampling.max_tokens,
         sampling.temperature,
         section.api,

@@ -273,6 +273,34 @@ class Recipe(Section):
     exchange: ExchangeSection = ExchangeSection()
 
     @model_validator(mode="after")
+    def _sources_fit_together(self) -> Recipe:
+        """Refuse sources that would wait for each other, or with prompts that nobody is asked about."""
+        by_name = {source.name: source for source in self.sources}
+        for source in self.sources:
+            chain = [source.name]
+            while (before := by_name[chain[-1]].after) in by_name:
+                if before in chain:
+                    raise ValueError(
+                        f"sources {' and '.join(map(repr, chain))} are each asked after another one of them; leave one "
+                        "`after` out"
+                    )
+                chain.append(str(before))
+            first = by_name.get(source.after or "")
+            if first is not None and set(self.readers_of(source)) - set(self.readers_of(first)):
+                raise ValueError(
+                    f"sources.{source.name}.after: {first.name!r} is read by {', '.join(self.readers_of(first))}, "
+                    f"this one by {', '.join(self.readers_of(source))}; expected a source that all of these read"
+                )
+        weighted = [source for source in self.sources if source.weight is not None]
+        for source in weighted:
+            if source.column is not None or source.learners != weighted[0].learners:
+                raise ValueError(
+                    f"sources.{source.name}.weight: sources with a weight divide the prompts of the same learners; "
+                    "leave column and differing learners out"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _unique_names(self) -> Recipe:
         names = [p.name for p in self.policies]
         members = [*names, *(source.name for source in self.sources)]

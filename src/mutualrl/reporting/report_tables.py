@@ -165,7 +165,8 @@ def asked_sources(run: Run) -> Table:
         readers = [policy for policy in run.policies.values() if policy.series(f"source/{source}/prompts")]
         if not readers:
             continue
-        total = {key: _sum(readers[0], f"source/{source}/{key}") for key in ASKED}  # the same of each reader
+        # the same of each reader, but one that was lost saw less
+        total = {key: max(_sum(reader, f"source/{source}/{key}") for reader in readers) for key in ASKED}
         tokens = total["prompt_tokens"] + total["completion_tokens"]
         rescues = sum(_sum(policy, f"source/{source}/rescues") for policy in readers)
         counts = [f"{total[key]:,.0f}" for key in ASKED]

@@ -341,6 +341,9 @@ class Exchange:
                 f"{_logs_of(self.store, peer)}"
             )
         late = [peer for peer in missing if peer not in lost]
+        if waited > self.timeouts.round_timeout:
+            lost |= {peer for peer in late if peer in self.timeouts.dispensable}
+            late = [peer for peer in late if peer not in lost]
         if late and waited > self.timeouts.round_timeout:
             phases = ", ".join(f"{peer} (last seen: {self._heartbeats.seconds_since(peer)[1]})" for peer in late)
             raise WaitTimeoutError(

@@ -17,6 +17,7 @@ from mutualrl.sources.questions import Answer, Question
 from mutualrl.storage.files import JsonObject, checksummed_bytes, parse_checksummed
 
 NAME = re.compile(r"answer-([0-9]{6,})-[0-9a-f]{16}\.json")
+LARGEST = 2**53  # of the numbers of an account: a float has them exactly
 ACCOUNT = re.compile(r"asked-([0-9]{6,})\.json")
 
 
@@ -24,7 +25,9 @@ ACCOUNT = re.compile(r"asked-([0-9]{6,})\.json")
 class Account:
     """What a source did in a round: prompts asked about, answers asked for, requests sent (with repetitions), questions
     asked again because a process ended while they were in flight, answers without a text, answers that were cut off,
-    questions that the budget or a source that did not answer left out, tokens of questions and answers, and seconds."""
+    questions that the budget or a source that did not answer left out, tokens of questions and answers, and seconds.
+    `spent`: tokens that count against its budget; `budget_ended`: the budget into which a question did not fit, else
+    0."""
 
     prompts: int = 0
     questions: int = 0
@@ -36,10 +39,13 @@ class Account:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     seconds: float = 0.0
+    spent: int = 0
+    budget_ended: int = 0
 
     def metrics(self, name: str) -> dict[str, float]:
         """Return the numbers by metric, `source/NAME/...`."""
-        return {f"source/{name}/{key}": float(value) for key, value in asdict(self).items()}
+        own = ("spent", "budget_ended")
+        return {f"source/{name}/{key}": float(value) for key, value in asdict(self).items() if key not in own}
 
 
 @dataclass(frozen=True)
@@ -49,25 +55,25 @@ class AnswerStore:
     store: ExchangeStore
     source: str
 
-    def asked(self, round_index: int, question: Question) -> None:
-        """Store that a question is in flight."""
-        data = self._packed(round_index, question, None)
+    def asked(self, round_index: int, question: Question, times: int) -> None:
+        """Store that a question is in flight, for the first, second, ... time."""
+        data = self._packed(round_index, question, times, None)
         self.store.put(self.source, _name(round_index, question), data, durable=False)
 
-    def answered(self, round_index: int, question: Question, answer: Answer) -> None:
+    def answered(self, round_index: int, question: Question, times: int, answer: Answer) -> None:
         """Store an answer, durably."""
-        self.store.put(self.source, _name(round_index, question), self._packed(round_index, question, answer))
+        self.store.put(self.source, _name(round_index, question), self._packed(round_index, question, times, answer))
 
-    def of(self, round_index: int, question: Question) -> tuple[bool, Answer | None]:
-        """Return whether a question was asked, and its answer. Raises ExchangeDamagedError."""
+    def of(self, round_index: int, question: Question) -> tuple[int, Answer | None]:
+        """Return how often a question was asked, and its answer. Raises ExchangeDamagedError."""
         name = _name(round_index, question)
         if self.store.get(self.source, name) is None:
-            return False, None
+            return 0, None
         value, answer = self.read(name)
-        expected = {"round": round_index, **asdict(question)}
-        if value != expected:
+        times = value.pop("times", 1)
+        if value != {"round": round_index, **asdict(question)} or type(times) is not int:
             raise ExchangeDamagedError(f"{self.store.describe(self.source, name)}: an answer to another question")
-        return True, answer
+        return times, answer
 
     def names(self) -> list[str]:
         """Return the names of the stored questions."""
@@ -89,8 +95,8 @@ class AnswerStore:
         if old:
             self.store.delete(self.source, old)
 
-    def _packed(self, round_index: int, question: Question, answer: Answer | None) -> bytes:
-        value: JsonObject = {"round": round_index, **asdict(question)}
+    def _packed(self, round_index: int, question: Question, times: int, answer: Answer | None) -> bytes:
+        value: JsonObject = {"round": round_index, **asdict(question), "times": times}
         return checksummed_bytes({**value, "answer": None if answer is None else asdict(answer)})
 
 
@@ -129,6 +135,6 @@ def read_account(store: ExchangeStore, source: str, round_index: int) -> Account
 def _numbers(value: Mapping[str, object]) -> dict[str, int]:
     """Return the fields. Raises TypeError for one that is no number."""
     for key, number in value.items():
-        if isinstance(number, bool) or not isinstance(number, int | float):
+        if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) < LARGEST:
             raise TypeError(f"{key} is {number!r:.40}")
     return dict(value)  # type: ignore[arg-type]

@@ -12,12 +12,13 @@ from mutualrl.console.lines import notify
 from mutualrl.errors import RoundAbortedError, SourceLostError
 from mutualrl.records import Prompt
 from mutualrl.sources.answers import Account, AnswerStore
-from mutualrl.sources.questions import Answer, Budget, Question, most_tokens, used_tokens
+from mutualrl.sources.questions import Answer, Budget, Question, most_tokens, spent_tokens, used_tokens
 from mutualrl.sources.served import ServedModel
 
 STOP_SECONDS = 0.2  # between two looks at a stop request
-#: failures of requests that never reached a server, after which the rest of a round is not asked
-UNREACHABLE = "unreachable"
+#: how failures of requests begin that no server answered: after as many in a row as are in flight, the rest of a round
+#: is not asked, and the next round begins with one question
+UNANSWERED = ("unreachable", "no answer within")
 
 
 class Asking:
@@ -40,8 +41,8 @@ class Asking:
         self._fail = fail
         self._stopping = stopping
         self._progress = progress
-        self._unreachable = 0  # requests in a row that reached no server
-        self._in_flight_before: set[int] = set()  # places of questions that a process left in flight
+        self._unanswered = 0  # requests in a row that no server answered
+        self._times: dict[int, int] = {}  # by place: how often earlier processes asked a question
         self._said_budget = False
         self._said_cut_off = False
 
@@ -51,34 +52,35 @@ class Asking:
         """Return the answers to a round's questions, in their order, and what was done for them. Stored answers are not
         asked for again. Raises RoundAbortedError on a stop request, SourceLostError under `fail`."""
         began, sent = time.monotonic(), self._model.requests
-        self._unreachable = 0
         answers: list[Answer | None] = [None] * len(questions)
-        self._in_flight_before = set()
+        self._times = {}
         for place, question in enumerate(questions):
-            was_asked, answer = self._store.of(round_index, question)
-            answers[place] = answer
-            if answer is not None:
-                self._budget.used += sum(used_tokens(answer, _text(prompts, question)))
-            elif was_asked:
-                self._in_flight_before.add(place)
-        if asked_again := len(self._in_flight_before):
-            notify(f"{asked_again} questions of round {round_index} were in flight when a process ended: asked again")
+            self._times[place], answers[place] = self._store.of(round_index, question)
+            if (answer := answers[place]) is not None:
+                self._budget.used += spent_tokens(answer, self._text(prompts, question), self._most)
+        earlier = sum(self._times.values())
+        if in_flight := sum(1 for place, times in self._times.items() if times and answers[place] is None):
+            notify(f"{in_flight} questions of round {round_index} were in flight when a process ended: asked again")
         work = asyncio.create_task(self._ask_missing(round_index, questions, prompts, answers))
         await self._until_done(work, round_index)
         known = [answer or Answer(failure="not asked", asked=False) for answer in answers]
         counts = Counter(_outcome(answer) for answer in known)
-        tokens = [used_tokens(answer, _text(prompts, q)) for answer, q in zip(known, questions, strict=True)]
+        texts = [self._text(prompts, question) for question in questions]
+        tokens = [used_tokens(answer, text) for answer, text in zip(known, texts, strict=True)]
+        again = sum(max(0, self._times[place] - 1) for place in self._times)
         account = Account(
             prompts=len({question.prompt_id for question in questions}),
             questions=len(questions),
-            requests=self._model.requests - sent,
-            asked_again=asked_again,
+            requests=self._model.requests - sent + earlier,
+            asked_again=again,
             failed=counts["failed"],
             cut_off=counts["cut_off"],
             left_out=counts["left_out"],
             prompt_tokens=sum(asked for asked, _ in tokens),
             completion_tokens=sum(said for _, said in tokens),
             seconds=round(time.monotonic() - began, 3),
+            spent=sum(spent_tokens(*each, self._most) for each in zip(known, texts, strict=True)),
+            budget_ended=(self._budget.limit or 0) if self._budget.ended else 0,
         )
         self._say(round_index, known)
         return known, account
@@ -103,22 +105,28 @@ class Asking:
     ) -> None:
         """Ask the questions without an answer, in order, at most `concurrency` at a time."""
         in_flight: set[asyncio.Task[None]] = set()
+        concurrency = self._model.spec.concurrency
+        silent = self._unanswered >= concurrency  # since an earlier round: one question finds out whether that is over
         try:
             for place, question in enumerate(questions):
                 if answers[place] is not None:
                     continue
-                most = most_tokens(_text(prompts, question), self._model.spec.max_tokens)
-                while len(in_flight) >= self._model.spec.concurrency:
+                most = most_tokens(self._text(prompts, question), self._most)
+                while len(in_flight) >= concurrency:
                     in_flight = await _first_of(in_flight)
-                allowed = place in self._in_flight_before or self._budget.allows(most)
+                allowed = self._times[place] > 0 or self._budget.allows(most)
                 while allowed is None:
                     in_flight = await _first_of(in_flight)
                     allowed = self._budget.allows(most)
-                if not allowed or self._unreachable >= self._model.spec.concurrency:
+                if not allowed or (self._unanswered >= concurrency and not silent):
                     answers[place] = Answer(failure="not asked", asked=False)
                     continue
                 self._budget.reserve(most)
-                job = self._ask(round_index, question, prompts[question.prompt_id], most)
+                job = self._ask(round_index, question, place, prompts, most, retries=0 if silent else None)
+                if silent:
+                    silent = False
+                    answers[place] = await job
+                    continue
                 task = asyncio.create_task(_stored_in(answers, place, job))
                 in_flight.add(task)
             while in_flight:
@@ -128,20 +136,38 @@ class Asking:
                 task.cancel()
             await asyncio.gather(*in_flight, return_exceptions=True)
 
-    async def _ask(self, round_index: int, question: Question, prompt: Prompt, most: int) -> Answer:
-        """Ask one question, and store its answer."""
-        self._store.asked(round_index, question)
-        answer = await self._model.answer(question, prompt)
-        self._unreachable = self._unreachable + 1 if (answer.failure or "").startswith(UNREACHABLE) else 0
+    async def _ask(
+        self,
+        round_index: int,
+        question: Question,
+        place: int,
+        prompts: Mapping[str, Prompt],
+        most: int,
+        retries: int | None = None,
+    ) -> Answer:
+        """Ask one question, and store its answer. `retries`: in place of the recipe's."""
+        self._times[place] = times = self._times[place] + 1
+        self._store.asked(round_index, question, times)
+        answer = await self._model.answer(question, prompts[question.prompt_id], retries)
+        self._unanswered = self._unanswered + 1 if (answer.failure or "").startswith(UNANSWERED) else 0
         if answer.failure is not None and self._fail:
             raise SourceLostError(
                 f"source {self._store.source!r} gave no answer on {question.prompt_id!r}: {answer.failure} "
                 f"({self._model.spec.retries} repetitions); on_source_loss: continue would go on without it"
             )
-        self._store.answered(round_index, question, answer)
-        self._budget.settle(most, sum(used_tokens(answer, prompt.text)))
+        self._store.answered(round_index, question, times, answer)
+        self._budget.settle(most, spent_tokens(answer, self._text(prompts, question), self._most))
         self._progress()
         return answer
+
+    @property
+    def _most(self) -> int:
+        """Return the most tokens of an answer."""
+        return self._model.spec.max_tokens
+
+    def _text(self, prompts: Mapping[str, Prompt], question: Question) -> str:
+        """Return what is sent with a question: the system message and the prompt."""
+        return (self._model.spec.system or "") + prompts[question.prompt_id].text
 
     def _say(self, round_index: int, answers: Sequence[Answer]) -> None:
         """Say what has no answer, with the first reason; once, that all were cut off and that the budget has ended."""
@@ -178,10 +204,6 @@ async def _first_of(tasks: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
     for task in done:
         task.result()
     return pending
-
-
-def _text(prompts: Mapping[str, Prompt], question: Question) -> str:
-    return prompts[question.prompt_id].text
 
 
 def _outcome(answer: Answer) -> str:

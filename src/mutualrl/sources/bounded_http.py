@@ -18,9 +18,9 @@ class BoundedClient(openai.DefaultAsyncHttpxClient):
     """Client that ends a request after `seconds`, from its start to its last byte, and after `most_bytes`. It follows
     no redirect: the key is for the server that the recipe names. `sent` is called before each request."""
 
-    def __init__(self, seconds: float, most_bytes: int, sent: Callable[[], None], *, connect_seconds: float) -> None:
+    def __init__(self, seconds: float, most_bytes: int, sent: Callable[[], None]) -> None:
         super().__init__(
-            timeout=httpx2.Timeout(seconds, connect=min(seconds, connect_seconds)),
+            timeout=seconds,
             follow_redirects=False,
             headers={"Accept-Encoding": "identity"},  # a compressed response could expand without bound
             event_hooks={"response": [self._bound]},

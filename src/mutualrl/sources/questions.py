@@ -94,7 +94,8 @@ def questions_on(
 
 @dataclass
 class Budget:
-    """Budget of a source, in tokens of its questions and answers. `used`: by the answers that are known.
+    """Budget of a source, in tokens of its questions and answers. `used`: by the answers that are known; `ended`: a
+    question did not fit, and nothing more is asked.
 
     A question is asked if what was used and the most that it can use are within `limit`. The decision must not depend
     on the order of the answers: while earlier ones are in flight, `allows` counts the most that these can use, and
@@ -130,8 +131,15 @@ class Budget:
 
 
 def most_tokens(text: str, max_tokens: int) -> int:
-    """Return the most tokens that a question and its answer can have: a token has at least one byte."""
+    """Return the most tokens that a question and its answer can have: a token has at least one byte. `text`: the prompt
+    and the system message."""
     return len(text.encode("utf-8", "surrogatepass")) + TEMPLATE_TOKENS + max_tokens
+
+
+def spent_tokens(answer: Answer, text: str, max_tokens: int) -> int:
+    """Return what an answer counts against a budget: its tokens, at most `most_tokens`, so that a server's counts do
+    not change in which order questions are asked."""
+    return min(sum(used_tokens(answer, text)), most_tokens(text, max_tokens))
 
 
 def used_tokens(answer: Answer, text: str) -> tuple[int, int]:

@@ -20,7 +20,6 @@ from mutualrl.sources.layouts import LONGEST, Reasoning, opens_reasoning, withou
 from mutualrl.sources.questions import Answer, Question
 
 if TYPE_CHECKING:
-    import httpx2
     from openai import AsyncOpenAI
 
 MOST_BYTES = 8 * 2**20  # of a response
@@ -28,6 +27,9 @@ PREFLIGHT_SECONDS = 30.0
 CONNECT_SECONDS = 15.0
 NO_KEY = "none"  # sent where no key is named: the client demands one
 HIDDEN = "[key]"
+SHORTEST_KEY = 8  # characters: a shorter one is a stand-in that a local server ignores, and part of other words
+LONGEST_NAME = 500  # characters of a model's name
+MOST_TOKENS = 2**24  # of a question or an answer: a larger count is none
 INSTALL = "pip install 'mutualrl[served]'"
 
 
@@ -89,14 +91,17 @@ class ServedModel:
             self.requests += 1
             self._on_request()
 
-        http = BoundedClient(self.spec.timeout, MOST_BYTES, sent, connect_seconds=CONNECT_SECONDS)
+        import httpx2
+
+        http = BoundedClient(self.spec.timeout, MOST_BYTES, sent)
+        seconds = httpx2.Timeout(self.spec.timeout, connect=min(self.spec.timeout, CONNECT_SECONDS))
         # what the client would take from the environment is another service's: it is not sent to this one
         headers: dict[str, Any] = {"OpenAI-Organization": openai.Omit(), "OpenAI-Project": openai.Omit()}
         return openai.AsyncOpenAI(
             api_key=self.spec.key or NO_KEY,
             base_url=self.spec.url,
             max_retries=self.spec.retries,
-            timeout=self.spec.timeout,
+            timeout=seconds,
             default_headers=headers,
             http_client=http,
         )
@@ -113,7 +118,7 @@ class ServedModel:
 
         try:
             response = await self._client.get("/models", cast_to=httpx2.Response, options={"max_retries": 0})
-            value = _parsed(self._body(response))
+            value = _parsed(response.content)
         except (openai.OpenAIError, ValueError, RecursionError) as error:
             failure = self._failure(error)
             unanswered = failure.startswith(("unreachable", "no answer"))
@@ -124,7 +129,8 @@ class ServedModel:
         entries = value.get("data")
         if not isinstance(entries, list):
             return None
-        return [str(each["id"]) for each in entries if isinstance(each, Mapping) and isinstance(each.get("id"), str)]
+        names = [each.get("id") for each in entries if isinstance(each, Mapping)]
+        return [self._hidden(name) for name in names if isinstance(name, str) and len(name) <= LONGEST_NAME]
 
     async def settle_model(self) -> str:
         """Return the model's name: the recipe's, or the only one that the server lists. Raises UsageError where the
@@ -140,16 +146,17 @@ class ServedModel:
             self.model = listed[0]
         return self.model
 
-    async def answer(self, question: Question, prompt: Prompt) -> Answer:
-        """Return the answer to a question, or why there is none."""
+    async def answer(self, question: Question, prompt: Prompt, retries: int | None = None) -> Answer:
+        """Return the answer to a question, or why there is none. `retries`: in place of the recipe's."""
         import httpx2
         import openai
 
         body = {**self.spec.extra_body, **self._body_of(question, prompt)}
         path = "/chat/completions" if self.spec.api == "chat" else "/completions"
         try:
-            response = await self._client.post(path, body=body, cast_to=httpx2.Response)
-            return self._answer(_parsed(self._body(response)))
+            client = self._client if retries is None else self._client.with_options(max_retries=retries)
+            response = await client.post(path, body=body, cast_to=httpx2.Response)
+            return self._answer(_parsed(response.content))
         except (openai.OpenAIError, ValueError, RecursionError) as error:  # the client's, and those of its JSON
             return Answer(failure=self._failure(error))
 
@@ -166,10 +173,10 @@ class ServedModel:
             messages = [{"role": "system", "content": self.spec.system}, *others]
         return {**body, "messages": messages}
 
-    def _body(self, response: httpx2.Response) -> bytes:
-        """Return the bytes of a response, without the key."""
-        data: bytes = response.content
-        return data if self.spec.key is None else data.replace(self.spec.key.encode(), HIDDEN.encode())
+    def _hidden(self, text: str) -> str:
+        """Return a text of the server without the key."""
+        key = self.spec.key
+        return text if key is None or len(key) < SHORTEST_KEY else text.replace(key, HIDDEN)
 
     def _answer(self, value: Mapping[str, Any]) -> Answer:
         """Return what a response says. Raises ValueError for one that is none."""
@@ -191,8 +198,7 @@ class ServedModel:
         elif thought.strip():
             text = f"<think>\n{thought.strip()}\n</think>\n\n{text}"
         text.encode()  # raises for a lone surrogate
-        if self.spec.key is not None:  # JSON may escape its characters
-            text = text.replace(self.spec.key, HIDDEN)
+        text = self._hidden(text)
         if len(text) > LONGEST:
             raise ValueError(f"a text of {len(text):,} characters")
         failure = None if text.strip() else "an empty text"
@@ -217,8 +223,7 @@ class ServedModel:
             text = f"garbage: {error}"
         else:
             text = f"{type(error).__name__}: {error}"
-        if self.spec.key is not None:
-            text = text.replace(self.spec.key, HIDDEN)
+        text = self._hidden(text)
         return clean(" ".join(text.split()), 300)
 
 
@@ -233,13 +238,14 @@ def _usage(value: object) -> tuple[int | None, int | None]:
     """Return the tokens of the question and of the answer, as the server counts them."""
     counts = [value.get(key) if isinstance(value, Mapping) else None for key in ("prompt_tokens", "completion_tokens")]
     known = [
-        count if isinstance(count, int) and not isinstance(count, bool) and count >= 0 else None for count in counts
+        count if isinstance(count, int) and not isinstance(count, bool) and 0 <= count < MOST_TOKENS else None
+        for count in counts
     ]
     return known[0], known[1]
 
 
 async def preflight(spec: ServedSpec) -> str:
-    """Check an endpoint before a run: reachable, the key accepted, the model known. Return what is said of it. Raises
+    """Check an endpoint before a run: reachable, the key accepted, the model known. Return the model's name. Raises
     MachineError, UsageError."""
     from dataclasses import replace
 
@@ -252,4 +258,4 @@ async def preflight(spec: ServedSpec) -> str:
         model = await client.settle_model()
     finally:
         await client.close()
-    return f"source {spec.name}: {clean(model, 100)} at {spec.url}"
+    return model

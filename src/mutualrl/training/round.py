@@ -314,7 +314,7 @@ class Rounds:
 
     def log(self, plans: Sequence[Plan], own: OwnRound) -> None:
         """Log the metrics of this round's plan, and of the prompts."""
-        for name, value in plans[-1].metrics.items():
+        for name, value in self._metrics_of(plans).items():
             log_value(self.trainer, name, value)
         rows = [row for plan in plans for row in plan.rows]
         for name, value in self.sharing.memory.use(rows, self.sharing.source_names, self.sharing.asked).items():
@@ -324,6 +324,17 @@ class Rounds:
         for name in COUNTS if self.sharing.regime.requests_anything() else ():
             log_value(self.trainer, name, float(self.counts[name]))
         self._follow(own.rollouts)
+
+    def _metrics_of(self, plans: Sequence[Plan]) -> dict[str, float]:
+        """Return the metrics of this round's plan; what late plans add to it, rows and their tokens, and what asked
+        sources answered late, are sums over all plans."""
+        added = {metric.key for metric in self.sharing.regime.metrics if metric.unit in ("rows", "tokens")}
+        added |= {f"source/{name}/{key}" for name in self.sharing.asked for key in ("texts", "confirmed")}
+        metrics = dict(plans[-1].metrics)
+        for plan in plans[:-1]:
+            for key in added & plan.metrics.keys():
+                metrics[key] = metrics.get(key, 0.0) + plan.metrics[key]
+        return metrics
 
     # ---- outside a shared round
 

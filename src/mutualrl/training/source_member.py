@@ -71,7 +71,7 @@ class Served(Answering):
         exchange: Exchange,
         prompts: Mapping[str, Prompt],
         run_seed: int,
-        used: int,
+        budget: Budget,
         heartbeat: Heartbeat,
         stopping: Callable[[], bool],
     ) -> None:
@@ -84,7 +84,7 @@ class Served(Answering):
         self._asking = Asking(
             self._model,
             self._store,
-            Budget(settings.budget_tokens, used),
+            budget,
             fail=settings.fail,
             stopping=stopping,
             progress=heartbeat.advance,
@@ -290,15 +290,22 @@ def answer_rounds(
     rounds = remaining_rounds(run, recipe, section, info, exchange)
     answering: Answering
     if section.kind == "served":
-        used = tokens_used(exchange, section.name, set(rounds))
-        settings = served_settings(recipe, section)
-        answering = Served(settings, exchange, by_id, recipe.run.seed, used, heartbeat, stopping)
+        model_name = info.asked_sources.get(section.name, {}).get("model")
+        settings = served_settings(recipe, section, model_name)
+        budget = budget_left(exchange, section, set(rounds))
+        answering = Served(settings, exchange, by_id, recipe.run.seed, budget, heartbeat, stopping)
     else:
         from mutualrl.engines.frozen import FrozenModel
 
         template = recipe.trainer_settings(recipe.readers_of(section)[0]).get("chat_template_kwargs") or {}
         path = resolve_path(section.frozen or "")
-        model = FrozenModel.load(path, template, revision=section.revision, trust_remote_code=section.trust_remote_code)
+        model = FrozenModel.load(
+            path,
+            template,
+            samples=sampling_of(recipe, section).samples,
+            revision=section.revision,
+            trust_remote_code=section.trust_remote_code,
+        )
         answering = Frozen(model, section, recipe, by_id, schema, heartbeat)
     learners = [
         each for each in learners_of(recipe, load_tokenizers(recipe)) if each.name in recipe.readers_of(section)
@@ -336,10 +343,13 @@ def remaining_rounds(
     return [number for number in range(first, total) if number not in published]
 
 
-def tokens_used(exchange: Exchange, name: str, remaining: Collection[int]) -> int:
-    """Return the tokens that a source has used, without the rounds that it still has to answer."""
-    used = 0
-    for number in stored_accounts(exchange.store, name):
-        account = None if number in remaining else read_account(exchange.store, name, number)
-        used += 0 if account is None else account.prompt_tokens + account.completion_tokens
-    return used
+def budget_left(exchange: Exchange, section: SourceSection, remaining: Collection[int]) -> Budget:
+    """Return a source's budget with what it has spent, without the rounds that it still has to answer. It has ended if
+    it had ended in one of these, unless the recipe raised it since."""
+    budget = Budget(section.budget_tokens)
+    for number in stored_accounts(exchange.store, section.name):
+        account = None if number in remaining else read_account(exchange.store, section.name, number)
+        if account is not None:
+            budget.used += account.spent
+            budget.ended = account.budget_ended == section.budget_tokens
+    return budget

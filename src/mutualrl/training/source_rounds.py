@@ -93,11 +93,12 @@ def with_rewards(peers: Mapping[str, Rollouts], names: Collection[str], results:
 
 
 def source_metrics(peers: Mapping[str, Rollouts], names: Sequence[str], success_above: float) -> dict[str, float]:
-    """Return for each source the number of texts on the round's prompts, and of those that earn a reward above
-    `success_above`."""
+    """Return for each source the number of texts on the round's prompts, and of the complete ones that earn a reward
+    above `success_above`."""
     metrics = {}
     for name in sorted(set(names) & set(peers)):
-        rewards = peers[name].rewards
+        rewards, ended = peers[name].rewards, peers[name].ended
+        confirmed = sum(bool(done) and reward > success_above for reward, done in zip(rewards, ended, strict=True))
         metrics[f"source/{name}/texts"] = float(len(rewards))
-        metrics[f"source/{name}/confirmed"] = float(sum(reward > success_above for reward in rewards))
+        metrics[f"source/{name}/confirmed"] = float(confirmed)
     return metrics

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
 from mutualrl.console.lines import notify
 from mutualrl.console.markdown import name, number, sentence, table, with_interval
-from mutualrl.console.options import Option, WithPlot
 from mutualrl.console.plots import Axes
 from mutualrl.diagnostics import hints, revival
 from mutualrl.diagnostics.advice import SGT_CAVEAT, Advice, recommended, with_hints
 from mutualrl.diagnostics.diagnostic import INLINE, Beside, Diagnostic, Figures, Inputs, Scope
-from mutualrl.diagnostics.diagnostic_request import DiagnosticRequest, gate_sizes
+from mutualrl.diagnostics.diagnostic_request import DiagnosticRequest
 from mutualrl.diagnostics.drawing import legend, short
-from mutualrl.diagnostics.flags import FAILURE_BELOW, SUCCESS_ABOVE, DiagnosticFlags
+from mutualrl.diagnostics.flags import ComplementarityFlags, gate_sizes
 from mutualrl.diagnostics.gates import Thresholds, successes
 from mutualrl.diagnostics.load_rollouts import Loaded, ProgressBars
 from mutualrl.diagnostics.overlap import (
@@ -40,49 +39,9 @@ from mutualrl.diagnostics.overlap import (
     pool_rates,
 )
 from mutualrl.diagnostics.rollouts import Rollouts
-from mutualrl.errors import UsageError
 from mutualrl.sources.prepare import Prepared, prepare_sources
 
 MOST_PAIRS = 400  # rows of the table, enough for 20 models
-
-
-@dataclass(frozen=True, kw_only=True)
-class Complementarity(DiagnosticFlags, WithPlot):
-    """Will these models, or these texts, help each other? Overlap of solved prompts, rescues, SGT's gate rate, advice.
-
-    Example: mutualrl complementarity --pool 2qwen --task math --data math_train.jsonl --prompts 500 --samples 5
-    """
-
-    texts: bool = True
-    hints: Annotated[
-        bool,
-        Option("Also sample where the gate opens, with a peer's success as a hint and without: is `hinted` better?"),
-    ] = False
-    success: Annotated[str, Option("A model solves a prompt if its `first` rollout does, or `any` rollout.")] = "first"
-    k: Annotated[str | None, Option("Rollouts per model for which to compute SGT's gate: 4,8,16.")] = None
-    success_above: Annotated[tuple[str, ...], SUCCESS_ABOVE] = ()
-    failure_below: Annotated[tuple[str, ...], FAILURE_BELOW] = ()
-    pool_models: Annotated[
-        tuple[str, ...], Option("Sample from this model. Repeatable.", "--model", metavar="MODEL")
-    ] = ()
-    sources: Annotated[
-        tuple[str, ...],
-        Option(
-            "Recorded texts (also a file of --rollouts without rewards). Repeatable.",
-            "--source",
-            metavar="NAME=recorded:FILE",
-        ),
-    ] = ()
-    assignments: Annotated[
-        tuple[str, ...],
-        Option("A key of a source, such as sources.NAME.columns.text=COLUMN.", "--set", metavar="KEY=VALUE"),
-    ] = ()
-
-    def __post_init__(self) -> None:
-        """Check what only this diagnostic has. Raises UsageError."""
-        if self.success not in ("first", "any"):
-            raise UsageError(f"--success {self.success}: expected first or any")
-        gate_sizes(self.k, [1])
 
 
 # ---- the result: each rate has its 95 % bootstrap interval over prompts
@@ -106,7 +65,7 @@ class Overlap:
 # ---- what it computes
 
 
-def compute(inputs: Inputs[Complementarity]) -> Overlap:
+def compute(inputs: Inputs[ComplementarityFlags]) -> Overlap:
     """Return the result; where hints were tried, its advice takes them into account."""
     rollouts, options = inputs.rollouts, inputs.options
     samples = rollouts.present_M_P_G.sum(axis=2).min(axis=1).tolist()
@@ -304,4 +263,4 @@ def _draw_gate(axis: Axes, result: Overlap) -> None:
     legend(axis, title="learner", fontsize=8)
 
 
-DIAGNOSTIC = Diagnostic(Complementarity, compute, markdown, figures, found_beside)
+DIAGNOSTIC = Diagnostic(ComplementarityFlags, compute, markdown, figures, found_beside)

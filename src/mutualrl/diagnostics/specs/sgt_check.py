@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mutualrl.console.markdown import name, number, sentence, table, with_interval
-from mutualrl.console.options import WithPlot
 from mutualrl.console.plots import Axes
 from mutualrl.diagnostics.diagnostic import Diagnostic, Figures, Inputs, Interval, Scope
 from mutualrl.diagnostics.drawing import legend, short
-from mutualrl.diagnostics.flags import LearnerFlags
+from mutualrl.diagnostics.flags import SgtCheckFlags
 from mutualrl.diagnostics.gates import Thresholds, observed_gate
 from mutualrl.diagnostics.model_pool import ModelPool
 from mutualrl.diagnostics.rollouts import Bools, Floats, Ints, Rollouts
@@ -27,11 +26,6 @@ from mutualrl.seeds import seeded
 
 MOST_OWN = 512  # scored successes per learner
 MOST_TASKS = 12  # columns of the table
-
-
-@dataclass(frozen=True, kw_only=True)
-class SgtCheck(LearnerFlags, WithPlot):
-    """Where would SGT act, and do the transferred texts belong to the prompt? Gate, success rates, teachers' NLL."""
 
 
 # ---- the result
@@ -104,7 +98,7 @@ class Activation:
 # ---- what it computes
 
 
-def compute(inputs: Inputs[SgtCheck]) -> Activation:
+def compute(inputs: Inputs[SgtCheckFlags]) -> Activation:
     """Return the activation profile, and the teachers' NLL where texts and models are known."""
     thresholds = inputs.request.thresholds
     profile = activation(inputs.rollouts, thresholds)
@@ -383,4 +377,4 @@ def _draw_teachers(axis: Axes, rows: Sequence[TeacherRow]) -> None:
     legend(axis, fontsize=8)
 
 
-DIAGNOSTIC = Diagnostic(SgtCheck, compute, markdown, figures)
+DIAGNOSTIC = Diagnostic(SgtCheckFlags, compute, markdown, figures)

@@ -16,15 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mutualrl.console.markdown import name, number, significant, table
-from mutualrl.console.options import WithPlot
 from mutualrl.diagnostics.diagnostic import INLINE, Diagnostic, Figures, Inputs, Scope
 from mutualrl.diagnostics.drawing import legend, short
-from mutualrl.diagnostics.flags import LearnerFlags
 from mutualrl.diagnostics.gates import Thresholds, observed_gate
 from mutualrl.diagnostics.model_pool import ModelPool
 from mutualrl.diagnostics.rollouts import Bools, Floats, Rollouts
 from mutualrl.diagnostics.scales import Scales
 from mutualrl.errors import UsageError
+from mutualrl.paper.flags import ChannelsFlags
 from mutualrl.paper.specs.xgrpo_check import advantages
 from mutualrl.regimes import at_level
 from mutualrl.regimes.prp import RatioMoments, chi_square
@@ -43,11 +42,6 @@ ROWS = {
 }
 SGT_WITHOUT_XGRPO = "SGT without XGRPO (graded rewards of equal means)"
 _COLOURS = ("#BBBBBB", "#CCBB44", "#EE8866", "#4477AA", "#66AA88", "#AA3377", "#222222")
-
-
-@dataclass(frozen=True, kw_only=True)
-class UsableChannels(LearnerFlags, WithPlot):
-    """Which of PRP, XGRPO and SGT could each learner use on each prompt?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +107,7 @@ def decomposed(prp_M_P: Bools, xgrpo_M_P: Bools, sgt_M_P: Bools) -> list[Channel
     return rows
 
 
-def compute(inputs: Inputs[UsableChannels]) -> Channels:
+def compute(inputs: Inputs[ChannelsFlags]) -> Channels:
     """Return the result."""
     request, fresh = inputs.request, inputs.request.sampled is not None
     return channels(inputs.rollouts, request.thresholds, inputs.pool, request.scales, fresh=fresh)
@@ -323,4 +317,4 @@ def figures(result: Channels) -> Figures:
     return {"channels": ((8, 2.2 + 0.6 * len(result.learners)), draw)}
 
 
-DIAGNOSTIC = Diagnostic(UsableChannels, compute, markdown, figures)
+DIAGNOSTIC = Diagnostic(ChannelsFlags, compute, markdown, figures)

@@ -13,23 +13,17 @@ import numpy as np
 import pyarrow.compute as pc
 
 from mutualrl.console.markdown import name, number, table
-from mutualrl.console.options import WithPlot
 from mutualrl.diagnostics.diagnostic import INLINE, Diagnostic, Figures, Inputs, Scope
-from mutualrl.diagnostics.flags import LearnerFlags
 from mutualrl.diagnostics.gates import Thresholds, observed_gate
 from mutualrl.diagnostics.model_pool import ModelPool
 from mutualrl.diagnostics.rollouts import Ints, Rollouts
 from mutualrl.diagnostics.specs.sgt_check import list_successes
 from mutualrl.errors import UsageError
+from mutualrl.paper.flags import CostFlags
 from mutualrl.paper.specs.channels import DATA, OUTCOME, VALUE
 from mutualrl.regimes.gating import Candidate, EncodedCandidate, draw_candidate
 
 _COLOURS = {DATA: "#4477AA", VALUE: "#CCBB44", OUTCOME: "#EE6677"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class RegimeCost(LearnerFlags, WithPlot):
-    """What would each regime add to a round, in response tokens?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +65,7 @@ class Cost:
     teacher_tokens: str
 
 
-def compute(inputs: Inputs[RegimeCost]) -> Cost:
+def compute(inputs: Inputs[CostFlags]) -> Cost:
     """Return the result."""
     return cost(inputs.rollouts, inputs.request.thresholds, inputs.pool, inputs.request.seed)
 
@@ -217,4 +211,4 @@ def figures(result: Cost) -> Figures:
     return {"cost": ((5, 4), draw)}
 
 
-DIAGNOSTIC = Diagnostic(RegimeCost, compute, markdown, figures)
+DIAGNOSTIC = Diagnostic(CostFlags, compute, markdown, figures)

@@ -13,23 +13,17 @@ from typing import Any
 import numpy as np
 
 from mutualrl.console.markdown import name, number, table
-from mutualrl.console.options import WithPlot
 from mutualrl.diagnostics.diagnostic import INLINE, Diagnostic, Figures, Inputs, Scope
 from mutualrl.diagnostics.drawing import legend, short
-from mutualrl.diagnostics.flags import DiagnosticFlags
 from mutualrl.diagnostics.rollouts import Bools, Floats, Ints, Rollouts
 from mutualrl.diagnostics.scales import Scales
 from mutualrl.diagnostics.statistics import pearson, pooled_advantages, ratio, row_standard_deviations
+from mutualrl.paper.flags import XgrpoCheckFlags
 from mutualrl.regimes import at_level
 from mutualrl.regimes.advantages import standard_deviation
 from mutualrl.seeds import seeded
 
 POOLS = ("true", "shuffled")
-
-
-@dataclass(frozen=True, kw_only=True)
-class XgrpoCheck(DiagnosticFlags, WithPlot):
-    """Do the pooled rewards carry structure? Pooled normalization with the true pool against a shuffled one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +67,7 @@ class ValueCheck:
     mean: Pools
 
 
-def compute(inputs: Inputs[XgrpoCheck]) -> ValueCheck:
+def compute(inputs: Inputs[XgrpoCheckFlags]) -> ValueCheck:
     """Return the result."""
     return xgrpo_check(inputs.rollouts, inputs.request.scales, inputs.request.seed)
 
@@ -188,4 +182,4 @@ def figures(result: ValueCheck) -> Figures:
     return {at_level("value").name: ((11, 3.6), draw)}
 
 
-DIAGNOSTIC = Diagnostic(XgrpoCheck, compute, markdown, figures)
+DIAGNOSTIC = Diagnostic(XgrpoCheckFlags, compute, markdown, figures)
