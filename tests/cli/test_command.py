@@ -132,6 +132,7 @@ def test_a_diagnostic_may_declare_its_options_in_its_own_module(monkeypatch: pyt
 
     entry = declared()["sgt-check"]
     light = entry.declared()
+    import_module("mutualrl.diagnostics.specs.sgt_check")
     monkeypatch.delattr(flags, "SgtCheckFlags")
     assert entry.declared() is light  # what the module says
 

@@ -151,7 +151,8 @@ def test_late_rounds_have_their_sources_and_metrics_count_every_row(tiny: dict[s
     trainer = train(MutualGRPOTrainer, tiny["ada"], tmp_path / "out", shared, reward=failing)
     logged = [row["source/book/rescues"] for row in trainer.kept]
     assert logged[:-1] == [0.0] * (STEPS - 1)  # the gate is the policies'
-    assert logged[-1] == sum(shared.memory.texts.values()) > trainer.kept[-1]["sgt/pairs"]
+    assert logged[-1] == sum(shared.memory.texts.values()) == trainer.kept[-1]["sgt/pairs"]
+    assert trainer.kept[-1]["sgt/pairs"] > trainer.kept[-1]["see/late_rows"] > 0
 
 
 def failing(completions: list[str], **_: object) -> list[float]:
