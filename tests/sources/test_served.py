@@ -232,6 +232,14 @@ def test_a_server_that_echoes_the_key_does_not_bring_it_into_a_text() -> None:
     assert KEY not in repr(model.spec)
 
 
+def test_another_name_for_the_most_tokens_takes_its_place() -> None:
+    with served(Endpoint(lambda prompt, seed: "4")) as endpoint:
+        answered(endpoint, extra_body={"max_completion_tokens": 32})
+        (body,) = endpoint.asked
+    assert body["max_completion_tokens"] == 32
+    assert "max_tokens" not in body
+
+
 def test_a_stand_in_for_a_key_damages_no_answer() -> None:
     """Local servers take any key; such a word is part of others."""
     for key in ("EMPTY", "token", "4"):

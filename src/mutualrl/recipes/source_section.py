@@ -103,7 +103,7 @@ class SourceSection(Section):
     api_key_env: Annotated[str | None, UPKEEP] = Field(
         None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="environment variable that has the key"
     )
-    concurrency: Annotated[int, UPKEEP] = Field(8, ge=1, le=4096, description="requests in flight")
+    concurrency: Annotated[int, UPKEEP] = Field(8, ge=1, le=1000, description="requests in flight")
     timeout: Annotated[float, UPKEEP] = Field(300.0, gt=0, description="seconds for one request, from start to end")
     retries: Annotated[int, UPKEEP] = Field(3, ge=0, le=100, description="repetitions of a request that failed")
     budget_tokens: Annotated[int | None, UPKEEP] = Field(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -194,8 +194,9 @@ class Verifier:
     def __post_init__(self) -> None:
         self.shared = has_one_verdict(self.functions, self.learners)
 
-    def rewards(self, responses: Sequence[Response]) -> list[float] | None:
-        """Return the reward of every text, NaN where it cannot be scored; None where the learners must compute it."""
+    def rewards(self, responses: Sequence[Response], progress: Callable[[], None] = lambda: None) -> list[float] | None:
+        """Return the reward of every text, NaN where it cannot be scored; None where the learners must compute it.
+        `progress` is called after each call of the reward functions."""
         if not self.shared:
             return None
         if tuple(self.functions) == BOXED:
@@ -216,6 +217,7 @@ class Verifier:
             if state.asked:
                 self.shared = False
                 return None
+            progress()
             if start % (16 * JUDGED) == 0 and start:
                 notify(f"{len(scores):,} of {len(responses):,} texts have a reward")
         return scores

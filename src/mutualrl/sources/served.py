@@ -162,7 +162,9 @@ class ServedModel:
 
     def _body_of(self, question: Question, prompt: Prompt) -> dict[str, object]:
         """Return the fields of a request."""
-        body: dict[str, object] = {"model": self.model, "max_tokens": self.spec.max_tokens, "seed": question.seed}
+        body: dict[str, object] = {"model": self.model, "seed": question.seed}
+        if "max_completion_tokens" not in self.spec.extra_body:  # what some servers demand in its place
+            body["max_tokens"] = self.spec.max_tokens
         if self.spec.temperature is not None:
             body["temperature"] = self.spec.temperature
         if self.spec.api == "completions":

@@ -11,7 +11,7 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -209,6 +209,7 @@ class SourceMember:
     verifier: Verifier
     schema: PublishSchema | None
     answering: Answering
+    known: dict[str, Rollouts] = field(default_factory=dict)
 
     def run_round(self, number: int) -> None:
         """Answer one round: wait for the learners, choose the prompts, ask, judge, publish."""
@@ -218,7 +219,7 @@ class SourceMember:
         self.link.set_phase(f"{Phase.GENERATING} answers on {len(prompt_ids)} prompts", number)
         rollouts, account = self.answering.answer(number, prompt_ids)
         self.link.set_phase(f"{Phase.SCORING} answers")
-        rewards = self.verifier.rewards([(r.prompt_id, r.text or "", r.ended) for r in rollouts])
+        rewards = self.verifier.rewards([(r.prompt_id, r.text or "", r.ended) for r in rollouts], self.link.advance)
         if rewards is not None:
             rollouts = [replace(rollout, reward=reward) for rollout, reward in zip(rollouts, rewards, strict=True)]
         table = Rollouts.of(rollouts, self.section.name, number).published(self.published_fields(rewards is not None))
@@ -249,6 +250,12 @@ class SourceMember:
             return PublishSchema.of("text")
         return schema if verified else PublishSchema.union([schema, PublishSchema.of("text")])
 
+    def _recorded(self, name: str) -> Rollouts:
+        """Return the texts of a recorded source, read once."""
+        if name not in self.known:
+            self.known[name] = Rollouts(read(self.run, name).table)
+        return self.known[name]
+
     def _share(self) -> Share:
         weights = {each.name: each.weight for each in self.recipe.asked_sources if each.weight is not None}
         mine = None if self.section.weight is None else weights
@@ -265,7 +272,7 @@ class SourceMember:
             before = PeerLink(exchange, [first], self.link.heartbeat, self.link.stopping, self.link.missing_peers)
             rollouts: Rollouts = before.read(number).current.get(first) or Rollouts.of(())
         else:
-            rollouts = Rollouts(read(self.run, first).table)
+            rollouts = self._recorded(first)
         pairs = zip(rollouts.prompt_ids, rollouts.rewards, rollouts.ended, strict=True)
         return {prompt_id for prompt_id, reward, ended in pairs if reward > above and ended}
 
