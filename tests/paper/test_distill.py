@@ -327,7 +327,7 @@ def test_killed_distillation_resumes_from_its_checkpoint(cli: Cli, cli_here: Cli
         assert weights[0].read_bytes() == weights[1].read_bytes()
         assert result["learners"][learner]["accuracy"] == expected["learners"][learner]["accuracy"]
         assert result["learners"][learner]["loss"] == expected["learners"][learner]["loss"]
-    other = cli_here(*command[:2], "--set", "epochs=7", "--out", "d")
+    other = cli_here(*command[:3], "--set", "epochs=7", "--out", "d")
     assert (other.returncode, "it differs in settings" in other.stderr) == (2, True), other.stderr
     damaged = tmp_path / "d" / "policies" / "ada" / "model" / "model.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])

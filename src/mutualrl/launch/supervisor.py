@@ -96,7 +96,7 @@ def _open(
         return _reopen(recipe, machine, launch, console, held)
     if path is not None:
         require_creatable(path, clean=launch.clean)
-    recipe, placement, plan, inputs, sources, predicted = planned(recipe, machine, launch)
+    recipe, placement, plan, inputs, sources, predicted, _ = planned(recipe, machine, launch)
     models = model_digests(only(recipe, launch.policies(recipe)))
     run_id = None if recipe.bucket is None else claim_exchange(recipe, plan, launch, console)
     if launch.clean and path is not None:
@@ -128,9 +128,10 @@ def check_resumption(recipe: Recipe, machine: Machine, launch: Launch) -> Resump
     run = open_resumable_run(Path(recipe.run.dir))
     stored = load_run(run, run_code=True)
     accept_changes(stored, recipe)  # before the data are loaded: another task may have others
-    recipe, placement, plan, inputs, *_ = planned(recipe, machine, launch, run)
+    recipe, placement, plan, inputs, _, _, asked = planned(recipe, machine, launch, run)
     models = model_digests(only(recipe, launch.policies(recipe)))
-    notes = [*placement.notes, *accept_changes(stored, recipe), *require_same_plan(run.info(), placement, plan, models)]
+    changes = [*accept_changes(stored, recipe), *require_same_plan(run.info(), placement, plan, models)]
+    notes = [*placement.notes, *changes, *asked]
     verify_finished_policies(run, recipe)
     return Resumption(run, recipe, placement, models, notes, inputs)
 
@@ -164,7 +165,8 @@ def only(recipe: Recipe, names: Sequence[str]) -> Recipe:
 
 class Planned(NamedTuple):
     """Checked plan of a session: the recipe with its epochs converted to steps, the placement, the fingerprint that all
-    policies must share, the checked data, the recorded sources, if the run is new, and what asked ones will do."""
+    policies must share, the checked data, the recorded sources, if the run is new, what asked ones will do, and notes
+    on these."""
 
     recipe: Recipe
     placement: Placement
@@ -172,6 +174,7 @@ class Planned(NamedTuple):
     inputs: Inputs
     sources: dict[str, Prepared]
     predicted: dict[str, Prediction]
+    asked: list[str]
 
 
 def planned(recipe: Recipe, machine: Machine, launch: Launch, resumed: RunDirectory | None = None) -> Planned:
@@ -200,7 +203,7 @@ def planned(recipe: Recipe, machine: Machine, launch: Launch, resumed: RunDirect
     predicted = predictions(recipe, placement.allocations[0].batch, asked.models)
     notes = [*asked.notes, *(each.note(name) for name, each in predicted.items())]
     inputs = replace(inputs, notes=(*inputs.notes, *notes))
-    return Planned(recipe, placement, {**plan, **source_digests(digests)}, inputs, sources, predicted)
+    return Planned(recipe, placement, {**plan, **source_digests(digests)}, inputs, sources, predicted, asked.notes)
 
 
 def model_digests(recipe: Recipe) -> dict[str, str]:
