@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -16,6 +17,8 @@ import pytest
 from endpoint import Endpoint, chance, prompt_of, respond, served
 
 from conftest import PATIENCE, Cli
+from mutualrl.errors import RecipeError
+from mutualrl.recipes import Request, resolve
 from mutualrl.regimes.advantages import group_by_prompt
 from mutualrl.rollouts import Rollouts
 from mutualrl.see.inspection import Reader
@@ -27,6 +30,7 @@ from runs import SHORT, FinishedRun, Run, members, verify_intact, wait_until
 pytest.importorskip("openai")
 
 KEY = "sk-secret-5f1e77"
+NOWHERE = "http://127.0.0.1:9/v1"
 SGT = ("--regime", "sgt", "--pool", "tiny", *SHORT)
 
 
@@ -431,33 +435,42 @@ def test_sources_that_would_wait_for_each_other_or_leave_prompts_out_are_refused
     assert message in " ".join(result.stderr.split())
 
 
-def test_what_a_served_source_cannot_do_is_refused_by_name(cli: Cli) -> None:
-    url = "http://127.0.0.1:9/v1"
-    source = ("--source", f"teacher=served:{url}", "--pool", "tiny")
+@pytest.mark.parametrize(
+    ("regime", "assignments", "message"),
+    [
+        ("prp", (), "log-probs of every rollout"),
+        ("xgrpo", (), "ask: all"),
+        ("sgt", ("sources.teacher.timeout=1800",), "run.step_timeout"),
+        ("sgt", ("sources.teacher.api=completions", "sources.teacher.system=x"), "system is"),
+        ("sgt", ("sources.teacher.after=other",), "expected another source"),
+        ("sgt", ("exchange.url=file:///tmp/x",), "exchange.url"),
+    ],
+)
+def test_what_a_served_source_cannot_do_is_refused_by_name(
+    regime: str, assignments: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(RecipeError) as error:
+        resolve(Request(pool="tiny", regime=regime, sources=(f"teacher=served:{NOWHERE}",), assignments=assignments))
+    assert message in str(error.value)
+
+
+def test_what_data_environment_and_server_lack_is_refused_before_the_start(cli: Cli) -> None:
+    source = ("--source", f"teacher=served:{NOWHERE}", "--pool", "tiny")
     cases: dict[tuple[str, ...], str] = {
-        ("--regime", "prp", "--dry-run"): "log-probs of every rollout",
-        ("--regime", "xgrpo", "--dry-run"): "ask: all",
-        ("--regime", "sgt", "--set", "sources.teacher.timeout=1800", "--dry-run"): "run.step_timeout",
-        (
-            "--regime",
-            "sgt",
-            "--set",
-            "sources.teacher.api=completions",
-            "--set",
-            "sources.teacher.system=x",
-        ): "system is",
-        ("--regime", "sgt", "--set", "sources.teacher.column=who", "--dry-run"): "no row of the data names a source",
-        ("--regime", "sgt", "--set", "sources.teacher.after=other", "--dry-run"): "expected another source",
-        ("--regime", "sgt", "--set", "sources.teacher.api_key_env=NOT_THERE", "--dry-run"): "NOT_THERE is not set",
-        ("--regime", "sgt", "--set", "exchange.url=file:///tmp/x", "--dry-run"): "exchange.url",
-        ("--regime", "sgt"): "is the server running",
+        ("--set", "sources.teacher.column=who", "--dry-run"): "no row of the data names a source",
+        ("--set", "sources.teacher.api_key_env=NOT_THERE", "--dry-run"): "NOT_THERE is not set",
+        (): "is the server running",
     }
     for arguments, expected in cases.items():
-        result = cli("train", *source, *arguments)
+        result = cli("train", *source, "--regime", "sgt", *arguments)
         assert result.returncode in (2, 4), arguments
         assert expected in result.stderr, (arguments, result.stderr)
     result = cli("train", *source, "--regime", "sgt", "--steps", "10", "--dry-run", "--json")
     predicted: dict[str, Any] = json.loads(result.stdout)["asked_sources"]["teacher"]
     assert predicted["prompts_per_round"] == predicted["answers_per_round"] == 32
     assert predicted["rounds"] == 10
-    assert cli("train", *source, "--regime", "xgrpo", "--set", "sources.teacher.ask=all", "--dry-run").returncode == 0
+
+
+def test_a_served_source_that_is_asked_about_all_prompts_may_be_pooled() -> None:
+    request = Request(pool="tiny", regime="xgrpo", sources=(f"teacher=served:{NOWHERE}",))
+    assert resolve(replace(request, assignments=("sources.teacher.ask=all",))).asked_sources[0].gated is False

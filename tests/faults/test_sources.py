@@ -64,7 +64,7 @@ def records(run: Path, name: str) -> list[Mapping[str, Any]]:
 @pytest.mark.parametrize(
     "layouts",
     [
-        pytest.param(("open_r1", "trl"), marks=pytest.mark.extended),
+        pytest.param(("open_r1", "trl"), marks=pytest.mark.release),
         pytest.param(("deep_math", "open_thoughts", "synthetic_1", "trl"), marks=pytest.mark.release),
     ],
     ids="-".join,
