@@ -115,7 +115,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 #: scripts whose smallest form runs before a release only: those whose parts others run
 BEFORE_A_RELEASE = {
     *("bf16_on_cpu", "evaluation", "fidelity", "gpu_smol_pair", "gpu_step_time", "hints", "hints_countdown"),
-    *("one_model", "prediction", "regime_cost", "served", "smol", "staleness", "step_time", "text_source", "thl_speed"),
+    *("kill_matrix", "one_model", "prediction", "ray_overhead", "regime_cost", "round", "served", "smol", "staleness"),
+    *("step_time", "text_source", "thl_speed"),
 }
 
 

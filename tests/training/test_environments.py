@@ -362,7 +362,7 @@ def test_missing_chat_template_is_named(callers: Path, tmp_path: Path, cli: Cli)
     assert "has no chat template, which task.tools and task.environment require" in result.stderr
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_tool_descriptions_count_towards_the_prompt_length(callers: Path, tmp_path: Path, cli: Cli) -> None:
     model = yaml.safe_load((callers / "pool.yaml").read_text())["policies"][0]["model"]
     conversations = [conversation(prompt, 1)[:1] for prompt in PROMPTS]
