@@ -124,7 +124,7 @@ def metrics(run: Path, policy: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.extended
+@pytest.mark.release
 @pytest.mark.slow
 def test_four_policies_with_different_prompt_formats_share(cli: Cli, user_files: Path) -> None:
     result = cli(

@@ -84,7 +84,7 @@ def write_members(directory: Path, *splits: str) -> None:
                 (directory / f"{name}.{split}.jsonl").write_text(lines)
 
 
-@pytest.mark.extended
+@pytest.mark.release
 @pytest.mark.slow
 def test_papers_question_answering_recipe_trains_and_is_evaluated_before_and_after(cli: Cli, tmp_path: Path) -> None:
     """The shipped recipe with two models of random weights, which have room for the prompts."""
