@@ -21,6 +21,7 @@ from mutualrl.launch.session import (
     resume_run,
     start_run,
 )
+from mutualrl.launch.supervisor import model_digests
 from mutualrl.machine.devices import Machine
 from mutualrl.mwra.placement import place
 from mutualrl.recipes import Recipe, Request, load_run, resolve, stored, stored_recipe, validation
@@ -189,6 +190,13 @@ def test_resume_readmits_all_peers_and_clears_the_stop_request(tmp_path: Path) -
     assert not run.stop_file.exists()
     assert not run.summary.exists()
     assert load_run(run).run.max_restarts == 7
+
+
+def test_digests_of_models_have_the_frozen_sources(tmp_path: Path) -> None:
+    _, resolved = started_run(tmp_path / "r", "sources=[{name: old, frozen: 'tiny:ada'}]")
+    digests = model_digests(resolved)
+    assert list(digests) == ["ada", "bob", "old"]
+    assert digests["old"] == digests["ada"] != digests["bob"]
 
 
 def test_resume_readmits_the_learners_that_a_source_had_given_up(tmp_path: Path) -> None:

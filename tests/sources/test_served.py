@@ -279,6 +279,17 @@ def test_a_model_is_known_to_the_server_or_the_only_one() -> None:
         assert endpoint.asked == []  # no question, which could cost something
 
 
+def test_a_server_that_lists_the_key_does_not_show_it() -> None:
+    with served(Endpoint(lambda prompt, seed: "4", models=[KEY, "other"])) as endpoint:
+        with pytest.raises(UsageError) as error:
+            checked(endpoint, model=None)
+        assert HIDDEN in str(error.value)
+        assert KEY not in str(error.value)
+        endpoint.models = ["x" * 501]  # no name
+        with pytest.raises(UsageError, match="the server lists none"):
+            checked(endpoint, model=None)
+
+
 def test_a_server_that_is_not_there_is_refused_before_a_run() -> None:
     with pytest.raises(MachineError, match="is the server running"):
         checked(Endpoint(lambda prompt, seed: "", url="http://127.0.0.1:9/v1"))
