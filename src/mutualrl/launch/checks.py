@@ -17,7 +17,6 @@ from mutualrl.recipes.agreement import data_note, fingerprint, read_splits, requ
 from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.recipes.pool_tokenizers import load_tokenizers
 from mutualrl.recipes.run_sources import Prediction, learners_of, prediction_of, prepared, served_settings
-from mutualrl.recipes.source_section import SourceSection
 from mutualrl.records import Prompt
 from mutualrl.sources.prepare import has_one_verdict
 from mutualrl.sources.served import preflight
@@ -63,11 +62,16 @@ def check_models(recipe: Recipe, names: Sequence[str]) -> None:
     for policy in recipe.policies:
         key = (resolve_path(policy.model), policy.revision)
         if policy.name in names and key not in checked:
-            try:
-                check_model(*key, trust_remote_code=policy.trust_remote_code)
-            except ModelError as error:
-                raise type(error)(f"policy {policy.name!r}: {error}") from error
+            _check_model(f"policy {policy.name!r}", *key, trust_remote_code=policy.trust_remote_code)
             checked.add(key)
+
+
+def _check_model(member: str, path: str, revision: str | None, *, trust_remote_code: bool) -> None:
+    """Check a member's model. Raises ModelError with the member's name."""
+    try:
+        check_model(path, revision, trust_remote_code=trust_remote_code)
+    except ModelError as error:
+        raise type(error)(f"{member}: {error}") from error
 
 
 def check_sources(recipe: Recipe, inputs: Inputs, names: Collection[str] | None = None) -> dict[str, Prepared]:
@@ -97,7 +101,8 @@ def check_asked_sources(
         if section.column is not None:
             _require_named_sources(recipe, section.column, inputs.prompts)
         if section.kind == "frozen":
-            _check_frozen(section)
+            path, trusted = resolve_path(section.frozen or ""), section.trust_remote_code
+            _check_model(f"source {section.name!r}", path, section.revision, trust_remote_code=trusted)
             continue
         known = {} if resumed is None else resumed.asked_sources.get(section.name, {})
         settings = served_settings(recipe, section, known.get("model"))
@@ -131,14 +136,6 @@ def predictions(
     steps = batch.optimizer_steps * iterations
     predicted = {each.name: prediction_of(recipe, each, batch.prompts, steps) for each in recipe.asked_sources}
     return {name: replace(each, model=models.get(name)) for name, each in predicted.items()}
-
-
-def _check_frozen(section: SourceSection) -> None:
-    path = resolve_path(section.frozen or "")
-    try:
-        check_model(path, section.revision, trust_remote_code=section.trust_remote_code)
-    except ModelError as error:
-        raise type(error)(f"source {section.name!r}: {error}") from error
 
 
 def _require_named_sources(recipe: Recipe, column: str, prompts: Sequence[Prompt]) -> None:

@@ -165,8 +165,7 @@ def asked_sources(run: Run) -> Table:
         readers = [policy for policy in run.policies.values() if policy.series(f"source/{source}/prompts")]
         if not readers:
             continue
-        # the same of each reader, but one that was lost saw less
-        total = {key: max(_sum(reader, f"source/{source}/{key}") for reader in readers) for key in ASKED}
+        total = {key: _of_source(run, source, key) for key in ASKED}
         tokens = total["prompt_tokens"] + total["completion_tokens"]
         rescues = sum(_sum(policy, f"source/{source}/rescues") for policy in readers)
         counts = [f"{total[key]:,.0f}" for key in ASKED]
@@ -215,10 +214,7 @@ def asked_notes(run: Run) -> list[str]:
     notes = []
     staleness = part(run.recipe, "exchange").get("staleness", 0)
     for source in part(run.info, "asked_sources"):
-        cut, asked = (
-            max((_sum(policy, f"source/{source}/{key}") for policy in run.policies.values()), default=0.0)
-            for key in ("cut_off", "questions")
-        )
+        cut, asked = (_of_source(run, source, key) for key in ("cut_off", "questions"))
         if cut > asked / 2:
             notes.append(
                 f"{cut:,.0f} of {asked:,.0f} answers of source {source} were cut off, and a text that was cut off is "
@@ -235,6 +231,11 @@ def asked_notes(run: Run) -> list[str]:
 
 
 WAITED = 0.05
+
+
+def _of_source(run: Run, source: str, key: str) -> float:
+    """Return a sum over what a source did: the same for each reader, but one that was lost saw less."""
+    return max((_sum(policy, f"source/{source}/{key}") for policy in run.policies.values()), default=0.0)
 
 
 def _sum(policy: PolicyRun, key: str) -> float:

@@ -121,21 +121,23 @@ def align(
     sampled: Responses, traces: Sequence[Floats], anchor: Any, source: LazyModel, target: LazyModel
 ) -> list[Alignment]:
     """Return the alignment of every response's trace with the target's tokens."""
-    results = []
-    for response, trace in zip(sampled.responses, traces, strict=True):
-        alignment = align_logprobs(
-            response.text,
-            response.source_ids,
-            trace,
-            source.tokenizer,
-            target.tokenizer,
-            target_ids=response.target_ids,
-            anchor=anchor,
-            source_eos_ids=source.engine.eos_token_ids,
-            target_eos_ids=target.engine.eos_token_ids,
-        )
-        results.append(alignment)
-    return results
+    pairs = zip(sampled.responses, traces, strict=True)
+    return [_aligned(response, trace, anchor, source, target) for response, trace in pairs]
+
+
+def _aligned(response: Response, trace: Floats, anchor: Any, source: LazyModel, target: LazyModel) -> Alignment:
+    """Return the alignment of a response's trace with the target's tokens."""
+    return align_logprobs(
+        response.text,
+        response.source_ids,
+        trace,
+        source.tokenizer,
+        target.tokenizer,
+        target_ids=response.target_ids,
+        anchor=anchor,
+        source_eos_ids=source.engine.eos_token_ids,
+        target_eos_ids=target.engine.eos_token_ids,
+    )
 
 
 def residual(alignments: Sequence[Alignment]) -> Residual:
@@ -155,17 +157,7 @@ def residual(alignments: Sequence[Alignment]) -> Residual:
 def _broken(response: Response, trace: Floats, own: Floats, source: LazyModel, target: LazyModel) -> Floats:
     """Return the log-ratios under the word map rotated by one: each word gets the mass of the previous word, the first
     that of the last."""
-    alignment = align_logprobs(
-        response.text,
-        response.source_ids,
-        trace,
-        source.tokenizer,
-        target.tokenizer,
-        target_ids=response.target_ids,
-        anchor="word",
-        source_eos_ids=source.engine.eos_token_ids,
-        target_eos_ids=target.engine.eos_token_ids,
-    )
+    alignment = _aligned(response, trace, "word", source, target)
     rotated = transfer(alignment.units, np.maximum(trace, -BOUND), len(response.target_ids), rotate=1)
     values = rotated.logprobs
     for s, t in alignment.paired:  # the end of sequence is not a word
