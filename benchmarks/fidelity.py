@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -39,6 +38,7 @@ def plain(policy: str, recipe_file: Path, root: Path) -> None:
     from mutualrl.recipes.batch_plan import plan_batch
     from mutualrl.recipes.pool_tokenizers import load_tokenizers
     from mutualrl.storage.files import write_checksummed
+    from mutualrl.storage.run_info import PolicyResult
     from mutualrl.tasks.rewards import load_rewards
     from mutualrl.tiny import resolve_path
     from mutualrl.training.build import seed_policy
@@ -70,18 +70,24 @@ def plain(policy: str, recipe_file: Path, root: Path) -> None:
     began = time.monotonic()
     trainer.train()
     seconds = time.monotonic() - began
-    result = {
-        "initial_validation": before.to_json(),
-        "validation": validator().to_json(),
-        "steps": recipe.run.steps,
-        "train_seconds": seconds,
-    }
-    write_checksummed(files / "result.json", result, root=root)
+    result = PolicyResult(
+        initial_validation=before,
+        validation=validator(),
+        steps=recipe.run.steps,
+        rescued_pairs=0,
+        rescued_prompts=0,
+        train_seconds=seconds,
+        wait_seconds=0.0,
+        lost_peers={},
+        attempts=1,
+    )
+    write_checksummed(files / "result.json", result.to_json(), root=root)
 
 
 def run_plain(ours: Path, root: Path) -> None:
     """Train all policies of the run `ours` with plain TRL, in parallel, into a directory that reads like a run."""
     from mutualrl.storage.files import read_checksummed, write_checksummed
+    from mutualrl.storage.run_info import Summary, policy_result
 
     info = read_checksummed(ours / "run.json", root=ours)
     assert info is not None
@@ -102,44 +108,49 @@ def run_plain(ours: Path, root: Path) -> None:
         raise SystemExit("a plain run failed")
     results = {}
     for name in info["placement"]:
-        result = read_checksummed(root / "policies" / name / "result.json", root=root)
+        result = policy_result(root / "policies" / name / "result.json", root)
         assert result is not None
         results[name] = result
-    summary = {"regime": "trl", "seconds": max(r["train_seconds"] for r in results.values()), "policies": results}
-    write_checksummed(root / "summary.json", summary, root=root)
+    summary = Summary(
+        regime="trl",
+        pool=info["pool"],
+        task=info["fingerprint"]["task"],
+        seed=info["seed"],
+        steps=info["fingerprint"]["steps"],
+        seconds=max(result.train_seconds for result in results.values()),
+        policies=results,
+    )
+    write_checksummed(root / "summary.json", summary.to_json(), root=root)
 
 
 def compared(ours: Path, trl_root: Path) -> tuple[dict[str, Any], str]:
     """Return the largest differences, and the medians of the speed on steps without validation."""
-    from mutualrl.reporting.run_reader import read_run
-    from mutualrl.reporting.series import tokens_per_second
+    from mutualrl.runs.curves import tokens_per_second
+    from mutualrl.runs.logs import ACCURACY, read_logged
 
-    own_run, trl_run = read_run(ours), read_run(trl_root)
+    own_run, trl_run = read_logged(ours), read_logged(trl_root)
     lines = [
         "| policy | steps | largest difference: reward | loss | KL | validation accuracy | tokens/s, plain TRL | ours "
         "| ratio |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     results = {}
-    for name, policy in own_run.policies.items():
-        trl_policy = trl_run.policies[name]
-        largest = {
-            key: max(abs(a.value - b.value) for a, b in zip(policy.series(key), trl_policy.series(key), strict=True))
-            for key in ("reward", "loss", "kl")
-        }
-        largest["accuracy"] = max(
-            abs(a.value - b.value) for a, b in zip(policy.accuracy(), trl_policy.accuracy(), strict=True)
-        )
-        speed = {
-            label: statistics.median(p.value for p in tokens_per_second(policy_run, without_validation=True))
-            for label, policy_run in (("ours", policy), ("trl", trl_policy))
-        }
-        results[name] = {"steps": policy.steps, "largest_difference": largest, "tokens_per_second": speed}
+    for name in own_run.policies:
+        largest = {}
+        for label, metric in (("reward", "reward"), ("loss", "loss"), ("kl", "kl"), ("accuracy", ACCURACY)):
+            own, plain = own_run.series(name, metric), trl_run.series(name, metric)
+            if not own.index.equals(plain.index):
+                raise SystemExit(f"{name}: {metric} was measured at other steps by plain TRL")
+            largest[label] = float((own - plain).abs().max())
+        speed = {}
+        for label, run in (("ours", own_run), ("trl", trl_run)):
+            speed[label] = float(tokens_per_second(run, name, without_validation=True).median())
+        steps = own_run.steps[name]
+        results[name] = {"steps": steps, "largest_difference": largest, "tokens_per_second": speed}
         cells = [f"{largest[key]:g}" for key in ("reward", "loss", "kl", "accuracy")]
         ratio = speed["ours"] / speed["trl"]
         lines.append(
-            f"| {name} | {policy.steps} | {' | '.join(cells)} | {speed['trl']:.0f} | {speed['ours']:.0f} | {ratio:.2f} "
-            f"|"
+            f"| {name} | {steps} | {' | '.join(cells)} | {speed['trl']:.0f} | {speed['ours']:.0f} | {ratio:.2f} |"
         )
     return results, "\n".join(lines)
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import harness
 import sweep_results as sweeps
-from mutualrl.reporting.pace import WAIT, busy_seconds, simulate
-from mutualrl.reporting.report import read_runs
-from mutualrl.reporting.run_reader import Run
+from mutualrl.reporting.pace import simulate
+from mutualrl.runs.curves import busy_seconds
+from mutualrl.runs.logs import LoggedRun, read_runs
 from mutualrl.storage.files import JsonObject
 from mutualrl.storage.rundir import versions
 from mutualrl.study.statistics import Estimate
@@ -26,31 +26,25 @@ from mutualrl.study.statistics import Estimate
 PACES = ("half", "uneven")
 STALENESS = (0, 1, 2, 4)
 FAST = "ada"
+WAIT = "see/wait_seconds"
 PROBLEMS = 64  # held out
 
 
-def measured(run: Run) -> JsonObject:
+def measured(run: LoggedRun) -> JsonObject:
     """Return a run's rounds per second, waiting fractions, accuracy by policy, and the largest lag of the fast one."""
-    waiting, seconds = {}, {}
-    for name, policy in run.policies.items():
-        waited = sum(point.value for point in policy.series(WAIT))
-        seconds[name] = sum(busy_seconds(policy)) + waited
-        waiting[name] = waited / seconds[name]
-    fast = run.policies[FAST]
+    busy = {name: busy_seconds(run, name) for name in run.policies}
+    waited = {name: run.total(name, WAIT) for name in run.policies}
+    seconds = {name: sum(busy[name]) + waited[name] for name in run.policies}
+    lag = run.series(FAST, "see/lag")
     return {
-        "seed": run.seed,
+        "seed": run.info.seed,
         "seconds": max(seconds.values()),
-        "rounds_per_second": len(fast.series(WAIT)) / seconds[FAST],
-        "waiting": waiting,
-        "largest_lag": max((point.value for point in fast.series("see/lag")), default=0.0),
-        "late_rows": {
-            name: sum(p.value for p in policy_run.series("see/late_rows")) for name, policy_run in run.policies.items()
-        },
+        "rounds_per_second": len(run.series(FAST, WAIT)) / seconds[FAST],
+        "waiting": {name: waited[name] / seconds[name] for name in run.policies},
+        "largest_lag": 0.0 if lag.empty else float(lag.max()),
+        "late_rows": {name: run.total(name, "see/late_rows") for name in run.policies},
         "accuracy": {name: policy.final for name, policy in run.policies.items()},
-        "simulated": {
-            str(k): simulate({name: busy_seconds(policy_run) for name, policy_run in run.policies.items()}, k).seconds
-            for k in STALENESS
-        },
+        "simulated": {str(k): simulate(busy, k).seconds for k in STALENESS},
     }
 
 

@@ -7,7 +7,7 @@ import math
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
@@ -17,9 +17,8 @@ import yaml
 
 import harness
 from mutualrl.reporting.drawing import draw_figure
-from mutualrl.reporting.figure_specs import Bars, Figure, Line, Panel, over
-from mutualrl.reporting.run_reader import Point
-from mutualrl.reporting.series import mean_of
+from mutualrl.reporting.figure_specs import Figure, Panel
+from mutualrl.runs.curves import Bars, Curve, mean, mean_bars, mean_curve, series
 from mutualrl.storage.files import JsonObject
 from mutualrl.storage.rundir import versions
 from mutualrl.study.claims import RegisteredClaims, parse_claims, read_claims
@@ -216,32 +215,33 @@ def curves(outcomes: Outcomes, name: str, arms: Sequence[str]) -> Figure:
     """Return the pool's mean greedy accuracy over training, a panel for each pool."""
     panels = []
     for pool in outcomes.pools:
-        lines = tuple(_curve(outcomes, pool, arm) for arm in arms if outcomes.seeds(pool, arm))
+        lines = {arm: _curve(outcomes, pool, arm) for arm in arms if outcomes.seeds(pool, arm)}
         panels.append(Panel(f"pool {pool}", "greedy accuracy, mean of the pool", lines))
     return Figure(name, "Greedy accuracy over training", "", tuple(panels), columns=len(panels))
 
 
-def _curve(outcomes: Outcomes, pool: str, arm: str) -> Line:
-    series = []
+def _curve(outcomes: Outcomes, pool: str, arm: str) -> Curve:
+    pools = []
     for seed in outcomes.seeds(pool, arm):
         policies = outcomes.by[pool, arm, seed].policies.values()
-        series.append(mean_of([[Point(*point) for point in policy.curve] for policy in policies]))
-    return over(arm, series)
+        pools.append(mean([series(dict(policy.curve)) for policy in policies]))
+    return mean_curve(pools)
 
 
 def gains(comparison: Compared, name: str) -> Figure:
     """Return every arm's final accuracy minus the reference's, with its interval, a bar for each pool."""
-    panel = Panel("final accuracy minus the same seed's, 95 % interval", "difference", bars=tuple(_bars(comparison)))
+    panel = Panel("final accuracy minus the same seed's, 95 % interval", "difference", bars=_bars(comparison))
     return Figure(name, "Final accuracy minus the reference's", "", (panel,), columns=1)
 
 
-def _bars(comparison: Compared) -> Iterator[Bars]:
+def _bars(comparison: Compared) -> dict[str, Bars]:
+    by_pool = {}
     for pool, arms in comparison.differences.items():
         known = {arm: row["accuracy"] for arm, row in arms.items() if "accuracy" in row}
-        errors = tuple(
-            None if math.isinf(estimate.low) else estimate.high - estimate.mean for estimate in known.values()
-        )
-        yield Bars(pool, tuple(known), tuple(estimate.mean for estimate in known.values()), errors)
+        bars = mean_bars({arm: [estimate.mean] for arm, estimate in known.items()})
+        bars["error"] = [estimate.high - estimate.mean for estimate in known.values()]
+        by_pool[pool] = bars.replace(math.inf, math.nan)
+    return by_pool
 
 
 def draw(figures: Sequence[Figure], out: Path) -> None:

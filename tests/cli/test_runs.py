@@ -15,8 +15,9 @@ import pytest
 import yaml
 
 from conftest import PATIENCE, Cli
-from made_runs import add_model, edit_recipe, made_run
+from made_runs import add_model, edit_recipe, made_run, validation
 from mutualrl.reporting.card import write_cards
+from mutualrl.runs.read import read_run
 from mutualrl.storage.rundir import RunDirectory, hold
 
 TRAIN = (
@@ -118,7 +119,7 @@ def test_runs_are_listed_in_every_state(cli_here: Cli, tmp_path: Path) -> None:
     assert listing["runs"][0]["policies"]["ada"] == {"step": 20, "before": 0.3, "last": 0.45}
     assert len(listing["unreadable"]) == 1
     metrics = live / "policies" / "ada" / "metrics.jsonl"
-    row = {"step": 21, "validation": {"accuracy": 0.0, "by_group": {}}}
+    row = {"step": 21, "validation": {**validation(0.0), "by_group": {}}}
     metrics.write_text(metrics.read_text() + json.dumps(row) + "\n")
     (run,) = json.loads(cli_here("runs", "ls", live, "--json").stdout)["runs"]
     assert run["policies"]["ada"] == {"step": 21, "before": 0.3, "last": 0.0}
@@ -160,7 +161,7 @@ def test_run_succeeds_if_its_report_cannot_be_written(
     def raise_disk_full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    summary = json.loads((run / "summary.json").read_text())
+    summary = read_run(run).summary
     monkeypatch.setattr("mutualrl.cli.run.train", lambda *a: (RunDirectory(run), summary))
     monkeypatch.setattr("mutualrl.cli.run.write_report", raise_disk_full)
     monkeypatch.setattr("mutualrl.cli.run.require_hub", lambda owner: None)

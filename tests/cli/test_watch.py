@@ -29,7 +29,7 @@ from mutualrl.cli.watch_screen import Confirm, WatchScreen, whole_ticks
 from mutualrl.console.display import duration
 from mutualrl.errors import UsageError
 from mutualrl.regimes import get_regime
-from mutualrl.reporting.live_run import LiveRun
+from mutualrl.runs.live import LiveRun
 from mutualrl.storage.rundir import RunDirectory, hold
 from runs import SHORT, Run, members, wait_until
 

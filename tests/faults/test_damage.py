@@ -18,7 +18,7 @@ from mutualrl.errors import DiskError, FileDamagedError, MachineError, UsageErro
 from mutualrl.launch.group import agent
 from mutualrl.mwra.placement import Allocation
 from mutualrl.recipes.batch_plan import BatchPlan
-from mutualrl.reporting.verify_run import verify_run
+from mutualrl.runs.verify import verify_run
 from mutualrl.storage.artifacts import commit_directory
 from mutualrl.storage.files import (
     CHECKSUM_KEY,
@@ -287,18 +287,18 @@ def test_listing_a_long_run_reads_only_the_end_of_its_metrics(
         for step in range(7, 20_007):
             file.write(json.dumps({**line, "step": step}) + "\n")
     assert metrics.stat().st_size > 8_000_000
-    from mutualrl.reporting import run_reader
+    from mutualrl.runs import logs, overview
 
     sizes: list[int] = []
-    tail = run_reader._tail
+    tail = overview._tail
 
     def counting_tail(path: Path, size: int) -> tuple[bytes, bool]:
         data, complete = tail(path, size)
         sizes.append(len(data))
         return data, complete
 
-    monkeypatch.setattr(run_reader, "_tail", counting_tail)
-    monkeypatch.setattr(run_reader, "_lines", lambda *arguments: pytest.fail("every line was read"))
+    monkeypatch.setattr(overview, "_tail", counting_tail)
+    monkeypatch.setattr(logs, "_lines", lambda *arguments: pytest.fail("every line was read"))
     (run,) = json.loads(cli_here("runs", "ls", ".", "--json").stdout)["runs"]
     assert run["policies"]["ada"]["step"] == 20_006
     assert run["policies"]["ada"]["last"] is not None

@@ -23,6 +23,7 @@ LAYERS: list[set[str]] = [
     {"paper"},
     {"study"},
     {"launch", "evaluation", "diagnostics", "reporting"},
+    {"runs"},
     {"training"},
     {"mwra"},
     {"tiny", "engines", "recipes", "machine"},

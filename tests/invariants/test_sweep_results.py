@@ -59,11 +59,11 @@ def test_gate_rates_are_means_over_seeds(outcomes: Outcomes) -> None:
 
 def test_figures_show_every_pool_and_the_values_of_the_table(outcomes: Outcomes, tmp_path: Path) -> None:
     curves = sweeps.curves(outcomes, "c", ["grpo", "sgt"])
-    assert [[line.label for line in panel.lines] for panel in curves.panels] == [["grpo", "sgt"], ["grpo"]]
-    assert curves.panels[0].lines[1].y == pytest.approx((0.25, 0.51))
+    assert [list(panel.lines) for panel in curves.panels] == [["grpo", "sgt"], ["grpo"]]
+    assert curves.panels[0].lines["sgt"]["value"].tolist() == pytest.approx([0.25, 0.51])
     bars = sweeps.gains(compare(outcomes, "grpo"), "g").panels[0].bars
-    assert [(bar.label, bar.categories) for bar in bars] == [("p", ("sgt",)), ("q", ())]
-    assert bars[0].errors == pytest.approx((1 / 64,))  # equal differences: at least as wide as one problem
+    assert {pool: each.index.tolist() for pool, each in bars.items()} == {"p": ["sgt"], "q": []}
+    assert bars["p"]["error"].tolist() == pytest.approx([1 / 64])  # equal differences: at least as wide as one problem
     sweeps.draw([curves], tmp_path)
     assert (tmp_path / "c.svg").is_file()
     assert (REPOSITORY / "benchmarks" / "results" / "study_gains.svg").is_file()

@@ -14,6 +14,7 @@ from mutualrl.records import Rollout
 from mutualrl.see import Exchange
 from mutualrl.storage.artifacts import commit_directory
 from mutualrl.storage.files import read_checksummed, write_checksummed
+from mutualrl.storage.run_info import PolicyResult, Summary, Validation
 from mutualrl.storage.rundir import FORMAT
 
 REGIMES = {
@@ -130,6 +131,23 @@ def made_run(
         }
         write_checksummed(root / "summary.json", summary, root=root)
     return root
+
+
+def made_summary(validation: Validation, **changes: Any) -> Summary:
+    """Return the summary of a run of one policy that was validated so before and after training."""
+    result = PolicyResult(
+        initial_validation=validation,
+        validation=validation,
+        steps=1,
+        rescued_pairs=0,
+        rescued_prompts=0,
+        train_seconds=1.0,
+        wait_seconds=0.0,
+        lost_peers={},
+        attempts=1,
+    )
+    fields = {"regime": "sgt", "task": "t", "seed": 0, "steps": 1, "seconds": 1.0, "policies": {"ada": result}}
+    return Summary.model_validate(fields | changes)
 
 
 def set_recipe(run: Path, text: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from conftest import Cli
 from made_runs import edit_recipe, made_run
 from mutualrl.reporting import report_tables
-from mutualrl.reporting.report import read_runs
+from mutualrl.runs.logs import read_runs
 
 HEAD = report_tables.ASKED
 

@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from mutualrl.regimes.info import RegimeInfo
-from mutualrl.reporting.pace import busy_seconds, simulate
-from mutualrl.reporting.run_reader import PolicyRun
+from mutualrl.reporting.pace import simulate
 
 
 def test_two_policies_match_a_hand_calculation() -> None:
@@ -70,13 +68,3 @@ def test_more_slack_is_never_slower() -> None:
 def test_simulating_no_rounds_is_rejected() -> None:
     with pytest.raises(ValueError, match="no round"):
         simulate({"ada": [], "bob": [1.0]}, 0)
-
-
-def test_round_of_several_steps_is_timed_without_its_wait() -> None:
-    def policy(*rows: dict[str, float]) -> PolicyRun:
-        metrics = tuple({"step": step, **row} for step, row in enumerate(rows, 1))
-        return PolicyRun("ada", "tiny:ada", metrics, (), None, None, RegimeInfo.from_run({}))
-
-    shared = {"step_time": 2.0, "see/wait_seconds": 0.5}
-    assert busy_seconds(policy(shared, {"step_time": 1.0}, shared)) == [2.5, 1.5]
-    assert busy_seconds(policy(shared, {"loss": 1.0})) == []

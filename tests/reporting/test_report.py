@@ -19,7 +19,7 @@ from made_runs import edit_recipe, made_run, publish, rescue, set_recipe, with_r
 from mutualrl.recipes import Request, resolve
 from mutualrl.reporting.comparability import comparisons
 from mutualrl.reporting.multi_run import across, figures
-from mutualrl.reporting.report import read_runs
+from mutualrl.runs.logs import read_runs
 from mutualrl.storage.files import write_checksummed
 from mutualrl.storage.rundir import RunDirectory, hold
 
@@ -238,7 +238,7 @@ def test_paper_figures_need_their_arms(tmp_path: Path) -> None:
     ]
     (figure,) = across(comparisons(read_runs(pools)))
     assert [panel.title for panel in figure.panels] == [f"arithmetic, pool pool{n}: mean of the pool" for n in (0, 1)]
-    assert [line.y[-1] for line in figure.panels[0].lines] == pytest.approx([0.51, 0.51])
+    assert [line["value"].iloc[-1] for line in figure.panels[0].lines.values()] == pytest.approx([0.51, 0.51])
 
 
 #: figures of docs/paper-map.md that `report` draws from training runs, with their recipes
@@ -265,9 +265,7 @@ def test_every_figure_of_the_paper_map_is_drawn_from_its_recipes_with_every_arm(
     panels = [panel for panel in figure.panels if panel.lines or panel.bars]
     assert panels
     for panel in panels:
-        labels = [line.label for line in panel.lines] or [
-            bar.label for bar in panel.bars if bar.label != "before training"
-        ]
+        labels = list(panel.lines) or [label for label in panel.bars if label != "before training"]
         assert sorted(labels) == sorted(result.arms)
     assert len(result.arms) == len(runs)
 
@@ -277,7 +275,7 @@ def test_main_figures_show_the_published_arms_and_captions_name_the_others(tmp_p
     runs = [run_of(f"2qwen-{name}", tmp_path / name) for name in names]
     (result,) = comparisons(read_runs(runs))
     drawn = {figure.name: figure for figure in figures(result, "c")}
-    shown = {name: {line.label for panel in f.panels for line in panel.lines} for name, f in drawn.items()}
+    shown = {name: {label for panel in f.panels for label in panel.lines} for name, f in drawn.items()}
     regimes = {arm.partition(" ")[0] for arm in shown["c-probes"]}
     assert regimes == {"grpo", "prp", "xgrpo", "sgt"}
     assert shown["c-regularizers"] == shown["c-probes"]
@@ -587,7 +585,7 @@ def test_every_arm_is_drawn_and_settings_of_a_policy_make_an_arm(tmp_path: Path)
     runs = [made_run(tmp_path / "g"), made_run(tmp_path / "s", "sgt")]
     runs += [made_run(tmp_path / f"x{n}", "xgrpo", settings={"mix": 0.1 * n + 0.25}) for n in range(5)]
     (result,) = comparisons(read_runs(runs))
-    drawn = {line.label for figure in figures(result, "c") for panel in figure.panels for line in panel.lines}
+    drawn = {label for figure in figures(result, "c") for panel in figure.panels for label in panel.lines}
     assert drawn == set(result.arms)
     policy_settings = {"weight": 0.9, "success_above": 0.5}
     edit_recipe(runs[1], lambda recipe: recipe["policies"][1].update(regime=policy_settings))

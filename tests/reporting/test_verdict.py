@@ -13,7 +13,7 @@ from conftest import Cli
 from made_runs import edit_recipe, made_run
 from mutualrl.reporting.comparability import comparisons
 from mutualrl.reporting.page import Verdict
-from mutualrl.reporting.report import read_runs
+from mutualrl.runs.logs import read_runs
 from mutualrl.storage.files import read_checksummed, write_checksummed
 from mutualrl.study.verdict import verdicts
 

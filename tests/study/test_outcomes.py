@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from made_runs import made_run, validation
-from mutualrl.reporting.run_reader import read_run
+from mutualrl.runs.logs import read_logged
 from mutualrl.storage.files import read_checksummed, write_checksummed
 from mutualrl.study.outcomes import Outcome, Outcomes, of_run
 
@@ -26,16 +26,16 @@ def test_retained_is_the_fraction_of_solved_prompts_that_stay_solved(tmp_path: P
     before, after = {**validation(0.3), "solved": "11010"}, {**validation(0.5), "solved": "10011"}
     update_result(run, "ada", initial_validation=before, validation=after)
     update_result(run, "bob", initial_validation={**before, "solved": "00000"}, validation=after)
-    policies = of_run(read_run(run), "p", "a").policies
+    policies = of_run(read_logged(run), "p", "a").policies
     assert policies["ada"].retained == pytest.approx(2 / 3)
     assert policies["bob"].retained is None  # no solved prompt to retain
 
 
 def test_retained_is_none_if_the_run_does_not_record_solved_prompts(tmp_path: Path) -> None:
     run = made_run(tmp_path / "r", "grpo")
-    assert of_run(read_run(run), "p", "a").policies["ada"].retained is None
+    assert of_run(read_logged(run), "p", "a").policies["ada"].retained is None
     update_result(run, "ada", initial_validation={**validation(0.3), "solved": "11"}, validation=validation(0.3))
-    assert of_run(read_run(run), "p", "a").policies["ada"].retained is None
+    assert of_run(read_logged(run), "p", "a").policies["ada"].retained is None
 
 
 def test_lesson_nll_is_the_mean_over_the_first_tenth_of_steps_with_a_lesson(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_lesson_nll_is_the_mean_over_the_first_tenth_of_steps_with_a_lesson(tmp_
     for number, row in enumerate(rows[5:35]):  # thirty steps with a lesson; the first tenth is three steps
         row["sgt/nll"] = 2.0 - 0.1 * number
     metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    policies = of_run(read_run(run), "p", "a").policies
+    policies = of_run(read_logged(run), "p", "a").policies
     assert policies["ada"].lesson_nll == pytest.approx((2.0 + 1.9 + 1.8) / 3)
     assert policies["bob"].lesson_nll is None
 
@@ -56,7 +56,7 @@ def test_pass_at_k_is_read_from_the_runs_evaluations(tmp_path: Path) -> None:
     models = {"ada": {"pass_at_k": {"1": 0.25, "2": 0.4}}, "bob": {"accuracy": 0.5}}
     value = {"suite": "arithmetic", "tasks": {"arithmetic": {"n": 8}}, "models": models}
     write_checksummed(run / "evaluations" / "arithmetic.json", value, root=run)
-    outcome = of_run(read_run(run), "p", "a")
+    outcome = of_run(read_logged(run), "p", "a")
     assert Outcome.from_json(json.loads(json.dumps(outcome.to_json()))).policies["ada"].pass_at == {"1": 0.25, "2": 0.4}
     outcomes = Outcomes([outcome])
     assert outcomes.largest_k("p") == 2

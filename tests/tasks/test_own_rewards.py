@@ -16,11 +16,13 @@ import numpy as np
 import pytest
 
 from conftest import PATIENCE, REPOSITORY
+from made_runs import made_summary
 from mutualrl.cli.results import show_summary
 from mutualrl.errors import RewardError, UsageError
 from mutualrl.launch.death import reward_failure
 from mutualrl.records import Prompt
 from mutualrl.see.liveness import Heartbeat, Phase
+from mutualrl.storage.run_info import Validation
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks.rewards import adapt, distinct_names, load_rewards, weighted
 from mutualrl.tasks.scoring import score_rewards
@@ -52,15 +54,8 @@ def test_error_in_a_reward_is_reported_with_file_and_line() -> None:
 def test_mean_reward_is_not_labelled_accuracy(
     no_box: float | None, measure: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    validation = {"accuracy": 0.1, "by_group": {"all": 0.1}, "no_box": no_box, "n": 6}
-    policy = {
-        "initial_validation": validation,
-        "validation": validation,
-        "rescued_pairs": 0,
-        "wait_seconds": 0.0,
-    }
-    summary = {"policies": {"ada": policy}, "task": "dataset", "regime": "sgt", "steps": 3, "seed": 0}
-    show_summary({**summary, "lost": [], "seconds": 1.0}, "runs/x")
+    validation = Validation(n=6, accuracy=0.1, by_group={"all": 0.1}, no_box=no_box)
+    show_summary(made_summary(validation, task="dataset"), "runs/x")
     output = capsys.readouterr().out
     assert f"{measure} on held-out dataset" in output
     header = next(line for line in output.splitlines() if "rescued pairs" in line)

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from made_runs import made_summary
 from mutualrl.console.display import clean
 from mutualrl.errors import UsageError
 from mutualrl.records import Prompt, prompt_id
+from mutualrl.storage.run_info import Validation
 from mutualrl.tasks.rewards import require_rewards
 from mutualrl.tasks.scoring import score
 
@@ -36,20 +38,8 @@ def test_hostile_names_are_inert_in_tables(capsys: pytest.CaptureFixture[str]) -
     from mutualrl.cli.results import show_summary
 
     groups = {"[/x]": 1.0, "\x1b[31m\u202e": 0.5}
-    result = {"validation": {"accuracy": 1.0, "by_group": groups}, "rescued_pairs": 0, "wait_seconds": 0.0}
-    result["initial_validation"] = result["validation"]
-    show_summary(
-        {
-            "task": "t",
-            "steps": 1,
-            "regime": "r",
-            "seed": 0,
-            "seconds": 1.0,
-            "policies": {"a": result},
-            "lost": ["[/x]"],
-        },
-        Path("d"),
-    )
+    validation = Validation(n=64, accuracy=1.0, by_group=groups, no_box=0.0)
+    show_summary(made_summary(validation, lost=["[/x]"]), Path("d"))
     output = capsys.readouterr().out
     assert "[/x]" in output
     assert not {"\x1b", "\u202e"} & set(output)

@@ -10,8 +10,8 @@ import typer
 from mutualrl.cli.commands import Report
 from mutualrl.cli.output import emit, note_all
 from mutualrl.console.display import clean
-from mutualrl.reporting.remote_run import run_directory, run_name
 from mutualrl.reporting.report import write_report
+from mutualrl.runs.remote import run_directory, run_name
 from mutualrl.storage.bucket_url import is_bucket
 from mutualrl.storage.files import user_path
 from mutualrl.storage.rundir import command_line

@@ -2,57 +2,63 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 from rich.table import Table
 
 from mutualrl.cli.output import screen, show_table
 from mutualrl.console.display import cell, print_text
-from mutualrl.reporting.run_reader import Overview
+from mutualrl.runs.overview import Overview
+from mutualrl.runs.record import FEW
 from mutualrl.storage.files import JsonObject
-from mutualrl.study.verdict import FEW
+from mutualrl.storage.run_info import Summary, Validation
 
 
-def show_summary(summary: JsonObject, run_dir: Path | str) -> None:
+def show_summary(summary: Summary, run_dir: Path | str) -> None:
     """Print accuracy before and after training, overall and by group, for every policy."""
     console = screen()
-    groups = sorted({g for p in summary["policies"].values() for g in p["validation"]["by_group"]})
+    validations = {name: (result.initial_validation, result.validation) for name, result in summary.policies.items()}
+    groups = sorted({group for _, after in validations.values() if after is not None for group in after.by_group})
     shown = groups if 1 < len(groups) <= 4 else []
-    sharing = ("rescued pairs", "waited") if summary.get("shares", True) else ()
-    table = Table("policy", "all", *map(cell, shown), *sharing)
-    for name, result in summary["policies"].items():
-        before, after = result["initial_validation"], result["validation"]
-        cells = [" -> ".join(map(_accuracy, (before, after)))]
-        cells += [f"{before['by_group'][g]:.2f} -> {after['by_group'][g]:.2f}" for g in shown]
-        if sharing:
-            cells += [str(result["rescued_pairs"]), f"{result['wait_seconds']:.0f} s"]
+    table = Table("policy", "all", *map(cell, shown), *(("rescued pairs", "waited") if summary.shares else ()))
+    for name, result in summary.policies.items():
+        both = validations[name]
+        cells = [" -> ".join(map(_accuracy, both))]
+        cells += [" -> ".join(_of_group(validation, group) for validation in both) for group in shown]
+        if summary.shares:
+            cells += [str(result.rescued_pairs), f"{result.wait_seconds:.0f} s"]
         table.add_row(cell(name), *cells)
-    validations = [result["validation"] for result in summary["policies"].values()]
-    rewarded = any(validation.get("no_box", 0.0) is None for validation in validations)  # by user reward functions
+    ends = [after for _, after in validations.values() if after is not None]
+    rewarded = any(after.no_box is None for after in ends)  # by user reward functions
     measure = "Mean reward of greedy completions" if rewarded else "Greedy accuracy"
     heading = (
-        f"{measure} on held-out {summary['task']}, before -> after training\n"
-        f"({summary['regime']}, {summary['steps']} steps, seed {summary['seed']})"
+        f"{measure} on held-out {summary.task}, before -> after training\n"
+        f"({summary.regime}, {summary.steps} steps, seed {summary.seed})"
     )
     print_text(console, heading)
     show_table(table)
-    for name in summary["lost"]:
+    for name in summary.lost:
         console.print(f"{cell(name)} was lost during the run; the others continued without it", highlight=False)
-    if (count := min((validation.get("n", FEW) for validation in validations), default=0)) and count < FEW:
+    if (count := min((after.n for after in ends), default=0)) and count < FEW:
         print_text(
             console,
             f"{count} held-out prompts decide nothing: one prompt is {1 / count:.0%}. Give more with "
             "task.validation_data, or raise run.validation_limit",
         )
-    for note in summary.get("notes", ()):
+    for note in summary.notes:
         print_text(console, f"Note: {note}")
-    print_text(console, f"{summary['seconds']:.0f} s in total; the run is in {run_dir!s}")
+    print_text(console, f"{summary.seconds:.0f} s in total; the run is in {run_dir!s}")
 
 
-def _accuracy(validation: JsonObject) -> str:
-    unscored = validation.get("unscorable") and validation["unscorable"] == validation["n"]
-    return "no reward" if unscored else f"{validation['accuracy']:.2f}"
+def _accuracy(validation: Validation | None) -> str:
+    if validation is None:
+        return ""
+    return f"{validation.accuracy:.2f}" if validation.is_measured else "no reward"
+
+
+def _of_group(validation: Validation | None, group: str) -> str:
+    accuracy = None if validation is None else validation.by_group.get(group)
+    return "" if accuracy is None else f"{accuracy:.2f}"
 
 
 def run_row(overview: Overview) -> JsonObject:
@@ -64,9 +70,9 @@ def run_row(overview: Overview) -> JsonObject:
         "regime": run.arm,
         "pool": run.pool,
         "task": run.task,
-        "seed": run.seed,
+        "seed": run.info.seed,
         "steps": run.planned_steps,
-        "policies": {name: asdict(policy) for name, policy in overview.policies.items()},
-        "began": run.info.get("created"),
+        "policies": {name: policy.model_dump() for name, policy in overview.policies.items()},
+        "began": run.info.created or None,
         "notes": list(run.notes),
     }

@@ -35,7 +35,7 @@ def run(recipe: Recipe, launch: Launch, *, report: bool, push_to: str | None = N
     if push_to is not None:
         _push(root, push_to, console)
     if as_json:
-        emit({"run_dir": str(root), **summary})
+        emit({"run_dir": str(root), **summary.to_json()})
 
 
 def _write_report(root: Path) -> str:

@@ -14,8 +14,9 @@ from mutualrl.console.display import cell, print_text
 from mutualrl.errors import FileDamagedError, UsageError
 from mutualrl.process.status import RunState
 from mutualrl.reporting import upload
-from mutualrl.reporting.run_reader import Overview, read_overview, read_run
-from mutualrl.reporting.verify_run import verify_run
+from mutualrl.runs.overview import Overview, read_overview
+from mutualrl.runs.read import read_run
+from mutualrl.runs.verify import verify_run
 from mutualrl.storage.files import user_path
 from mutualrl.storage.rundir import RunDirectory
 
@@ -32,7 +33,7 @@ def ls(options: RunsLs) -> None:
             readable.append(read_overview(path))
         except (UsageError, FileDamagedError) as error:
             unreadable.append(str(error))
-    readable.sort(key=lambda overview: str(overview.run.info.get("created", "")), reverse=True)
+    readable.sort(key=lambda overview: overview.run.info.created, reverse=True)
     if options.as_json:
         emit({"runs": [run_row(overview) for overview in readable], "unreadable": unreadable})
         return
@@ -48,7 +49,7 @@ def ls(options: RunsLs) -> None:
                 accuracies.append(f"{name} {before}{policy['last']:.2f}")
         step = min((policy["step"] for policy in row["policies"].values()), default=0)
         table.add_row(
-            *map(cell, (run.name, _state(overview), run.arm, run.pool, str(run.seed))),
+            *map(cell, (run.name, _state(overview), run.arm, run.pool, str(run.info.seed))),
             f"{step}/{run.planned_steps}",
             cell("\n".join(accuracies)),
         )

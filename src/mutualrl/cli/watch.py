@@ -15,11 +15,13 @@ from mutualrl.console.display import clean, print_text
 from mutualrl.errors import MutualRLError, UsageError
 from mutualrl.launch.stop import write_stop_request
 from mutualrl.process.status import RunState
-from mutualrl.reporting.live_run import LiveRun
 from mutualrl.reporting.progress import Progress
-from mutualrl.reporting.remote_run import fetch_run, run_directory, run_name
 from mutualrl.reporting.report import write_report
-from mutualrl.reporting.run_reader import Run, read_overview, read_run
+from mutualrl.runs.live import LiveRun
+from mutualrl.runs.overview import read_overview
+from mutualrl.runs.read import read_run
+from mutualrl.runs.record import Run
+from mutualrl.runs.remote import fetch_run, run_directory, run_name
 from mutualrl.storage.bucket_url import is_bucket
 from mutualrl.storage.rundir import RunDirectory, command_line, holder_of
 from mutualrl.study.verdict import verdicts
@@ -36,7 +38,7 @@ def watch(options: Watch) -> None:
         if options.as_json:
             emit({**run_row(read_overview(path)), "run": run if remote else str(path)})
             return
-        current = read_run(path, logs=False)
+        current = read_run(path)
         directory = RunDirectory(current.root)
 
         def is_live() -> bool:
@@ -50,10 +52,10 @@ def watch(options: Watch) -> None:
             terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
             follow = _follow_on_screen if terminal and not options.plain else _follow_lines
             follow(run, current, is_live, REMOTE_SECONDS if remote else LOCAL_SECONDS)
-            current = read_run(path, logs=False)
+            current = read_run(path)
         if current.state in (RunState.RUNNING, RunState.ELSEWHERE):  # the user left the screen
             print_text(screen(), f"{run} is still running")
-        elif current.by_scripts and current.state == RunState.FINISHED:
+        elif current.info.scripts and current.state == RunState.FINISHED:
             print_text(screen(), f"{run} has finished; its scripts measure no accuracy. See: mutualrl report {run}")
         elif current.summary is None or current.state != RunState.FINISHED:
             raise MutualRLError(f"the run {clean(run)} is {current.state}: {'; '.join(current.notes)}")
@@ -74,7 +76,7 @@ def _follow_on_screen(source: str, current: Run, is_live: Callable[[], bool], se
     remote = is_bucket(source)
     directory = RunDirectory(current.root)
     local = [name for name in current.policies if directory.policy(name).root.is_dir()]
-    joined = current.info.get("exchange") and local  # its directory has only its own policy
+    joined = current.info.exchange and local  # its directory has only its own policy
     names = local if joined else list(current.policies)
     live = LiveRun(directory, names, current.rule.metrics)
 
@@ -82,9 +84,8 @@ def _follow_on_screen(source: str, current: Run, is_live: Callable[[], bool], se
         out = Path.cwd() / f"{run_name(source)}-report" if remote else directory.root / "report"
         return write_report([directory.root], out, " ".join(command_line()), verdicts).page
 
-    title = clean(
-        f"{run_name(source) if remote else current.name} · {current.arm} · {current.pool} · seed {current.seed}", 200
-    )
+    name = run_name(source) if remote else current.name
+    title = clean(f"{name} · {current.arm} · {current.pool} · seed {current.info.seed}", 200)
     app = WatchScreen(
         live,
         title=title,

@@ -24,7 +24,7 @@ from textual_plotext import PlotextPlot
 from mutualrl.console.display import clean, duration
 from mutualrl.errors import MutualRLError
 from mutualrl.process.status import RunState
-from mutualrl.reporting.live_run import Curve, LivePolicy, LiveRun
+from mutualrl.runs.live import Curve, LivePolicy, LiveRun
 from mutualrl.storage.files import JsonObject
 
 COLOURS = (  # of curves, and of the policies' names
@@ -244,7 +244,7 @@ class WatchScreen(App[None]):
                 steps, values = zip(*curve.points, strict=True)
                 colour = COLOURS[place % len(COLOURS)]
                 plot.plt.plot(steps, values, label=policy.name, color=colour, marker="braille")
-        recorded = [point.step for curve in curves for point in curve.points]
+        recorded = [step for curve in curves for step, _ in curve.points]
         ticks = whole_ticks(min(recorded), max(recorded)) if recorded else []
         plot.plt.xticks(ticks, [f"{tick:.0f}" for tick in ticks])
         plot.refresh()

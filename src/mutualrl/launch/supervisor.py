@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 
@@ -49,9 +49,9 @@ from mutualrl.recipes import Recipe, load_run
 from mutualrl.recipes.agreement import source_digests
 from mutualrl.recipes.run_sources import Prediction, described, recorded_digests, restore, store
 from mutualrl.reporting.progress import Progress
-from mutualrl.reporting.run_notes import notes_of
+from mutualrl.runs.notes import notes_of
 from mutualrl.storage.files import try_stat, write_checksummed
-from mutualrl.storage.run_info import Fingerprint, policy_result
+from mutualrl.storage.run_info import Fingerprint, Summary, policy_result
 from mutualrl.storage.rundir import RunDirectory, clean_run, directory_is_gone, hold, require_creatable
 from mutualrl.tiny import resolve_path
 
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.2
 
 
-def train(recipe: Recipe, console: Console, launch: Launch | None = None) -> tuple[RunDirectory, dict[str, Any]]:
+def train(recipe: Recipe, console: Console, launch: Launch | None = None) -> tuple[RunDirectory, Summary]:
     """Run a recipe, or resume its run; return the run directory and the summary.
 
     All checks that need no model are done before the directory is created. Raises RunInterruptedError, PeerLostError,
@@ -82,7 +82,7 @@ def train(recipe: Recipe, console: Console, launch: Launch | None = None) -> tup
         else:
             run_on_cluster(run, recipe, placement, session, console, request)
         summary = summarize(run, recipe, launch.policies(recipe), time.monotonic() - began)
-        write_checksummed(run.summary, summary, root=run.root)
+        write_checksummed(run.summary, summary.to_json(), root=run.root)
     return run, summary
 
 
@@ -274,28 +274,29 @@ def watch_directory(run: RunDirectory) -> Callable[[], None]:
     return require_same
 
 
-def summarize(run: RunDirectory, recipe: Recipe, names: Sequence[str], seconds: float) -> dict[str, object]:
+def summarize(run: RunDirectory, recipe: Recipe, names: Sequence[str], seconds: float) -> Summary:
     """Return the summary of a finished run, from the policies' results. Lost policies have no result and are listed."""
     policies, lost = {}, []
     for name in names:
         result = policy_result(run.policy(name).result, run.root)
         if result is not None:
-            policies[name] = result.to_json()
+            policies[name] = result
         elif recipe.run.on_peer_loss == "continue":
             lost.append(name)
         else:
             raise MutualRLError(f"policy {name!r} ended without a result; logs: {run.policy(name).logs}")
-    return {
-        "regime": recipe.regime_class.name,
-        "shares": recipe.regime_class.shares and len(recipe.members) > 1,
-        "pool": recipe.pool,
-        "task": recipe.task.name,
-        "seed": recipe.run.seed,
-        "steps": recipe.run.steps,
-        "seconds": round(seconds, 3),
-        "data": run.info().data,
-        **({"sources": run.info().sources} if recipe.active_sources else {}),
-        "policies": policies,
-        "lost": lost,
-        "notes": notes_of(run, names, recipe.regime_class.metrics, recipe.task.max_prompt_tokens),
-    }
+    info = run.info()
+    return Summary(
+        regime=recipe.regime_class.name,
+        shares=recipe.regime_class.shares and len(recipe.members) > 1,
+        pool=recipe.pool,
+        task=recipe.task.name,
+        seed=recipe.run.seed,
+        steps=recipe.run.steps,
+        seconds=round(seconds, 3),
+        data=info.data,
+        sources=info.sources if recipe.active_sources else {},
+        policies=policies,
+        lost=lost,
+        notes=notes_of(run, names, recipe.regime_class.metrics, recipe.task.max_prompt_tokens),
+    )

@@ -13,10 +13,11 @@ from mutualrl.storage.rundir import RunDirectory
 def missing_rounds(run: RunDirectory, rounds: Mapping[str, Collection[int]]) -> list[str]:
     """Return messages about missing rounds, given the existing `rounds` by policy: gaps, and rounds that were published
     according to the policy's checkpoints and that some policy may still read."""
-    if run.info().scripts:  # their checkpoints are transformers', without a cursor
+    info = run.info()
+    if info.scripts:  # their checkpoints are transformers', without a cursor
         return []
     recipe = load_run(run, without_models=True)
-    if not RegimeInfo.from_run(run.info().to_json()).reads_peers and recipe.run.publish != "full":
+    if not RegimeInfo.from_run(info.regime, info.regime_info).reads_peers and recipe.run.publish != "full":
         return []  # nothing is published
     stores = {p.name: run.policy(p.name).root for p in recipe.policies}
     needed, lines = oldest_needed(list(stores.values()), recipe.exchange.staleness), []

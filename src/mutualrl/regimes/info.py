@@ -47,13 +47,12 @@ class RegimeInfo(BaseModel):
         )
 
     @classmethod
-    def from_run(cls, info: Settings) -> RegimeInfo:
-        """Return the regime described in run.json; missing fields come from the shipped regime of that name."""
-        name = str(info.get("regime", "unknown"))
+    def from_run(cls, name: str, described: Settings) -> RegimeInfo:
+        """Return the regime that run.json names and describes; what is missing is the shipped one's."""
         shipped = cls.of(regimes()[name]) if name in regimes() else cls(name=name)
         try:
-            return cls.model_validate({**shipped.model_dump(), **info["regime_info"]})
-        except (KeyError, TypeError, ValidationError):
+            return cls.model_validate({**shipped.model_dump(), **described})
+        except ValidationError:
             return shipped
 
     def metric(self, role: str) -> str | None:

@@ -12,7 +12,8 @@ from mutualrl.console.display import clean, last_parts
 from mutualrl.console.markdown import name, number, table
 from mutualrl.regimes import baseline
 from mutualrl.reporting.report_tables import group_label
-from mutualrl.reporting.run_reader import PolicyRun, Run, part, read_run
+from mutualrl.runs.read import read_run
+from mutualrl.runs.record import Policy, Run
 from mutualrl.storage.files import write_atomic
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.storage.trained_model import has_trained_model
@@ -38,15 +39,15 @@ def write_cards(root: Path) -> list[Path]:
     return written
 
 
-def card(run: Run, policy: PolicyRun) -> str:
+def card(run: Run, policy: Policy) -> str:
     """Return the card of one policy in the hub's format; paths are cut to their last part."""
     hub_id = bool(policy.model) and not policy.model.startswith(("tiny:", "/"))
     head: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     if hub_id:
         head["base_model"] = policy.model
-    head["tags"] = ["mutualrl", "trl", baseline().name, "reinforcement-learning", run.regime]
+    head["tags"] = ["mutualrl", "trl", baseline().name, "reinforcement-learning", run.info.regime]
     peers = [other for other in run.policies.values() if other.name != policy.name]
-    description = name(run.rule.summary or run.regime, 400)
+    description = name(run.rule.summary or run.info.regime, 400)
     parts = [
         "---\n" + yaml.safe_dump(head, sort_keys=False) + "---",
         f"# {name(policy.name)}, trained with mutualrl",
@@ -61,26 +62,28 @@ def card(run: Run, policy: PolicyRun) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _with_model(policy: PolicyRun) -> str:
+def _with_model(policy: Policy) -> str:
     return f"`{name(policy.name)}` (`{name(last_parts(policy.model))}`)"
 
 
-def _figures(run: Run, policy: PolicyRun) -> str:
+def _figures(run: Run, policy: Policy) -> str:
+    result = policy.result
     rows = []
-    for group in (None, *policy.groups):
-        points = policy.accuracy(group)
-        if points:
-            before = number(points[0].value) if points[0].step == 0 else ""
-            rows.append([name(group_label(group)), before, number(points[-1].value)])
-    result = policy.result or {}
-    n = part(result, "validation").get("n", "?")
+    if result is not None and result.validation is not None:
+        before, after = result.initial_validation, result.validation
+        rows.append([group_label(None), "" if before is None else number(before.accuracy), number(after.accuracy)])
+        for group, accuracy in sorted(after.by_group.items()):
+            first = None if before is None else before.by_group.get(group)
+            rows.append([name(group_label(group)), "" if first is None else number(first), number(accuracy)])
+    n = "?" if policy.validation is None else policy.validation.n
     text = table(f"Greedy accuracy on {n} held-out prompts of {name(run.task)}", ("group", "before", "after"), rows)
-    pairs = result.get("rescued_pairs")
-    return text + (f"\n\nRescued pairs: {pairs}, on {result.get('rescued_prompts')} prompts." if pairs else "")
+    if result is None or not result.rescued_pairs:
+        return text
+    return f"{text}\n\nRescued pairs: {result.rescued_pairs}, on {result.rescued_prompts} prompts."
 
 
 def _training(run: Run) -> str:
-    trainer, task = part(run.recipe, "trainer"), part(run.recipe, "task")
+    trainer, task = run.section("trainer"), run.section("task")
     keys = (
         "learning_rate",
         "lr_scheduler_type",
@@ -95,11 +98,11 @@ def _training(run: Run) -> str:
     data = {key: task[key] for key in ("name", "data", "validation_data") if task.get(key) is not None}
     rows = [
         ["data", last_parts(json.dumps(data, default=str))],
-        ["prompts per round", str(part(run.info, "fingerprint").get("prompts_per_round", ""))],
-        ["steps", str(part(run.recipe, "run").get("steps", ""))],
-        ["seed", str(run.seed)],
-        ["regime", last_parts(json.dumps(part(run.recipe, "regime"), default=str))],
+        ["prompts per round", str(run.info.fingerprint.get("prompts_per_round", ""))],
+        ["steps", str(run.section("run").get("steps", ""))],
+        ["seed", str(run.info.seed)],
+        ["regime", last_parts(json.dumps(run.section("regime"), default=str))],
         *([key, str(trainer[key])] for key in keys if key in trainer),
-        ["versions", ", ".join(f"{package} {v}" for package, v in part(run.info, "versions").items())],
+        ["versions", ", ".join(f"{package} {v}" for package, v in run.info.versions.items())],
     ]
     return table("Training", ("setting", "value"), [[name(key), name(value, 1000)] for key, value in rows])

@@ -14,8 +14,9 @@ from mutualrl.process.status import RunState
 from mutualrl.recipes.differences import by_dotted_key
 from mutualrl.recipes.free import may_differ
 from mutualrl.recipes.schema import Recipe
-from mutualrl.reporting.run_reader import Run, part
-from mutualrl.reporting.series import by_arm
+from mutualrl.runs.curves import by_arm
+from mutualrl.runs.logs import LoggedRun
+from mutualrl.runs.record import Run
 from mutualrl.storage.files import JsonObject
 
 
@@ -24,18 +25,18 @@ class Comparison:
     """Runs that may be compared, and notes on unmatched settings."""
 
     name: str
-    runs: tuple[Run, ...]
+    runs: tuple[LoggedRun, ...]
     notes: tuple[str, ...]
 
     @property
-    def arms(self) -> dict[str, list[Run]]:
+    def arms(self) -> dict[str, list[LoggedRun]]:
         """Return the runs by regime and settings."""
         return by_arm(self.runs)
 
 
-def comparisons(runs: Sequence[Run]) -> list[Comparison]:
+def comparisons(runs: Sequence[LoggedRun]) -> list[Comparison]:
     """Return the runs grouped by task and pool; runs of different groups are never compared."""
-    groups: dict[tuple[str, ...], list[Run]] = {}
+    groups: dict[tuple[str, ...], list[LoggedRun]] = {}
     for run in runs:
         groups.setdefault(_identity(run), []).append(run)
     results: list[Comparison] = []
@@ -49,7 +50,7 @@ def comparisons(runs: Sequence[Run]) -> list[Comparison]:
 
 
 def _identity(run: Run) -> tuple[str, ...]:
-    task = sorted(f"{key}={value!r}" for key, value in part(run.recipe, "task").items() if key != "max_prompt_tokens")
+    task = sorted(f"{key}={value!r}" for key, value in run.section("task").items() if key != "max_prompt_tokens")
     models = [f"{name}={policy.model}" for name, policy in run.policies.items()]
     return (run.task, *task, *models)
 
@@ -67,12 +68,12 @@ def _unmatched(runs: Sequence[Run]) -> list[str]:
         if len(by_value) > 1:
             notes.append(f"not matched: {key} is {_by_value(by_value)}")
     notes += _other_data(runs)
-    seeds_of = {arm: sorted({str(run.seed) for run in members}) for arm, members in by_arm(runs).items()}
+    seeds_of = {arm: sorted({str(run.info.seed) for run in members}) for arm, members in by_arm(runs).items()}
     if len({tuple(seeds) for seeds in seeds_of.values()}) > 1:
         seeds_text = "; ".join(f"{arm} {', '.join(seeds)}" for arm, seeds in seeds_of.items())
         notes.append(f"not matched: the arms have different seeds: {seeds_text}")
     for arm, members in by_arm(runs).items():
-        seeds = [run.seed for run in members]
+        seeds = [run.info.seed for run in members]
         if len(set(map(str, seeds))) < len(seeds):
             notes.append(f"{arm}: duplicate seeds ({', '.join(map(str, seeds))}); the spread is underestimated")
         if unfinished := [run.name for run in members if run.state != RunState.FINISHED]:
@@ -94,10 +95,9 @@ def _other_data(runs: Sequence[Run]) -> list[str]:
     by_seed: dict[str, dict[str, list[str]]] = {}
     by_version: dict[str, list[str]] = {}
     for run in runs:
-        data_digest = str(part(run.info, "fingerprint").get("data_sha256", "?"))[:12]
-        by_seed.setdefault(str(run.seed), {}).setdefault(data_digest, []).append(run.name)
-        versions = part(run.info, "versions")
-        versions_text = ", ".join(f"{name} {versions.get(name, '?')}" for name in ("mutualrl", "trl", "torch"))
+        data_digest = str(run.info.fingerprint.get("data_sha256", "?"))[:12]
+        by_seed.setdefault(str(run.info.seed), {}).setdefault(data_digest, []).append(run.name)
+        versions_text = ", ".join(f"{name} {run.info.versions.get(name, '?')}" for name in ("mutualrl", "trl", "torch"))
         by_version.setdefault(versions_text, []).append(run.name)
     for seed, fingerprints in by_seed.items():
         if len(fingerprints) > 1:

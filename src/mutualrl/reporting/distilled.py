@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mutualrl.reporting.figure_specs import Bars, Figure, Panel
-from mutualrl.reporting.run_reader import part
+from mutualrl.reporting.figure_specs import Figure, Panel
+from mutualrl.runs.curves import mean_bars
+from mutualrl.runs.read import part
 from mutualrl.storage.files import finite_number
 
 #: name of the result in its directory
@@ -24,22 +25,22 @@ def distillation_bars(path: Path, result: Mapping[str, Any], slug: str) -> Figur
     labels: dict[str, Any] = {}
     for learner_result in learners.values():
         labels |= dict.fromkeys(part(learner_result, "bars"))
-    bars = []
+    bars = {}
     for label in labels:
         heights = {}
-        for name, learner_result in learners.items():
-            value = finite_number(part(part(learner_result, "bars"), label).get("relative"))
-            if value is not None:
-                heights[name] = value
+        for name, learner in learners.items():
+            relative = finite_number(part(part(learner, "bars"), label).get("relative"))
+            if relative is not None:
+                heights[name] = [100 * relative]
         if heights:
-            bars.append(Bars(label, tuple(heights), tuple(100 * height for height in heights.values()), ()))
+            bars[label] = mean_bars(heights)
     if not bars:
         return None
     return Figure(
         slug,
         "Online gating versus sequential distillation",
         f"Greedy accuracy relative to standalone GRPO, per cent ({path.name}).",
-        (Panel("against standalone GRPO", "per cent", bars=tuple(bars)),),
+        (Panel("against standalone GRPO", "per cent", bars=bars),),
         columns=1,
         paper="Online gating versus sequential offline distillation",
     )

@@ -26,7 +26,7 @@ def draw_figure(figure: Figure, directory: Path) -> str:
     """Write NAME.png and NAME.svg to a directory; return the SVG for the page."""
     rows = math.ceil(len(figure.panels) / figure.columns)
     columns = min(figure.columns, len(figure.panels))
-    most_bars = max(len(panel.bars[0].categories) * len(panel.bars) if panel.bars else 0 for panel in figure.panels)
+    most_bars = max(max(map(len, panel.bars.values()), default=0) * len(panel.bars) for panel in figure.panels)
     width = max(_WIDTH, 1.5 + 0.22 * most_bars) if most_bars else _WIDTH
     with draw_on((width * columns + 0.4, _HEIGHT * rows + 0.5), STYLE | {"svg.hashsalt": figure.name}) as canvas:
         axes = canvas.subplots(rows, columns, squeeze=False).flatten()
@@ -77,20 +77,20 @@ def _label(text: str) -> str:
 def _panel(axis: Any, panel: Panel) -> None:
     axis.set_title(_label(panel.title))
     axis.set_ylabel(_label(panel.y))
-    for place, line in enumerate(panel.lines):
+    for place, (label, curve) in enumerate(panel.lines.items()):
         colour = COLOURS[place % len(COLOURS)]
-        marker = "o" if len(line.x) <= 12 else None
+        marker = "o" if len(curve) <= 12 else None
         axis.plot(
-            line.x,
-            line.y,
+            curve.index,
+            curve["value"],
             color=colour,
             linestyle=DASHES[place % len(DASHES)],
             marker=marker,
             markersize=3,
-            label=_label(line.label),
+            label=_label(label),
         )
-        if line.low:
-            axis.fill_between(line.x, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
+        if "low" in curve:
+            axis.fill_between(curve.index, curve["low"], curve["high"], color=colour, alpha=0.15, linewidth=0)
     if panel.lines:
         axis.set_xlabel(panel.x)
     if panel.bars:
@@ -99,17 +99,16 @@ def _panel(axis: Any, panel: Panel) -> None:
 
 
 def _bars(axis: Any, panel: Panel) -> None:
-    categories = list(dict.fromkeys(c for bars in panel.bars for c in bars.categories))
+    categories = list(dict.fromkeys(category for bars in panel.bars.values() for category in bars.index))
     width = 0.8 / len(panel.bars)
-    for place, bars in enumerate(panel.bars):
-        positions = [categories.index(c) + (place - (len(panel.bars) - 1) / 2) * width for c in bars.categories]
-        errors = [error or 0.0 for error in bars.errors] if any(bars.errors) else None
+    for place, (label, bars) in enumerate(panel.bars.items()):
+        shift = (place - (len(panel.bars) - 1) / 2) * width
         axis.bar(
-            positions,
-            bars.values,
+            [categories.index(category) + shift for category in bars.index],
+            bars["value"],
             width * 0.92,
-            yerr=errors,
-            label=_label(bars.label),
+            yerr=bars["error"].fillna(0.0) if bars["error"].any() else None,
+            label=_label(label),
             color=COLOURS[place % len(COLOURS)],
             error_kw={"ecolor": INK, "elinewidth": 0.8},
             hatch=HATCHES[place % len(HATCHES)],

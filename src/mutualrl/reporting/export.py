@@ -13,7 +13,8 @@ from mutualrl.console.plots import directory_for
 from mutualrl.engines.model_files import require_finite
 from mutualrl.errors import ModelError, UsageError
 from mutualrl.reporting.card import CARD, card
-from mutualrl.reporting.run_reader import policies_in, read_run
+from mutualrl.runs.read import read_run
+from mutualrl.runs.record import policies_in
 from mutualrl.storage.artifacts import relative_files, sha256_of
 from mutualrl.storage.rundir import FORMAT, RunDirectory
 from mutualrl.storage.trained_model import has_trained_model, trained_model
@@ -41,7 +42,7 @@ def export(root: Path, to: Path, policies: Sequence[str] = ()) -> list[Exported]
     """
     reader = read_run(root)
     run = RunDirectory(reader.root)
-    if run.info().format < FORMAT:
+    if reader.info.format < FORMAT:
         raise UsageError(
             f"{root} was written by an earlier version, whose models have no checksums; expected format {FORMAT}"
         )

@@ -2,48 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from mutualrl.reporting.run_reader import Point
-from mutualrl.reporting.series import Curve, over_runs, smoothed, window_of
-
-MOST_POINTS = 2000  # per curve: more than a drawing can show
+from mutualrl.runs.curves import Bars, Curve
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Curve; `low` and `high` bound its band, if any."""
-
-    label: str
-    x: tuple[int, ...]
-    y: tuple[float, ...]
-    low: tuple[float, ...] = ()
-    high: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Bars:
-    """One bar per category; `errors` are half-lengths of the error bars, None for no error bar."""
-
-    label: str
-    categories: tuple[str, ...]
-    values: tuple[float, ...]
-    errors: tuple[float | None, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Panel:
-    """One pair of axes with lines or bars."""
+    """One pair of axes with curves or bars, by label."""
 
     title: str
     y: str
-    lines: tuple[Line, ...] = ()
-    bars: tuple[Bars, ...] = ()
+    lines: Mapping[str, Curve] = field(default_factory=dict)
+    bars: Mapping[str, Bars] = field(default_factory=dict)
     x: str = "optimizer step"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Figure:
     """Figure. `name`: file name; `paper`: title of the corresponding figure in the paper, if any."""
 
@@ -53,7 +29,6 @@ class Figure:
     panels: tuple[Panel, ...]
     columns: int = 2
     paper: str = ""
-    notes: tuple[str, ...] = field(default=())
 
     def to_json(self) -> dict[str, object]:
         """Return all plotted values, as plain values."""
@@ -65,60 +40,31 @@ class Figure:
                 {
                     "title": panel.title,
                     "y": panel.y,
-                    "lines": [
-                        {"label": line.label, "x": list(line.x), "y": list(line.y)}
-                        | ({"low": list(line.low), "high": list(line.high)} if line.low else {})
-                        for line in panel.lines
-                    ],
-                    "bars": [
-                        {
-                            "label": bars.label,
-                            "categories": list(bars.categories),
-                            "values": list(bars.values),
-                            "errors": list(bars.errors),
-                        }
-                        for bars in panel.bars
-                    ],
+                    "lines": [_line(label, curve) for label, curve in panel.lines.items()],
+                    "bars": [_bars(label, bars) for label, bars in panel.bars.items()],
                 }
                 for panel in self.panels
             ],
         }
 
 
-def line(label: str, points: Sequence[Point]) -> Line:
-    """Return a curve through points, thinned out to at most MOST_POINTS evenly spaced ones, the last included."""
-    if len(points) > MOST_POINTS:
-        indices = [i * (len(points) - 1) // (MOST_POINTS - 1) for i in range(MOST_POINTS)]
-        points = [points[index] for index in indices]
-    return Line(label, tuple(p.step for p in points), tuple(p.value for p in points))
+def _line(label: str, curve: Curve) -> dict[str, object]:
+    names = {"value": "y", "low": "low", "high": "high"}
+    columns = {names[str(column)]: values.tolist() for column, values in curve.items()}
+    return {"label": label, "x": curve.index.tolist(), **columns}
 
 
-def smooth_line(label: str, points: Sequence[Point]) -> Line:
-    """Return the moving average of points."""
-    return line(label, smoothed(points, window_of(len(points))))
-
-
-def banded(label: str, curve: Curve) -> Line:
-    """Return a mean over runs with a band of its spread; no band for one run."""
-    if curve.runs < 2:
-        return Line(label, curve.steps, curve.mean)
-    low = tuple(mean - spread for mean, spread in zip(curve.mean, curve.spread, strict=True))
-    high = tuple(mean + spread for mean, spread in zip(curve.mean, curve.spread, strict=True))
-    return Line(label, curve.steps, curve.mean, low, high)
-
-
-def over(label: str, series: Sequence[Sequence[Point]], *, smooth: bool = False) -> Line:
-    """Return mean and spread over runs, optionally smoothing each run first."""
-    curves = [smoothed(points, window_of(len(points))) for points in series] if smooth else series
-    return banded(label, over_runs(curves))
+def _bars(label: str, bars: Bars) -> dict[str, object]:
+    errors = [None if missing else error for error, missing in zip(bars["error"], bars["error"].isna(), strict=True)]
+    return {"label": label, "categories": bars.index.tolist(), "values": bars["value"].tolist(), "errors": errors}
 
 
 def filled(*panels: Panel) -> tuple[Panel, ...]:
-    """Return the non-empty panels, with their non-empty lines and bars."""
+    """Return the non-empty panels, with their non-empty curves and bars."""
     nonempty = []
     for panel in panels:
-        lines = tuple(curve for curve in panel.lines if curve.x)
-        bars = tuple(group for group in panel.bars if group.categories)
+        lines = {label: curve for label, curve in panel.lines.items() if len(curve)}
+        bars = {label: each for label, each in panel.bars.items() if len(each)}
         if lines or bars:
-            nonempty.append(Panel(panel.title, panel.y, lines, bars, panel.x))
+            nonempty.append(replace(panel, lines=lines, bars=bars))
     return tuple(nonempty)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from mutualrl.process.status import RunState
 from mutualrl.regimes import at_level, baseline
 from mutualrl.reporting.comparability import Comparison
-from mutualrl.reporting.figure_specs import Bars, Figure, Panel, filled, over
-from mutualrl.reporting.run_reader import Evaluation, Point, PolicyRun, Run
-from mutualrl.reporting.series import mean_of, policies_of, standard_deviation, tokens_per_second
+from mutualrl.reporting.figure_specs import Figure, Panel, filled
+from mutualrl.runs.curves import Bars, mean, mean_bars, mean_curve, policies_of, smooth, tokens_per_second
+from mutualrl.runs.logs import LoggedRun, Series
+from mutualrl.runs.record import Evaluation
 
 PLAIN_TRL = "trl"  # the regime in run.json of a run of plain TRL (benchmarks/fidelity.py)
-Arms = Mapping[str, Sequence[Run]]
+Arms = Mapping[str, Sequence[LoggedRun]]
 
 
 def figures(comparison: Comparison, slug: str) -> list[Figure]:
@@ -25,7 +25,7 @@ def figures(comparison: Comparison, slug: str) -> list[Figure]:
         _regularizers(main, slug, _omitted_arms(arms, main)),
         _gates(arms, slug),
         *(ablations := _ablations(arms, slug)),
-        _further(arms, {*main, *(line.label for f in ablations for panel in f.panels for line in panel.lines)}, slug),
+        _further(arms, {*main, *(label for f in ablations for panel in f.panels for label in panel.lines)}, slug),
         _fidelity(arms, slug),
         *(evaluated := _evaluations(arms, slug)),
         _group_bars(arms, slug, paper="" if evaluated else PER_TASK),
@@ -46,7 +46,7 @@ def _probe_arms(arms: Arms) -> Arms:
     """Return one arm per regime: neither an ablation nor a control, with the fewest non-default settings."""
     chosen: dict[str, str] = {}
     for arm, runs in arms.items():
-        regime = runs[0].regime
+        regime = runs[0].info.regime
         if not runs[0].is_variant and (regime not in chosen or arm.count("=") < chosen[regime].count("=")):
             chosen[regime] = arm
     return {arm: runs for arm, runs in arms.items() if arm in chosen.values()}
@@ -58,7 +58,7 @@ def _omitted_arms(arms: Arms, main: Arms) -> str:
     return f" In the figures below: {', '.join(omitted)}." if omitted else ""
 
 
-def _of_level(arms: Arms, level: str) -> dict[str, Sequence[Run]]:
+def _of_level(arms: Arms, level: str) -> dict[str, Sequence[LoggedRun]]:
     """Return the baseline and the arms that share at one of the paper's levels: published regimes first, then variants
     and controls."""
     grpo = baseline().name
@@ -68,40 +68,46 @@ def _of_level(arms: Arms, level: str) -> dict[str, Sequence[Run]]:
     return {arm: arms[arm] for arm in (grpo, *order) if arm in arms}
 
 
-Extract = Callable[[PolicyRun], list[Point]]
+Extract = Callable[[LoggedRun, str], Series]  # of a policy of a run
+
+
+def _metric(key: str) -> Extract:
+    return lambda run, name: run.series(name, key)
 
 
 def _names(arms: Arms) -> list[str]:
     return policies_of([run for runs in arms.values() for run in runs])
 
 
-def _panels(arms: Arms, metric: str, unit: str, extract: Extract, *, smooth: bool, average: bool) -> list[Panel]:
-    """Return one panel per policy and one for the mean over the pool, with one line per arm."""
+def _panels(arms: Arms, metric: str, unit: str, extract: Extract, *, smoothed: bool, average: bool) -> list[Panel]:
+    """Return one panel per policy and one for the mean over the pool, with one curve per arm."""
     names, panels = _names(arms), []
+    transform = smooth if smoothed else _unchanged
     for name in names:
-        lines = []
+        lines = {}
         for arm, runs in arms.items():
-            curves = [extract(policy) for policy in _policy_runs(runs, name)]
-            lines.append(over(arm, curves, smooth=smooth))
-        panels.append(Panel(f"{name}: {metric}", unit, tuple(lines)))
+            lines[arm] = mean_curve(transform(extract(run, name)) for run in _with_policy(runs, name))
+        panels.append(Panel(f"{name}: {metric}", unit, lines))
     if average and len(names) > 1:
-        means = tuple(over(arm, _pool_means(runs, names, extract), smooth=smooth) for arm, runs in arms.items())
-        panels.append(Panel(f"mean of the pool: {metric}", unit, means))
+        lines = {}
+        for arm, runs in arms.items():
+            lines[arm] = mean_curve(transform(values) for values in _pool_means(runs, names, extract))
+        panels.append(Panel(f"mean of the pool: {metric}", unit, lines))
     return panels
 
 
-def _pool_means(runs: Sequence[Run], names: Sequence[str], extract: Extract) -> list[list[Point]]:
+def _unchanged(values: Series) -> Series:
+    return values
+
+
+def _pool_means(runs: Sequence[LoggedRun], names: Sequence[str], extract: Extract) -> list[Series]:
     """Return the mean over the pool's policies of every run without a lost policy."""
-    means = []
-    for run in runs:
-        if _no_policy_lost(run):
-            means.append(mean_of([extract(run.policies[name]) for name in names]))
-    return means
+    return [mean([extract(run, name) for name in names]) for run in runs if _no_policy_lost(run)]
 
 
 def _accuracy_panels(arms: Arms, *, average: bool) -> list[Panel]:
     return _panels(
-        arms, "validation accuracy", "greedy accuracy", lambda p: p.accuracy(), smooth=False, average=average
+        arms, "validation accuracy", "greedy accuracy", LoggedRun.accuracy_of, smoothed=False, average=average
     )
 
 
@@ -117,14 +123,12 @@ def _accuracy_figure(arms: Arms, name: str, title: str, paper: str = "") -> Figu
     )
 
 
-def _policy_runs(runs: Sequence[Run], name: str) -> list[PolicyRun]:
-    """Return the policy in all runs, except those that finished without it."""
-    return [
-        run.policies[name] for run in runs if run.state != RunState.FINISHED or run.policies[name].result is not None
-    ]
+def _with_policy(runs: Sequence[LoggedRun], name: str) -> list[LoggedRun]:
+    """Return the runs, except those that finished without the policy."""
+    return [run for run in runs if run.state != RunState.FINISHED or run.policies[name].result is not None]
 
 
-def _no_policy_lost(run: Run) -> bool:
+def _no_policy_lost(run: LoggedRun) -> bool:
     return run.state != RunState.FINISHED or all(policy.result is not None for policy in run.policies.values())
 
 
@@ -148,7 +152,7 @@ def _probes(arms: Arms, slug: str, omitted: str) -> Figure:
         f"pool's mean; {_spread(arms)}.{omitted}",
         filled(
             *_accuracy_panels(arms, average=True),
-            *_panels(arms, "training reward", "mean reward", lambda p: p.series("reward"), smooth=True, average=True),
+            *_panels(arms, "training reward", "mean reward", _metric("reward"), smoothed=True, average=True),
         ),
         columns=_columns(arms),
         paper="Outcome-level sharing gives the best stability-support point (probe comparison)",
@@ -158,7 +162,7 @@ def _probes(arms: Arms, slug: str, omitted: str) -> Figure:
 def _regularizers(arms: Arms, slug: str, omitted: str) -> Figure:
     panels: list[Panel] = []
     for metric, key in (("entropy", "entropy"), ("PPO KL", "ppo_kl"), ("KL loss", "kl")):
-        panels += _panels(arms, metric, "nats per token", lambda p, key=key: p.series(key), smooth=True, average=False)  # type: ignore[misc]
+        panels += _panels(arms, metric, "nats per token", _metric(key), smoothed=True, average=False)
     return Figure(
         f"{slug}-regularizers",
         "Optimization diagnostics by regime",
@@ -179,8 +183,8 @@ def _gates(arms: Arms, slug: str) -> Figure:
                 arms,
                 "gate rate",
                 "fraction of prompts",
-                lambda p: p.by_role("gate_rate"),
-                smooth=True,
+                lambda run, name: run.by_role(name, "gate_rate"),
+                smoothed=True,
                 average=False,
             )
         ),
@@ -235,16 +239,16 @@ def _fidelity(arms: Arms, slug: str) -> Figure | None:
     pair = {grpo: arms[grpo], PLAIN_TRL: arms[PLAIN_TRL]}
     panels = [
         *_accuracy_panels(pair, average=False),
-        *_panels(pair, "training reward", "mean reward", lambda p: p.series("reward"), smooth=True, average=False),
+        *_panels(pair, "training reward", "mean reward", _metric("reward"), smoothed=True, average=False),
         *_panels(
             pair,
             "speed on steps without validation",
             "tokens per second",
-            lambda p: tokens_per_second(p, without_validation=True),
-            smooth=True,
+            lambda run, name: tokens_per_second(run, name, without_validation=True),
+            smoothed=True,
             average=False,
         ),
-        *_panels(pair, "loss, with the KL penalty", "loss", lambda p: p.series("loss"), smooth=True, average=False),
+        *_panels(pair, "loss, with the KL penalty", "loss", _metric("loss"), smoothed=True, average=False),
     ]
     return Figure(
         f"{slug}-fidelity",
@@ -285,14 +289,14 @@ def _task_bars(
     evaluated = {BEFORE: initial, **by_arm} if initial else by_arm
     panels = []
     for name in _names(arms):
-        bars = []
+        bars = {}
         for arm, evaluations in evaluated.items():
             by_task: dict[str, list[float]] = {task: [] for task in tasks}
             for evaluation in evaluations:
                 for task, accuracy in evaluation.accuracy.get(name, {}).items():
                     by_task[task].append(accuracy)
-            bars.append(_mean_bars(arm, by_task))
-        panels.append(Panel(f"{name}: accuracy by task", "accuracy", bars=tuple(bars)))
+            bars[arm] = mean_bars(by_task)
+        panels.append(Panel(f"{name}: accuracy by task", "accuracy", bars=bars))
     missing = [arm for arm in arms if arm not in by_arm]
     note = f" Without this evaluation: {', '.join(missing)}." if missing else ""
     if not initial:
@@ -310,22 +314,22 @@ def _task_bars(
 def _group_bars(arms: Arms, slug: str, paper: str) -> Figure | None:
     """Return accuracy by group (for a mixture, by task) before training and after each arm."""
     names = _names(arms)
-    finished: dict[str, list[Run]] = {}
+    finished: dict[str, list[LoggedRun]] = {}
     group_names: set[str] = set()
     for arm, runs in arms.items():
         for run in runs:
             if run.state == RunState.FINISHED:
                 finished.setdefault(arm, []).append(run)
-                group_names.update(*(run.policies[name].groups for name in names))
+                group_names.update(*(run.groups(name) for name in names))
     groups = sorted(group_names)
     if not 1 < len(groups) <= 12 or not names:
         return None
     panels = []
     for name in names:
         first = next(iter(finished.values()))
-        bars = [_bars(BEFORE, groups, first, name, before=True)]
-        bars += [_bars(arm, groups, runs, name, before=False) for arm, runs in finished.items()]
-        panels.append(Panel(f"{name}: final accuracy by group", "greedy accuracy", bars=tuple(b for b in bars if b)))
+        bars = {BEFORE: _group_means(groups, first, name, before=True)}
+        bars |= {arm: _group_means(groups, runs, name, before=False) for arm, runs in finished.items()}
+        panels.append(Panel(f"{name}: final accuracy by group", "greedy accuracy", bars=bars))
     return Figure(
         f"{slug}-groups",
         "Accuracy by group",
@@ -336,41 +340,27 @@ def _group_bars(arms: Arms, slug: str, paper: str) -> Figure | None:
     )
 
 
-def _bars(label: str, groups: Sequence[str], runs: Sequence[Run], name: str, *, before: bool) -> Bars:
-    by_group: dict[str, list[float]] = {}
+def _group_means(groups: Sequence[str], runs: Sequence[LoggedRun], name: str, *, before: bool) -> Bars:
+    by_group: dict[str, list[float]] = {group: [] for group in groups}
     for group in groups:
-        values = []
-        for policy in _policy_runs(runs, name):
-            curve = policy.accuracy(group)
-            if curve and not before:
-                values.append(curve[-1].value)
-            elif curve and curve[0].step == 0:
-                values.append(curve[0].value)
-        by_group[group] = values
-    return _mean_bars(label, by_group)
-
-
-def _mean_bars(label: str, values: Mapping[str, Sequence[float]]) -> Bars:
-    """Return the mean of each non-empty category, with the standard deviation of several values."""
-    nonempty = {category: numbers for category, numbers in values.items() if numbers}
-    means = tuple(statistics.fmean(numbers) for numbers in nonempty.values())
-    errors = tuple(standard_deviation(numbers) if len(numbers) > 1 else None for numbers in nonempty.values())
-    return Bars(label, tuple(nonempty), means, errors)
+        for run in _with_policy(runs, name):
+            measured = run.accuracy_of(name, group)
+            chosen = measured[measured.index == 0] if before else measured.tail(1)
+            by_group[group] += chosen.tolist()
+    return mean_bars(by_group)
 
 
 def across(comparisons: Sequence[Comparison]) -> list[Figure]:
     """Return figures over several comparisons of one task: GRPO and XGRPO by pool."""
     by_task: dict[str, list[Panel]] = {}
-    compared: dict[str, Sequence[Run]] = {}
+    compared: dict[str, Sequence[LoggedRun]] = {}
     for comparison in comparisons:
         pair = (baseline().name, at_level("value").name)
-        arms = {arm: runs for arm, runs in _probe_arms(comparison.arms).items() if runs[0].regime in pair}
+        arms = {arm: runs for arm, runs in _probe_arms(comparison.arms).items() if runs[0].info.regime in pair}
         if len(arms) == 2:
             compared |= {f"{comparison.name}: {arm}": runs for arm, runs in arms.items()}
             names = _names(arms)
-            lines = tuple(
-                over(arm, _pool_means(runs, names, lambda policy: policy.accuracy())) for arm, runs in arms.items()
-            )
+            lines = {arm: mean_curve(_pool_means(runs, names, LoggedRun.accuracy_of)) for arm, runs in arms.items()}
             panel = Panel(f"{comparison.name}: mean of the pool", "greedy accuracy", lines)
             by_task.setdefault(comparison.runs[0].task, []).append(panel)
     return [

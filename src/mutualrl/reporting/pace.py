@@ -1,14 +1,9 @@
-"""Waiting between policies, and the time that staleness would save, simulated from the rounds of a run."""
+"""Waiting between policies, and the time that staleness would save, simulated from rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-from mutualrl.reporting.run_reader import PolicyRun
-from mutualrl.storage.files import finite_number
-
-WAIT = "see/wait_seconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,21 +13,6 @@ class Pace:
 
     seconds: float
     waiting: Mapping[str, float]
-
-
-def busy_seconds(policy: PolicyRun) -> list[float]:
-    """Return the busy seconds of each round of a policy: the `step_time` of its optimizer steps (with generation,
-    without validation) minus the wait. Empty if a step has no time."""
-    rounds: list[float] = []
-    for row in policy.metrics:
-        seconds, waited = finite_number(row.get("step_time")), finite_number(row.get(WAIT))
-        if seconds is None:
-            return []
-        if waited is not None:
-            rounds.append(0.0)
-        if rounds:
-            rounds[-1] += seconds - (waited or 0.0)
-    return rounds
 
 
 def simulate(busy: Mapping[str, Sequence[float]], staleness: int) -> Pace:

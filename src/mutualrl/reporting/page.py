@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +17,10 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from mutualrl.console.display import clean
-from mutualrl.reporting.figure_specs import Figure, Line
+from mutualrl.reporting.figure_specs import Figure
 from mutualrl.reporting.report_tables import Table
 from mutualrl.reporting.rescues import RescueReport
+from mutualrl.runs.curves import Bars, Curve
 
 CHUNK = 500  # rescues per data block; a block is parsed on first use
 TOLD = 17  # points per curve in its table
@@ -129,15 +131,8 @@ def _table(table: Table, key: str, prefix: str = "") -> dict[str, object]:
 
 
 def _figure(figure: Figure, svg: str, key: str) -> dict[str, object]:
-    rows = [[panel.title, line.label, _values(line)] for panel in figure.panels for line in panel.lines]
-    for panel in figure.panels:
-        for bars in panel.bars:
-            errors = bars.errors or (None,) * len(bars.values)
-            summaries = [
-                f"{category}: {value:.4g}" + ("" if error is None else f" ± {error:.2g}")
-                for category, value, error in zip(bars.categories, bars.values, errors, strict=True)
-            ]
-            rows.append([panel.title, bars.label, "; ".join(summaries)])
+    rows = [[panel.title, label, _points(curve)] for panel in figure.panels for label, curve in panel.lines.items()]
+    rows += [[panel.title, label, _heights(bars)] for panel in figure.panels for label, bars in panel.bars.items()]
     return {
         "id": key,
         "title": clean(figure.title, 200),
@@ -149,11 +144,19 @@ def _figure(figure: Figure, svg: str, key: str) -> dict[str, object]:
     }
 
 
-def _values(line: Line) -> str:
+def _points(curve: Curve) -> str:
     """Return up to TOLD evenly spaced points of a curve, with the half-width of its band."""
-    indices = sorted({place * (len(line.x) - 1) // max(1, TOLD - 1) for place in range(TOLD)}) if line.x else []
+    places = sorted({place * (len(curve) - 1) // max(1, TOLD - 1) for place in range(TOLD)}) if len(curve) else []
+    told = curve.iloc[places]
+    widths = told["high"] - told["value"] if "high" in told else [None] * len(told)
     points = []
-    for i in indices:
-        band = f" ± {line.high[i] - line.y[i]:.2g}" if line.high else ""
-        points.append(f"{line.x[i]}: {line.y[i]:.4g}{band}")
+    for step, value, width in zip(told.index, told["value"], widths, strict=True):
+        points.append(f"{step}: {value:.4g}" + ("" if width is None else f" ± {width:.2g}"))
     return "; ".join(points)
+
+
+def _heights(bars: Bars) -> str:
+    heights = []
+    for category, value, error in zip(bars.index, bars["value"], bars["error"], strict=True):
+        heights.append(f"{category}: {value:.4g}" + ("" if math.isnan(error) else f" ± {error:.2g}"))
+    return "; ".join(heights)

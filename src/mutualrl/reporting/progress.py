@@ -12,8 +12,8 @@ from rich.table import Table
 
 from mutualrl.console.display import cell, duration, print_text
 from mutualrl.regimes.regime import Metric
-from mutualrl.reporting.live_run import LivePolicy, LiveRun
-from mutualrl.reporting.run_notes import data_notes, live_after
+from mutualrl.runs.live import LivePolicy, LiveRun
+from mutualrl.runs.notes import data_notes, live_after
 from mutualrl.storage.rundir import RunDirectory
 
 PLAIN_SECONDS = 15.0  # between lines when the output is not a terminal

@@ -18,7 +18,7 @@ from mutualrl.reporting.distilled import RESULT, distillation_bars
 from mutualrl.reporting.drawing import draw_figure
 from mutualrl.reporting.figure_specs import Figure
 from mutualrl.reporting.page import PageSection, Verdict, render
-from mutualrl.reporting.run_reader import Run, read_run
+from mutualrl.runs.logs import LoggedRun, points, read_runs
 from mutualrl.storage.files import read_any_json, try_read_json, user_path, write_atomic
 from mutualrl.storage.rundir import RunDirectory
 
@@ -107,31 +107,13 @@ def _clear_stale(directory: Path, drawn: set[str]) -> None:
                 (directory / FIGURES / f"{name}.{suffix}").unlink(missing_ok=True)
 
 
-def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Return the runs in order, with unique names. Raises UsageError if a path is given twice."""
-    roots = [user_path(path).resolve() for path in paths]
-    if duplicate := next((path for i, path in enumerate(roots) if path in roots[:i]), None):
-        raise UsageError(f"{duplicate} is given twice; it would count as two runs")
-    runs: list[Run] = []
-    for path in roots:
-        run = read_run(path)
-        names = {other.name for other in runs}
-        if run.name in names:
-            run = replace(run, name=f"{path.parent.name}/{path.name}")
-        number = 2
-        while run.name in names:
-            run, number = replace(run, name=f"{path.name} ({number})"), number + 1
-        runs.append(run)
-    return runs
-
-
-def _recipes(runs: Sequence[Run], directory: Path) -> list[tuple[str, str]]:
+def _recipes(runs: Sequence[LoggedRun], directory: Path) -> list[tuple[str, str]]:
     """Return the runs whose recipes are on this machine, with each recipe's path relative to the page."""
-    recipes = {run.name: RunDirectory(run.root).recipe for run in runs if not run.info.get("exchange")}
+    recipes = {run.name: RunDirectory(run.root).recipe for run in runs if not run.info.exchange}
     return [(name, os.path.relpath(path, directory)) for name, path in recipes.items() if path.is_file()]
 
 
-def _general_notes(runs: Sequence[Run], groups: Sequence[Comparison]) -> list[str]:
+def _general_notes(runs: Sequence[LoggedRun], groups: Sequence[Comparison]) -> list[str]:
     tasks = list(dict.fromkeys(run.task for run in runs))
     notes = []
     if len(tasks) > 1:
@@ -159,7 +141,7 @@ def _slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-")[:60]
 
 
-def _data(command: str, runs: Sequence[Run], figures: Sequence[Figure]) -> dict[str, object]:
+def _data(command: str, runs: Sequence[LoggedRun], figures: Sequence[Figure]) -> dict[str, object]:
     return {
         "version": __version__,
         "command": command,
@@ -171,18 +153,23 @@ def _data(command: str, runs: Sequence[Run], figures: Sequence[Figure]) -> dict[
                 "arm": run.arm,
                 "pool": run.pool,
                 "task": run.task,
-                "seed": run.seed,
+                "seed": run.info.seed,
                 "command": run.command,
                 "notes": list(run.notes),
                 "policies": {
-                    name: {
-                        "steps": policy.steps,
-                        "validation": [[s, v["accuracy"], v["by_group"]] for s, v in policy.validations()],
-                    }
-                    for name, policy in run.policies.items()
+                    name: {"steps": run.steps[name], "validation": _validations(run, name)} for name in run.policies
                 },
             }
             for run in runs
         ],
         "figures": [figure.to_json() for figure in figures],
     }
+
+
+def _validations(run: LoggedRun, policy: str) -> list[list[object]]:
+    """Return [step, accuracy, accuracy by group] of every validation."""
+    groups = {group: dict(points(run.accuracy_of(policy, group))) for group in run.groups(policy)}
+    rows: list[list[object]] = []
+    for step, accuracy in points(run.accuracy_of(policy)):
+        rows.append([step, accuracy, {group: by_step[step] for group, by_step in groups.items() if step in by_step}])
+    return rows

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mutualrl.process.status import RunState
 from mutualrl.regimes import baseline
 from mutualrl.reporting.comparability import Comparison
-from mutualrl.reporting.pace import busy_seconds, simulate
-from mutualrl.reporting.run_reader import Point, PolicyRun, Run, part
-from mutualrl.reporting.series import first_reaching, mean_of, over_runs, policies_of, standard_deviation
-from mutualrl.storage.files import finite_number
+from mutualrl.reporting.pace import simulate
+from mutualrl.runs.curves import busy_seconds, first_reaching, mean, mean_curve, policies_of
+from mutualrl.runs.logs import LoggedRun, Series
+from mutualrl.runs.read import part
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +40,14 @@ def format_mean(values: Sequence[float]) -> str:
     if not values:
         return ""
     mean = f"{statistics.fmean(values):.3f}"
-    return mean if len(values) == 1 else f"{mean} ± {standard_deviation(values):.3f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.3f}"
 
 
-def overview(runs: Sequence[Run]) -> Table:
+def overview(runs: Sequence[LoggedRun]) -> Table:
     """Return one line per run."""
     rows = []
     for run in runs:
-        seconds = None if run.summary is None else finite_number(run.summary.get("seconds"))
-        completed = [str(policy.steps) for policy in run.policies.values()]
+        completed = [str(run.steps[name]) for name in run.policies]
         planned = "?" if run.planned_steps is None else str(run.planned_steps)
         rows.append(
             [
@@ -57,57 +56,54 @@ def overview(runs: Sequence[Run]) -> Table:
                 run.arm,
                 run.pool,
                 run.task,
-                str(run.seed),
+                str(run.info.seed),
                 f"{', '.join(dict.fromkeys(completed)) or '0'} of {planned}",
-                "" if seconds is None else f"{seconds:.1f}",
+                "" if run.summary is None else f"{run.summary.seconds:.1f}",
             ]
         )
     return Table("Runs", ("run", "state", "regime", "pool", "task", "seed", "steps", "seconds"), rows)
 
 
-def accuracy(run: Run) -> Table:
+def accuracy(run: LoggedRun) -> Table:
     """Return greedy accuracy before and after training, by policy and group."""
     rows = []
-    for policy in run.policies.values():
-        groups = policy.groups if len(policy.groups) > 1 else []  # one group is all
-        for group in (None, *groups):
-            points = policy.accuracy(group)
-            if not points:
+    for policy in run.policies:
+        groups = run.groups(policy)
+        for group in (None, *(groups if len(groups) > 1 else ())):  # one group is all
+            measured = run.accuracy_of(policy, group)
+            if measured.empty:
                 continue
-            before = points[0].value if points[0].step == 0 else None
-            last = points[-1]
-            change = "" if before is None else f"{last.value - before:+.3f}"
-            rows.append([policy.name, group_label(group), figure(before), figure(last.value), str(last.step), change])
+            before, last = measured.get(0), measured.iloc[-1]
+            change = "" if before is None else f"{last - before:+.3f}"
+            rows.append([policy, group_label(group), figure(before), figure(last), str(measured.index[-1]), change])
     title = "Greedy accuracy" if run.measures_accuracy else "Mean reward of greedy completions"
     return Table(title, ("policy", "group", "before training", "last", "at step", "change"), rows)
 
 
-def sharing(run: Run) -> Table:
+def sharing(run: LoggedRun) -> Table:
     """Return rescues, waiting and restarts of each policy; of a single one only what it has."""
     if len(run.policies) == 1:
         (policy,) = run.policies.values()
-        attempts = str((policy.result or {}).get("attempts", ""))
+        attempts = "" if policy.result is None else str(policy.result.attempts)
         return Table(
             "Policies",
             ("policy", "model", "steps", "attempts"),
-            [[policy.name, policy.model, str(policy.steps), attempts]],
+            [[policy.name, policy.model, str(run.steps[policy.name]), attempts]],
         )
     rows = []
-    for policy in run.policies.values():
-        result = policy.result or {}
-        pairs = sum(point.value for point in policy.by_role("rescues"))
-        waited = sum(point.value for point in policy.series("see/wait_seconds"))
+    for name, policy in run.policies.items():
+        result = policy.result
         rows.append(
             [
-                policy.name,
+                name,
                 policy.model,
-                str(policy.steps),
-                f"{pairs:.0f}",
-                str(result.get("rescued_prompts", "")),
-                f"{waited:.1f}",
-                _waited_for(policy),
-                str(result.get("attempts", "")),
-                ", ".join(part(result, "lost_peers")),
+                str(run.steps[name]),
+                f"{run.by_role(name, 'rescues').sum():.0f}",
+                "" if result is None else str(result.rescued_prompts),
+                f"{run.total(name, 'see/wait_seconds'):.1f}",
+                "" if result is None else _waited_for(result.waited_for_seconds),
+                "" if result is None else str(result.attempts),
+                "" if result is None else ", ".join(result.lost_peers),
             ]
         )
     head = (
@@ -124,30 +120,27 @@ def sharing(run: Run) -> Table:
     return Table("Policies", head, rows)
 
 
-def _waited_for(policy: PolicyRun) -> str:
+def _waited_for(seconds: Mapping[str, float]) -> str:
     """Return the peers that a finished policy waited for, with seconds; a round's wait counts for each late peer."""
-    seconds = part(policy.result or {}, "waited_for_seconds")
-    finite = {peer: value for peer, waited in seconds.items() if (value := finite_number(waited)) is not None}
-    return ", ".join(f"{peer} {value:.1f}" for peer, value in sorted(finite.items(), key=lambda item: -item[1]))
+    return ", ".join(f"{peer} {value:.1f}" for peer, value in sorted(seconds.items(), key=lambda item: -item[1]))
 
 
-def sources(run: Run) -> Table:
+def sources(run: LoggedRun) -> Table:
     """Return what each source had before training, and what each policy learned from it; no rows without sources."""
     rows = []
-    for source, summary in part(run.info, "sources").items():
-        if not isinstance(summary, dict):
-            continue
+    for source, summary in run.info.sources.items():
         known = [str(summary.get(key, "")) for key in ("prompts", "texts", "confirmed", "confirmed_prompts")]
-        for policy in run.policies.values():
-            usable = part(part(summary, "learners"), policy.name).get("encodable", "")
-            rescues = sum(point.value for point in policy.series(f"source/{source}/rescues"))
-            prompts, uses = (_last(policy, f"source/{source}/{key}") for key in ("rescued_prompts", "uses_per_text"))
+        for policy in run.policies:
+            usable = part(part(summary, "learners"), policy).get("encodable", "")
+            rescues = run.total(policy, f"source/{source}/rescues")
+            prompts = _last(run, policy, f"source/{source}/rescued_prompts")
+            uses = _last(run, policy, f"source/{source}/uses_per_text")
             learned = [
                 f"{rescues:.0f}",
                 "" if prompts is None else f"{prompts:.0f}",
                 "" if uses is None else f"{uses:.1f}",
             ]
-            rows.append([source, *known, policy.name, str(usable), *learned])
+            rows.append([source, *known, policy, str(usable), *learned])
     head = (
         *("source", "prompts with a text", "texts", "confirmed", "on prompts"),
         *("policy", "can learn", "rescues", "rescued prompts", "uses per text"),
@@ -155,19 +148,20 @@ def sources(run: Run) -> Table:
     return Table("Sources", head, rows)
 
 
-def asked_sources(run: Run) -> Table:
+def asked_sources(run: LoggedRun) -> Table:
     """Return what each source did that was asked during training, over the run: prompts and answers, tokens (also as a
     fraction of those that the policies sampled), what the learners took of it, and the time that they waited for it
     alone, as a fraction of theirs; no rows without such sources."""
     rows = []
-    sampled = sum(sampled_tokens(run, policy) for policy in run.policies.values())
-    for source in part(run.info, "asked_sources"):
-        readers = [policy for policy in run.policies.values() if policy.series(f"source/{source}/prompts")]
+    sampled = sum(sampled_tokens(run, policy) for policy in run.policies)
+    for source in run.info.asked_sources:
+        readers = [policy for policy in run.policies if len(run.series(policy, f"source/{source}/prompts"))]
         if not readers:
             continue
         total = {key: _of_source(run, source, key) for key in ASKED}
         tokens = total["prompt_tokens"] + total["completion_tokens"]
-        rescues = sum(_sum(policy, f"source/{source}/rescues") for policy in readers)
+        rescues = sum(run.total(policy, f"source/{source}/rescues") for policy in readers)
+        waits = {policy: waited_share(run, policy, source) for policy in readers}
         counts = [f"{total[key]:,.0f}" for key in ASKED]
         rows.append(
             [
@@ -176,9 +170,7 @@ def asked_sources(run: Run) -> Table:
                 f"{tokens / sampled:.1%}" if sampled else "",
                 f"{rescues:,.0f}",
                 f"{tokens / rescues:,.0f}" if rescues else "",
-                ", ".join(
-                    f"{policy.name} {share:.0%}" for policy in readers if (share := waited_share(policy, source))
-                ),
+                ", ".join(f"{policy} {share:.0%}" for policy, share in waits.items() if share),
             ]
         )
     head = (
@@ -195,32 +187,33 @@ ASKED = (
 )
 
 
-def sampled_tokens(run: Run, policy: PolicyRun) -> float:
+def sampled_tokens(run: LoggedRun, policy: str) -> float:
     """Return the tokens that a policy sampled: its rollouts, and the samples that its regime requested."""
-    fingerprint = part(run.info, "fingerprint")
-    completions = fingerprint.get("prompts_per_round", 0) * fingerprint.get("rollouts_per_prompt", 0)
-    return float(_sum(policy, "completions/mean_length") * completions + _sum(policy, "plan/sampled_tokens"))
+    plan = run.info.fingerprint
+    completions = int(plan.get("prompts_per_round", 0)) * int(plan.get("rollouts_per_prompt", 0))
+    return run.total(policy, "completions/mean_length") * completions + run.total(policy, "plan/sampled_tokens")
 
 
-def waited_share(policy: PolicyRun, source: str) -> float:
+def waited_share(run: LoggedRun, policy: str, source: str) -> float:
     """Return the fraction of a policy's training time in which it waited for a source alone; 0 if that is not known."""
-    seconds = finite_number((policy.result or {}).get("train_seconds"))
-    return _sum(policy, f"source/{source}/wait_seconds") / seconds if seconds else 0.0
+    result = run.policies[policy].result
+    seconds = 0.0 if result is None else result.train_seconds
+    return run.total(policy, f"source/{source}/wait_seconds") / seconds if seconds else 0.0
 
 
-def asked_notes(run: Run) -> list[str]:
+def asked_notes(run: LoggedRun) -> list[str]:
     """Return a note for each source most of whose answers were cut off, and for each for which a policy waited more
     than a twentieth of its time."""
     notes = []
-    staleness = part(run.recipe, "exchange").get("staleness", 0)
-    for source in part(run.info, "asked_sources"):
+    staleness = run.setting("exchange.staleness")
+    for source in run.info.asked_sources:
         cut, asked = (_of_source(run, source, key) for key in ("cut_off", "questions"))
         if cut > asked / 2:
             notes.append(
                 f"{cut:,.0f} of {asked:,.0f} answers of source {source} were cut off, and a text that was cut off is "
                 f"no success; raise sources.{source}.max_tokens, or see whether the server knows the model's end tokens"
             )
-        share = max((waited_share(policy, source) for policy in run.policies.values()), default=0.0)
+        share = max((waited_share(run, policy, source) for policy in run.policies), default=0.0)
         if share > WAITED and not staleness:
             notes.append(
                 f"The policies waited for source {source} alone for up to {share:.0%} of their time; "
@@ -233,27 +226,23 @@ def asked_notes(run: Run) -> list[str]:
 WAITED = 0.05
 
 
-def _of_source(run: Run, source: str, key: str) -> float:
+def _of_source(run: LoggedRun, source: str, key: str) -> float:
     """Return a sum over what a source did: the same for each reader, but one that was lost saw less."""
-    return max((_sum(policy, f"source/{source}/{key}") for policy in run.policies.values()), default=0.0)
+    return max((run.total(policy, f"source/{source}/{key}") for policy in run.policies), default=0.0)
 
 
-def _sum(policy: PolicyRun, key: str) -> float:
-    return sum(point.value for point in policy.series(key))
-
-
-def _last(policy: PolicyRun, key: str) -> float | None:
-    points = policy.series(key)
-    return points[-1].value if points else None
+def _last(run: LoggedRun, policy: str, metric: str) -> float | None:
+    values = run.series(policy, metric)
+    return None if values.empty else float(values.iloc[-1])
 
 
 STALENESS = (0, 1, 2, 4, 8)
 
 
-def pace(run: Run) -> Table:
+def pace(run: LoggedRun) -> Table:
     """Return the time and waiting for several values of `exchange.staleness`, simulated from the run's rounds; no rows
     for a run without sharing or without step times."""
-    busy = {name: busy_seconds(policy) for name, policy in run.policies.items()}
+    busy = {name: busy_seconds(run, name) for name in run.policies}
     rows = []
     if len(busy) > 1 and all(busy.values()):
         for staleness in STALENESS:
@@ -269,11 +258,11 @@ def arms(comparison: Comparison) -> Table:
     its finished runs (for the pool: those without a lost policy), and the first validation step at which the pool's
     mean curve reaches the final accuracy of the finished GRPO runs."""
     names = policies_of(comparison.runs)
-    finished: dict[str, list[Run]] = {}
+    finished: dict[str, list[LoggedRun]] = {}
     for arm, runs in comparison.arms.items():
         finished[arm] = [run for run in runs if run.state == RunState.FINISHED]
     grpo_curve = _pool_curve(finished.get(baseline().name, ()), names)
-    target = grpo_curve[-1].value if grpo_curve else None
+    target = None if grpo_curve.empty else float(grpo_curve.iloc[-1])
     rows = []
     for arm, members in finished.items():
         by_name: dict[str, list[float]] = {name: [] for name in names}
@@ -290,26 +279,26 @@ def arms(comparison: Comparison) -> Table:
         if target is None:
             reached_text = ""
         rows.append(
-            [arm, str(len(members)), ", ".join(str(run.seed) for run in members), *by_policy, pool, reached_text]
+            [arm, str(len(members)), ", ".join(str(run.info.seed) for run in members), *by_policy, pool, reached_text]
         )
     head = ("regime", "finished runs", "seeds", *names, "mean of the pool", "steps to GRPO's final accuracy")
     return Table(f"Final accuracy, {comparison.name}", head, rows)
 
 
-def _pool_curve(runs: Sequence[Run], names: Sequence[str]) -> list[Point]:
-    return over_runs([mean_of([run.policies[name].accuracy() for name in names]) for run in runs]).points
+def _pool_curve(runs: Sequence[LoggedRun], names: Sequence[str]) -> Series:
+    return mean_curve(mean([run.accuracy_of(name) for name in names]) for run in runs)["value"]
 
 
-def commands(runs: Sequence[Run]) -> Table:
+def commands(runs: Sequence[LoggedRun]) -> Table:
     """Return the command, the data and the package versions of each run."""
     rows = []
     for run in runs:
-        versions = ", ".join(f"{name} {version}" for name, version in part(run.info, "versions").items())
-        rows.append([run.name, run.command, str(run.info.get("created", "")), run.data, versions])
+        versions = ", ".join(f"{name} {version}" for name, version in run.info.versions.items())
+        rows.append([run.name, run.command, run.info.created, run.data, versions])
     return Table("Commands and versions", ("run", "command", "started", "data", "versions"), rows)
 
 
-def settings(run: Run) -> Table:
+def settings(run: LoggedRun) -> Table:
     """Return the resolved recipe, flat."""
     rows = []
     for section, value in run.recipe.items():

@@ -12,9 +12,10 @@ from typing import Any
 from mutualrl.console.display import clean
 from mutualrl.errors import MutualRLError
 from mutualrl.regimes import baseline
-from mutualrl.reporting.figure_specs import Figure, Panel, line
+from mutualrl.reporting.figure_specs import Figure, Panel
 from mutualrl.reporting.report_tables import Table
-from mutualrl.reporting.run_reader import Point, PolicyRun, Run
+from mutualrl.runs.curves import curve, series
+from mutualrl.runs.logs import LoggedRun
 from mutualrl.see.inspection import Reader
 from mutualrl.storage.files import JsonObject, finite_number
 
@@ -81,7 +82,7 @@ class RescueReport:
     notes: list[str] = field(default_factory=list)
 
 
-def collect_rescues(runs: Sequence[Run]) -> RescueReport:
+def collect_rescues(runs: Sequence[LoggedRun]) -> RescueReport:
     """Return the rescues of all runs by run and step, and what followed them.
 
     A record: `run`, `policy`, `step`, `prompt`, `own` (text, reward), `peer`, `answer`, `hint` (the peer's, where the
@@ -92,16 +93,16 @@ def collect_rescues(runs: Sequence[Run]) -> RescueReport:
     for run in runs:
         tallies: dict[str, dict[str, list[Tally]]] = {}
         control = _control(run, runs)
-        for policy in run.policies.values():
-            if not policy.rescues:
+        for policy, rows in run.rescues.items():
+            if not rows:
                 continue
-            rescued = {key for key, _ in rescue_events(policy)}
-            visits = _visits(run, policy, report.notes.append, rescued)
+            rescued = rescue_events(rows)
+            visits = _visits(run, policy, report.notes.append, {key for key, _ in rescued})
             if visits.missing:
-                problem = f"rounds of {policy.name!r} are missing from the exchange"
+                problem = f"rounds of {policy!r} are missing from the exchange"
                 report.notes.append(f"{run.name}: {problem}; some later answers are unknown")
-            report.records += [_record(run, policy, row, visits) for row in policy.rescues]
-            tallies[policy.name] = _followed(policy, visits, control, report.notes.append)
+            report.records += [_record(run, policy, row, visits) for row in rows]
+            tallies[policy] = _followed(policy, rescued, visits, control, report.notes.append)
         if any(any(lists.values()) for lists in tallies.values()):
             report.tables.append(_table(run, tallies, control))
             report.figures.append(_figure(run, tallies, control))
@@ -139,9 +140,9 @@ def later_visits(visits: Visits, events: Iterable[tuple[str, int]]) -> list[Tall
     return tallies
 
 
-def rescue_events(policy: PolicyRun) -> list[tuple[str, int]]:
-    """Return the prompts and rounds of a policy's rescues, each once."""
-    events = ((str(row.get("prompt_id")), int(finite_number(row.get("round")) or 0)) for row in policy.rescues)
+def rescue_events(rows: Iterable[JsonObject]) -> list[tuple[str, int]]:
+    """Return the prompts and rounds of rescues, each once."""
+    events = ((str(row.get("prompt_id")), int(finite_number(row.get("round")) or 0)) for row in rows)
     return list(dict.fromkeys(events))
 
 
@@ -151,13 +152,16 @@ def failures(visits: Visits, prompts: Iterable[str]) -> list[tuple[str, int]]:
 
 
 def _followed(
-    policy: PolicyRun, visits: Visits, control: Run | None, notify: Callable[[str], None]
+    policy: str,
+    rescued: Sequence[tuple[str, int]],
+    visits: Visits,
+    control: LoggedRun | None,
+    notify: Callable[[str], None],
 ) -> dict[str, list[Tally]]:
     """Return what followed the policy's rescues, and what followed failures without a rescue: in the control run, of
     the prompts rescued here; without one, in this run."""
-    rescued = rescue_events(policy)
     if control is not None:
-        of_control = _visits(control, control.policies[policy.name], notify)
+        of_control = _visits(control, policy, notify)
         prompts = dict.fromkeys(key for key, _ in rescued)
         return {
             RESCUED: later_visits(visits, rescued),
@@ -168,18 +172,19 @@ def _followed(
     return {RESCUED: later_visits(visits, rescued), NOT_RESCUED: later_visits(visits, others)}
 
 
-def _control(run: Run, runs: Sequence[Run]) -> Run | None:
+def _control(run: LoggedRun, runs: Sequence[LoggedRun]) -> LoggedRun | None:
     """Return the run of plain GRPO beside a run, with the same policies, task and seed, whose exchange has its rounds;
     the first of another seed if there is none of this one."""
     candidates = []
     for other in runs:
         same = (other.pool, other.task, set(other.policies)) == (run.pool, run.task, set(run.policies))
-        if same and other.rule.name == baseline().name and other is not run and _has_rounds(other):
+        if same and other.info.regime == baseline().name and other is not run and _has_rounds(other):
             candidates.append(other)
-    return next((other for other in candidates if other.seed == run.seed), candidates[0] if candidates else None)
+    of_seed = [other for other in candidates if other.info.seed == run.info.seed]
+    return next(iter([*of_seed, *candidates]), None)
 
 
-def _has_rounds(run: Run) -> bool:
+def _has_rounds(run: LoggedRun) -> bool:
     try:
         reader = _reader(run)
         return all(reader.rounds(name) for name in run.policies)
@@ -187,7 +192,7 @@ def _has_rounds(run: Run) -> bool:
         return False
 
 
-def _beside(run: Run, control: Run | None) -> str:
+def _beside(run: LoggedRun, control: LoggedRun | None) -> str:
     """Return what the rescues are shown beside, for a caption."""
     if control is None:
         return (
@@ -198,7 +203,7 @@ def _beside(run: Run, control: Run | None) -> str:
     return f"after the prompts rescued in {run.name} failed in {control.name}, which shares nothing"
 
 
-def _table(run: Run, tallies: Mapping[str, Mapping[str, Sequence[Tally]]], control: Run | None) -> Table:
+def _table(run: LoggedRun, tallies: Mapping[str, Mapping[str, Sequence[Tally]]], control: LoggedRun | None) -> Table:
     rows = []
     for policy, by_kind in tallies.items():
         longest = max(map(len, by_kind.values()))
@@ -218,14 +223,14 @@ def _cells(tally: Tally) -> list[str]:
     return [str(tally.visits), f"{tally.solved / tally.visits:.3f}", f"{tally.correct / tally.rollouts:.3f}"]
 
 
-def _figure(run: Run, tallies: Mapping[str, Mapping[str, Sequence[Tally]]], control: Run | None) -> Figure:
+def _figure(run: LoggedRun, tallies: Mapping[str, Mapping[str, Sequence[Tally]]], control: LoggedRun | None) -> Figure:
     panels = []
     for policy, by_kind in tallies.items():
-        lines = []
+        lines = {}
         for kind, counted in by_kind.items():
-            points = [Point(number, tally.solved / tally.visits) for number, tally in enumerate(counted, 1)]
-            lines.append(line(kind, points))
-        panels.append(Panel(policy, "visits with a correct rollout", tuple(lines), x="visits since"))
+            solved = {number: tally.solved / tally.visits for number, tally in enumerate(counted, 1)}
+            lines[kind] = curve(series(solved))
+        panels.append(Panel(policy, "visits with a correct rollout", lines, x="visits since"))
     return Figure(
         f"after-a-rescue-{_slug(run.name)}",
         f"What followed a rescue, {run.name}",
@@ -242,26 +247,25 @@ def _slug(text: str) -> str:
 # ---- visits and records
 
 
-def _reader(run: Run) -> Reader:
-    location = str(run.info.get("exchange") or "") or run.root / "exchange"
-    return Reader(location, str(run.info.get("run_id")))
+def _reader(run: LoggedRun) -> Reader:
+    return Reader(run.info.exchange or run.root / "exchange", run.info.run_id)
 
 
-def _visits(run: Run, policy: PolicyRun, notify: Callable[[str], None], with_text: Collection[str] = ()) -> Visits:
+def _visits(run: LoggedRun, policy: str, notify: Callable[[str], None], with_text: Collection[str] = ()) -> Visits:
     """Return the rounds in which the policy sampled each prompt, with the texts of some prompts. Damaged rounds are
     reported and left out."""
     visits: dict[str, list[Visit]] = {}
-    above = run.success_above(policy.name)
+    above = run.success_above(policy)
     try:
         reader = _reader(run)
-        rounds = reader.rounds(policy.name)
+        rounds = reader.rounds(policy)
     except MutualRLError as error:
-        notify(f"later answers of {policy.name!r} are not shown: {error}")
+        notify(f"later answers of {policy!r} are not shown: {error}")
         return Visits({}, frozenset({0}))
     missing = set(range(rounds[-1] + 1 if rounds else 1)) - set(rounds)
     for round_index in rounds:
         try:
-            shard = reader.read(policy.name, round_index)
+            shard = reader.read(policy, round_index)
             if shard is None:
                 continue
             rows: dict[str, list[int]] = {}
@@ -271,7 +275,7 @@ def _visits(run: Run, policy: PolicyRun, notify: Callable[[str], None], with_tex
             shown = [row for key in rows.keys() & set(with_text) for row in rows[key]]
             texts = dict(zip(shown, shard.texts(shown), strict=True))
         except MutualRLError as error:
-            notify(f"round {round_index} of {policy.name!r} is left out: {error}")
+            notify(f"round {round_index} of {policy!r} is left out: {error}")
             missing.add(round_index)
             continue
         for key, rollouts in rows.items():
@@ -281,13 +285,13 @@ def _visits(run: Run, policy: PolicyRun, notify: Callable[[str], None], with_tex
     return Visits(visits, frozenset(missing))
 
 
-def _record(run: Run, policy: PolicyRun, row: JsonObject, visits: Visits) -> dict[str, object]:
+def _record(run: LoggedRun, policy: str, row: JsonObject, visits: Visits) -> dict[str, object]:
     own = row.get("own") if isinstance(row.get("own"), list) else []
     rescue_round = int(finite_number(row.get("round")) or 0)
     later = visits.after(str(row.get("prompt_id")), rescue_round)
     return {
         "run": run.name,
-        "policy": policy.name,
+        "policy": policy,
         "step": row["step"],
         "prompt": _text(row.get("prompt")),
         "own": [[_text(r.get("text")), finite_number(r.get("reward"))] for r in own or () if isinstance(r, dict)],

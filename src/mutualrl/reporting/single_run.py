@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mutualrl.reporting.figure_specs import Figure, Panel, filled, line, smooth_line
-from mutualrl.reporting.run_reader import Run
-from mutualrl.reporting.series import cumulative, tokens_per_second
+from mutualrl.reporting.figure_specs import Figure, Panel, filled
+from mutualrl.runs.curves import curve, smooth_curve, tokens_per_second
+from mutualrl.runs.logs import LoggedRun
 
 MOST_GROUPS = 8
 
 
-def figures(run: Run) -> list[Figure]:
+def figures(run: LoggedRun) -> list[Figure]:
     """Return the figures of learning, optimization, sharing and time for which the run has data. Panels that are zero
     throughout are left out and listed in the first caption."""
     drawn: list[Figure] = []
@@ -32,26 +32,26 @@ def _is_zero(panel: Panel) -> bool:
     """Return whether every curve of a panel is zero at every step; an accuracy of zero is a result and is drawn."""
     if panel.bars or "accuracy" in panel.y:
         return False
-    return all(value == 0.0 for curve in panel.lines for value in curve.y)
+    return all((drawn["value"] == 0.0).all() for drawn in panel.lines.values())
 
 
 SMOOTHED = " Curves are moving averages over a twentieth of their points."
 
 
-def _panel(run: Run, title: str, unit: str, key: str) -> Panel:
+def _panel(run: LoggedRun, title: str, unit: str, key: str) -> Panel:
     """Return a panel with one metric of every policy."""
-    return Panel(title, unit, tuple(smooth_line(n, p.series(key)) for n, p in run.policies.items()))
+    return Panel(title, unit, {name: smooth_curve(run.series(name, key)) for name in run.policies})
 
 
-def _learning(run: Run) -> Figure:
+def _learning(run: LoggedRun) -> Figure:
     measure = "accuracy" if run.measures_accuracy else "reward"
     panels = [_panel(run, "training reward", "mean reward of the step's rollouts", "reward")]
-    for name, policy in run.policies.items():
-        lines = [line("all", policy.accuracy())]
-        groups = policy.groups
+    for name in run.policies:
+        lines = {"all": curve(run.accuracy_of(name))}
+        groups = run.groups(name)
         if 1 < len(groups) <= MOST_GROUPS:
-            lines += [line(group, policy.accuracy(group)) for group in groups]
-        panels.append(Panel(f"{name}: validation {measure}", f"greedy {measure}", tuple(lines)))
+            lines |= {group: curve(run.accuracy_of(name, group)) for group in groups}
+        panels.append(Panel(f"{name}: validation {measure}", f"greedy {measure}", lines))
     validated = f", and greedy {measure} on held-out prompts (not smoothed)" if any(map(_validated, panels[1:])) else ""
     return Figure(
         "learning",
@@ -62,10 +62,10 @@ def _learning(run: Run) -> Figure:
 
 
 def _validated(panel: Panel) -> bool:
-    return any(line.x for line in panel.lines)
+    return any(map(len, panel.lines.values()))
 
 
-def _optimization(run: Run) -> Figure:
+def _optimization(run: LoggedRun) -> Figure:
     return Figure(
         "optimization",
         "Optimization diagnostics",
@@ -80,28 +80,29 @@ def _optimization(run: Run) -> Figure:
     )
 
 
-def _gate(run: Run) -> Figure:
-    rates = tuple(smooth_line(n, p.by_role("gate_rate")) for n, p in run.policies.items())
-    pairs = tuple(line(n, cumulative(p.by_role("rescues"))) for n, p in run.policies.items())
+def _gate(run: LoggedRun) -> Figure:
+    rates = {name: smooth_curve(run.by_role(name, "gate_rate")) for name in run.policies}
+    pairs = {name: curve(run.by_role(name, "rescues").cumsum()) for name in run.policies}
     return Figure(
         "gate",
-        f"The gate of {run.regime}",
+        f"The gate of {run.info.regime}",
         "Fraction of a round's prompts on which the gate opens (moving average over a twentieth of its points); "
         "cumulative rescued pairs.",
         filled(Panel("gate rate", "fraction of prompts", rates), Panel("rescued pairs", "cumulative pairs", pairs)),
     )
 
 
-def _regime(run: Run) -> Figure:
+def _regime(run: LoggedRun) -> Figure:
     """Return the figure of further metrics that the regime declares for plotting."""
     panels = [_panel(run, m.panel, m.unit, m.key) for m in run.rule.metrics if m.panel is not None]
     meanings = "; ".join(f"{m.panel}: {m.meaning}" for m in run.rule.metrics if m.panel is not None)
-    return Figure("regime", f"Metrics of {run.regime}", f"{meanings}.{SMOOTHED}", filled(*panels))
+    return Figure("regime", f"Metrics of {run.info.regime}", f"{meanings}.{SMOOTHED}", filled(*panels))
 
 
-def _prompts(run: Run) -> Figure:
-    capability = tuple(smooth_line(n, p.series(f"capability/{n}")) for n, p in run.policies.items())
-    revived = tuple(line(n, cumulative(p.series("prompts/revived"))) for n, p in run.policies.items())
+def _prompts(run: LoggedRun) -> Figure:
+    capability = {name: smooth_curve(run.series(name, f"capability/{name}")) for name in run.policies}
+    dead = {name: curve(run.series(name, "prompts/dead")) for name in run.policies}
+    revived = {name: curve(run.series(name, "prompts/revived").cumsum()) for name in run.policies}
     return Figure(
         "prompts",
         "Prompts with and without a success",
@@ -109,14 +110,14 @@ def _prompts(run: Run) -> Figure:
         "such a rollout in their last group; cumulative prompts that had one again.",
         filled(
             Panel("capability", "fraction of rollouts", capability),
-            Panel("dead prompts", "prompts", tuple(line(n, p.series("prompts/dead")) for n, p in run.policies.items())),
+            Panel("dead prompts", "prompts", dead),
             Panel("revived prompts", "cumulative prompts", revived),
         ),
         columns=3,
     )
 
 
-def _engine(run: Run) -> Figure:
+def _engine(run: LoggedRun) -> Figure:
     """Return the mismatch between the sampling engine and the trainer, for runs with vLLM."""
     ratios = "sampling/importance_sampling_ratio"
     return Figure(
@@ -134,9 +135,9 @@ def _engine(run: Run) -> Figure:
     )
 
 
-def _time(run: Run) -> Figure:
-    waits = tuple(smooth_line(n, p.series("see/wait_seconds")) for n, p in run.policies.items())
-    speeds = tuple(smooth_line(n, tokens_per_second(p)) for n, p in run.policies.items())
+def _time(run: LoggedRun) -> Figure:
+    waits = {name: smooth_curve(run.series(name, "see/wait_seconds")) for name in run.policies}
+    speeds = {name: smooth_curve(tokens_per_second(run, name)) for name in run.policies}
     return Figure(
         "time",
         "Time",

@@ -8,7 +8,7 @@ from pathlib import Path
 from mutualrl.engines.model_files import require_finite
 from mutualrl.errors import MachineError, UsageError
 from mutualrl.reporting.card import write_cards
-from mutualrl.reporting.run_reader import read_run
+from mutualrl.runs.read import read_run
 from mutualrl.storage.hub import hub_problem
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.storage.trained_model import has_trained_model, trained_model

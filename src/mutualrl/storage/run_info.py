@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from mutualrl.errors import FileDamagedError
-from mutualrl.storage.files import read_checksummed
+from mutualrl.storage.files import LARGEST_NUMBER, read_checksummed
 
 Fingerprint = dict[str, str | int]
+Finite = Annotated[float, Field(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
 
 
 class Stored(BaseModel):
@@ -96,11 +97,16 @@ class Validation(Stored):
     `unscorable`: completions without a reward, which count as 0."""
 
     n: int
-    accuracy: float
-    by_group: dict[str, float]
-    no_box: float | None
+    accuracy: Finite
+    by_group: dict[str, Finite]
+    no_box: Finite | None
     solved: str = ""
     unscorable: int = 0
+
+    @property
+    def is_measured(self) -> bool:
+        """Return whether any completion had a reward."""
+        return not (self.unscorable and self.unscorable == self.n)
 
 
 class PolicyResult(Stored):
@@ -112,12 +118,37 @@ class PolicyResult(Stored):
     steps: int
     rescued_pairs: int
     rescued_prompts: int
-    train_seconds: float
-    wait_seconds: float
-    waited_for_seconds: dict[str, float]
+    train_seconds: Finite
+    wait_seconds: Finite
+    waited_for_seconds: dict[str, Finite] = {}
     lost_peers: dict[str, int]
     attempts: int
-    resumed_from: list[int]
+    resumed_from: list[int] = []
+
+
+class Summary(Stored):
+    """`summary.json`: the results of a finished run. `shares`: whether its policies shared anything; `policies`: by
+    name, without those in `lost`; `seconds`: from the start of its last session to its end."""
+
+    regime: str
+    shares: bool = True
+    pool: str | None = None
+    task: str
+    seed: int
+    steps: int
+    seconds: Finite
+    data: dict[str, Any] = {}
+    sources: dict[str, dict[str, Any]] = {}
+    policies: dict[str, PolicyResult]
+    lost: list[str] = []
+    notes: list[str] = []
+
+    def to_json(self) -> dict[str, object]:
+        """Return the stored form; without sources, that of versions that had none."""
+        value = super().to_json()
+        if not self.sources:
+            del value["sources"]
+        return value
 
 
 def policy_result(path: Path, run: Path) -> PolicyResult | None:

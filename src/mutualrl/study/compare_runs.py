@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mutualrl.errors import UsageError
 from mutualrl.reporting.comparability import comparisons
-from mutualrl.reporting.report import read_runs
+from mutualrl.runs.logs import read_runs
 from mutualrl.study.claims import RegisteredClaims
 from mutualrl.study.comparison import Compared, compare
 from mutualrl.study.outcomes import Outcome, Outcomes, of_run
@@ -34,7 +34,7 @@ def _of_runs(paths: Sequence[Path], reference: str | None, registered: Registere
         notes += [f"{comparison.name}: {note}" for note in comparison.notes]
         for arm, runs in comparison.arms.items():
             outcomes += [of_run(run, comparison.name, arm) for run in runs]
-            began += [str(run.info.get("created", "")) for run in runs]
+            began += [run.info.created for run in runs]
     _require_one_per_seed(outcomes)
     arms = list(dict.fromkeys(outcome.arm for outcome in outcomes))
     if reference is not None and reference not in arms:

@@ -11,9 +11,12 @@ from typing import Any
 
 from mutualrl.errors import DataError, FileDamagedError
 from mutualrl.reporting.distilled import RESULT as DISTILLED
-from mutualrl.reporting.run_reader import Point, PolicyRun, Run, part
-from mutualrl.reporting.series import first_reaching, mean_of
-from mutualrl.storage.files import finite_number, read_any_json
+from mutualrl.reporting.report_tables import sampled_tokens
+from mutualrl.runs.curves import first_reaching, mean, series
+from mutualrl.runs.logs import LoggedRun, Series, points
+from mutualrl.runs.read import part
+from mutualrl.storage.files import read_any_json
+from mutualrl.storage.run_info import PolicyResult, Validation
 
 LAST = 4  # signals are means over the last quarter of the steps
 PARTS = 10  # a gate rate is stored as means over tenths of the run; a lesson's NLL is over the first tenth
@@ -79,7 +82,7 @@ class Outcome:
 ALL = "all"
 
 
-def of_run(run: Run, pool: str, arm: str) -> Outcome:
+def of_run(run: LoggedRun, pool: str, arm: str) -> Outcome:
     """Return the outcome of a finished run. Raises DataError where one of its policies has no result."""
     policies = {}
     for name, policy in run.policies.items():
@@ -87,77 +90,73 @@ def of_run(run: Run, pool: str, arm: str) -> Outcome:
             raise DataError(
                 f"{run.root}: policy {name!r} has no final accuracy; finish it with: mutualrl train --resume"
             )
-        policies[name] = _of_policy(run, name, policy)
-    return Outcome(pool, arm, int(run.info.get("seed", 0)), policies, str(run.info.get("created", "")))
+        policies[name] = _of_policy(run, name, policy.result)
+    return Outcome(pool, arm, run.info.seed, policies, run.info.created)
 
 
-def _pass_at(run: Run, policy: str) -> dict[str, float]:
+def _pass_at(run: LoggedRun, policy: str) -> dict[str, float]:
     """Return a policy's pass@k by k, from the last evaluation stored in a run that has any."""
     trained = [evaluation for evaluation in run.evaluations if not evaluation.initial]
     sampled = [evaluation.pass_at[policy] for evaluation in trained if evaluation.pass_at.get(policy)]
     return dict(sampled[-1]) if sampled else {}
 
 
-def _retained(result: Mapping[str, Any]) -> float | None:
+def _retained(before: Validation | None, after: Validation | None) -> float | None:
     """Return the fraction of the prompts solved before training that are solved at the end."""
-    before, after = (part(result, key).get("solved") or "" for key in ("initial_validation", "validation"))
-    if len(before) != len(after):
+    if before is None or after is None or len(before.solved) != len(after.solved):
         return None
-    still_solved = [end == "1" for begin, end in zip(before, after, strict=True) if begin == "1"]
+    pairs = zip(before.solved, after.solved, strict=True)
+    still_solved = [end == "1" for begin, end in pairs if begin == "1"]
     return statistics.fmean(still_solved) if still_solved else None
 
 
-def _of_policy(run: Run, name: str, policy: PolicyRun) -> PolicyOutcome:
-    by_step = policy.validations()
-    first, last = by_step[0], by_step[-1]
-    fingerprint = part(run.info, "fingerprint")
-    completions = fingerprint.get("prompts_per_round", 0) * fingerprint.get("rollouts_per_prompt", 0)
-    lengths = [point.value for point in policy.series("completions/mean_length")]
-    requested = sum(point.value for point in policy.series("plan/sampled_tokens"))
-    keys = {key for row in policy.metrics for key in row if key.endswith("/extra_tokens")}
-    result = policy.result or {}
+def _of_policy(run: LoggedRun, name: str, result: PolicyResult) -> PolicyOutcome:
+    curve = run.accuracy_of(name)
+    logged = run.logged(name)
+    extra = [metric for metric in logged if metric.endswith("/extra_tokens")]
+    lessons = [metric for metric in logged if metric.endswith("/nll")]
     return PolicyOutcome(
-        after=_accuracies(last[1]),
-        before=_accuracies(first[1]) if first[0] == 0 else {},
-        problems=part(result, "validation").get("n"),
-        curve=[(point.step, point.value) for point in policy.accuracy()],
-        entropy=_late_mean(policy, "entropy"),
-        kl=_late_mean(policy, "kl"),
-        length=_late_mean(policy, "completions/mean_length"),
-        gate=_tenths([point.value for point in policy.by_role("gate_rate")]),
-        lesson_nll=_early_nll(policy),
-        retained=_retained(result),
+        after=_accuracies(run, name, curve.index[-1]),
+        before=_accuracies(run, name, 0),
+        problems=None if result.validation is None else result.validation.n,
+        curve=points(curve),
+        entropy=_late_mean(run.series(name, "entropy")),
+        kl=_late_mean(run.series(name, "kl")),
+        length=_late_mean(run.series(name, "completions/mean_length")),
+        gate=_tenths(run.by_role(name, "gate_rate").tolist()),
+        lesson_nll=_early_mean([value for metric in lessons for value in run.series(name, metric)]),
+        retained=_retained(result.initial_validation, result.validation),
         pass_at=_pass_at(run, name),
-        generated_tokens=sum(lengths) * completions + requested if lengths else None,
-        extra_tokens=sum(point.value for key in sorted(keys) for point in policy.series(key)),
-        asked_tokens=_asked_tokens(run, policy),
-        seconds=finite_number(result.get("train_seconds")),
+        generated_tokens=sampled_tokens(run, name) if "completions/mean_length" in logged else None,
+        extra_tokens=sum(run.total(name, metric) for metric in extra),
+        asked_tokens=_asked_tokens(run, name),
+        seconds=result.train_seconds,
     )
 
 
-def _asked_tokens(run: Run, policy: PolicyRun) -> float:
+def _asked_tokens(run: LoggedRun, policy: str) -> float:
     """Return a policy's part of the tokens of the sources that were asked: each of their learners logs them all."""
     total = 0.0
-    for source in part(run.info, "asked_sources"):
+    for source in run.info.asked_sources:
         keys = [f"source/{source}/{key}" for key in ("prompt_tokens", "completion_tokens")]
-        readers = sum(bool(each.series(keys[0])) for each in run.policies.values())
-        own = sum(point.value for key in keys for point in policy.series(key))
+        readers = sum(len(run.series(each, keys[0])) > 0 for each in run.policies)
+        own = sum(run.total(policy, key) for key in keys)
         total += own / readers if readers else 0.0
     return total
 
 
-def _accuracies(validation: Mapping[str, Any]) -> dict[str, float]:
-    return {**validation["by_group"], ALL: validation["accuracy"]}
+def _accuracies(run: LoggedRun, policy: str, step: int) -> dict[str, float]:
+    """Return the accuracies of a validation by group, with `all` last; empty if there was none at that step."""
+    by_group = {group: run.accuracy_of(policy, group).get(step) for group in run.groups(policy)}
+    by_group[ALL] = run.accuracy_of(policy).get(step)
+    return {group: float(accuracy) for group, accuracy in by_group.items() if accuracy is not None}
 
 
-def _late_mean(policy: PolicyRun, key: str) -> float | None:
-    values = [point.value for point in policy.series(key)]
-    return statistics.fmean(values[-max(1, len(values) // LAST) :]) if values else None
+def _late_mean(values: Series) -> float | None:
+    return None if values.empty else float(values.tail(max(1, len(values) // LAST)).mean())
 
 
-def _early_nll(policy: PolicyRun) -> float | None:
-    keys = sorted({key for row in policy.metrics for key in row if key.endswith("/nll")})
-    values = [point.value for key in keys for point in policy.series(key)]
+def _early_mean(values: Sequence[float]) -> float | None:
     return statistics.fmean(values[: max(1, len(values) // PARTS)]) if values else None
 
 
@@ -176,7 +175,8 @@ def of_distillation(directory: Path, pool: str, arm: str, seed: int) -> Outcome:
     policies = {}
     for name, learner in part(result, "learners").items():
         accuracy = part(part(learner, "accuracy"), "sequential distillation")
-        policies[name] = PolicyOutcome(after=_accuracies(accuracy), problems=accuracy.get("n"))
+        after = {**part(accuracy, "by_group"), ALL: accuracy["accuracy"]}
+        policies[name] = PolicyOutcome(after=after, problems=accuracy.get("n"))
     return Outcome(pool, arm, seed, policies)
 
 
@@ -280,11 +280,11 @@ class Outcomes:
         if (outcome.pool, arm, outcome.seed) not in self.by:
             return None
         goal = self.value(outcome.pool, arm, outcome.seed, "accuracy")
-        curve = mean_of([[Point(*point) for point in policy.curve] for policy in outcome.policies.values()])
-        if goal is None or not curve:
+        curve = mean([series(dict(policy.curve)) for policy in outcome.policies.values()])
+        if goal is None or curve.empty:
             return None
         step = first_reaching(curve, goal)
-        return float(curve[-1].step if step is None else step)
+        return float(curve.index[-1] if step is None else step)
 
 
 def _denominator(values: Collection[float], most: int) -> int:

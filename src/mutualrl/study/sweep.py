@@ -23,7 +23,7 @@ from mutualrl.errors import FileDamagedError, RunInterruptedError, UsageError
 from mutualrl.launch.stop import StopSignals, stop_signals
 from mutualrl.machine.devices import this_machine
 from mutualrl.process.parent_watch import PARENT
-from mutualrl.reporting.run_reader import read_run
+from mutualrl.runs.logs import read_logged
 from mutualrl.storage.files import JsonObject, read_checksummed, remove_temporaries, write_checksummed
 from mutualrl.storage.rundir import RunDirectory, command_line, hold, holder_of, versions
 from mutualrl.study.comparison import Compared
@@ -272,7 +272,7 @@ def _finish(sweep: Sweep, ended: _Running, root: Path) -> str | None:
     arm, piece = sweep.file.arms[ended.piece.arm], ended.piece
     try:
         if arm.distill is None:
-            outcome = of_run(read_run(place), piece.pool, piece.arm)
+            outcome = of_run(read_logged(place), piece.pool, piece.arm)
         else:
             outcome = of_distillation(place, piece.pool, piece.arm, piece.seed)
     except (UsageError, FileDamagedError) as error:

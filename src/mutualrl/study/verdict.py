@@ -12,7 +12,8 @@ from mutualrl.process.status import RunState
 from mutualrl.regimes import at_level, baseline
 from mutualrl.reporting.comparability import Comparison
 from mutualrl.reporting.page import Verdict
-from mutualrl.reporting.run_reader import Run, part, policies_in
+from mutualrl.runs.logs import LoggedRun
+from mutualrl.runs.record import FEW, Run
 from mutualrl.study.statistics import MIN_VALUES, paired
 
 
@@ -24,31 +25,22 @@ def verdicts(comparisons: Sequence[Comparison]) -> list[Verdict]:
     return results
 
 
-def pool_accuracy(run: Run) -> float | None:
-    """Return the final greedy accuracy, averaged over the policies; None if a policy has none."""
-    finals = [policy.final for policy in run.policies.values()]
-    known = [value for value in finals if value is not None]
-    return statistics.fmean(known) if known and len(known) == len(finals) else None
-
-
-def _of_one(run: Run) -> Verdict:
-    final = pool_accuracy(run)
+def _of_one(run: LoggedRun) -> Verdict:
+    final = run.accuracy
     if run.state == RunState.RUNNING:
         return Verdict(f"{run.name} is running: no result yet.", (), (f"mutualrl watch {_quoted(run)}",))
-    if run.state == RunState.FINISHED and run.by_scripts:
+    if run.state == RunState.FINISHED and run.info.scripts:
         return Verdict(f"{run.name} was trained by scripts, which measure no accuracy: the gain is unknown.", (), ())
-    if run.state != RunState.FINISHED and run.by_scripts:
+    if run.state != RunState.FINISHED and run.info.scripts:
         return Verdict(f"{run.name} has not finished ({run.state}): no result yet.", (), ())
     if run.state != RunState.FINISHED:
-        again = (f"mutualrl train --resume --run-dir {_quoted(run)}",) if _is_local(run) else ()
+        again = (f"mutualrl train --resume --run-dir {_quoted(run)}",) if run.is_local else ()
         return Verdict(f"{run.name} has not finished ({run.state}): no result yet.", (), again)
     if final is None:
         missing = [name for name, policy in run.policies.items() if policy.final is None]
         answer = f"{run.name} has no result of {', '.join(missing) or 'its policies'} here: the pool's gain is unknown."
         return Verdict(answer, (), ())
-    first = [
-        points[0].value for policy in run.policies.values() if (points := policy.accuracy()) and not points[0].step
-    ]
+    first = [measured[0] for name in run.policies if 0 in (measured := run.accuracy_of(name)).index]
     began = f" from {statistics.fmean(first):.3f}" if len(first) == len(run.policies) else ""
     moved = f"{_measure([run]).capitalize()} went{began} to {final:.3f} (greedy, mean of the pool{_problems([run])})."
     if len(run.policies) == 1:
@@ -76,7 +68,7 @@ def _of_one(run: Run) -> Verdict:
 def _of_several(comparison: Comparison) -> list[Verdict]:
     by_arm: dict[str, dict[int, float]] = {}
     for arm, runs in comparison.arms.items():
-        ended = [(run.seed, pool_accuracy(run)) for run in runs if run.state == RunState.FINISHED]
+        ended = [(run.info.seed, run.accuracy) for run in runs if run.state == RunState.FINISHED]
         by_arm[arm] = {seed: value for seed, value in ended if type(seed) is int and value is not None}
     plain = by_arm.get(baseline().name)
     if not plain:
@@ -120,15 +112,12 @@ def _difference(comparison: Comparison, arm: str, finals: dict[int, float], plai
     commands: tuple[str, ...] = ()
     if not decided:
         both = (*comparison.arms[baseline().name], *members)
-        unused = 1 + max(run.seed for run in both if type(run.seed) is int)
+        unused = 1 + max(run.info.seed for run in both if type(run.info.seed) is int)
         cautions.append("More seeds would narrow it; a sweep file runs many (mutualrl sweep).")
         pair = [comparison.arms[baseline().name][0], members[0]]
         for run in pair:
             commands += _again(run, seed=unused, directory=f"{run.root}-{unused}")
     return Verdict(f"{comparison.name}: {answer}", tuple(cautions), commands)
-
-
-FEW = 16  # held-out problems below which a result decides nothing
 
 
 def _few(runs: Sequence[Run]) -> tuple[str, ...]:
@@ -143,17 +132,15 @@ def _count(runs: Sequence[Run]) -> int | None:
     """Return the number of held-out problems that the policies are evaluated on; None if it is not recorded."""
     for run in runs:
         for policy in run.policies.values():
-            count = part(policy.result or {}, "validation").get("n")
-            if isinstance(count, int) and count > 0:
-                return count
+            if policy.validation is not None and policy.validation.n > 0:
+                return policy.validation.n
     return None
 
 
 def _measure(runs: Sequence[Run]) -> str:
     """Return the name of the held-out measure: with custom reward functions there is no accuracy."""
-    results = [policy.result or {} for run in runs for policy in run.policies.values()]
-    validations = [part(result, "validation") for result in results]
-    return "mean reward" if any(each.get("no_box", 0.0) is None for each in validations) else "accuracy"
+    validations = [policy.validation for run in runs for policy in run.policies.values()]
+    return "mean reward" if any(each is not None and each.no_box is None for each in validations) else "accuracy"
 
 
 def _problems(runs: Sequence[Run]) -> str:
@@ -166,19 +153,10 @@ ONCE = ("--resume", "--clean", "--dry-run", "--json", "--push-to-hub")
 WITH_VALUE = ("--push-to-hub",)
 
 
-def _is_local(run: Run) -> bool:
-    """Return whether one command on this machine started a run: over a bucket, each policy has its own command and
-    URL."""
-    command = run.info.get("command")
-    shared = part(run.recipe, "exchange").get("url") is not None or run.info.get("exchange") is not None
-    return isinstance(command, list) and list(map(str, command[1:2])) == ["train"] and not shared
-
-
 def _again(run: Run, *, directory: str, regime: str | None = None, seed: int | None = None) -> tuple[str, ...]:
     """Return the command that repeats a run with another regime or seed in another directory; empty if it could not
     run, or would run code named in a command from another machine."""
-    own_settings = any(part(policy, "regime") for policy in policies_in(run.recipe))
-    if not _is_local(run) or Path(directory).exists() or (regime is not None and own_settings):
+    if not run.is_local or Path(directory).exists() or (regime is not None and run.has_own_settings):
         return ()
     changed = {"--run-dir": directory}
     if regime is not None:
@@ -186,7 +164,7 @@ def _again(run: Run, *, directory: str, regime: str | None = None, seed: int | N
     if seed is not None:
         changed["--seed"] = str(seed)
     repeated = ["mutualrl", "train"]
-    rest = iter(map(str, run.info["command"][2:]))
+    rest = iter(run.info.command[2:])
     for word in rest:
         name, equals, value = word.partition("=")
         if name in changed or name in ONCE:
@@ -208,7 +186,7 @@ def _replaced(assignment: str, changed: Mapping[str, str]) -> bool:
     not have, the seed, or the directory."""
     key = assignment.partition("=")[0]
     regime = key == "regime" or key.startswith("regime.") or (key.startswith("policies.") and ".regime" in key)
-    return ("--regime" in changed and regime) or (key == "run.seed" and "--seed" in changed) or key == "run.dir"
+    return ("--regime" in changed and regime) or (key == "run.info.seed" and "--seed" in changed) or key == "run.dir"
 
 
 def _quoted(run: Run) -> str:

@@ -28,8 +28,7 @@ from mutualrl.process.loading import fast_imports
 from mutualrl.records import Prompt
 from mutualrl.regimes import baseline
 from mutualrl.reporting.distilled import RESULT
-from mutualrl.reporting.report import read_runs
-from mutualrl.reporting.run_reader import part
+from mutualrl.runs.logs import read_runs
 from mutualrl.see.location import record_store
 from mutualrl.storage.files import JsonObject, user_path, write_checksummed
 from mutualrl.storage.rundir import RunDirectory, command_line, versions
@@ -220,7 +219,7 @@ def _other_runs(
                     f"--beside {read.root}: its {name!r} is {other_model} trained on {read.task}, here it is {model} "
                     f"trained on {source.recipe.task.name}"
                 )
-            expected, actual = source.info.fingerprint, part(read.info, "fingerprint")
+            expected, actual = source.info.fingerprint, read.info.fingerprint
             differing = [key for key in _MATCHED if actual.get(key) != expected[key]]
             if differing:
                 differences = "; ".join(f"{key} is {actual.get(key)!r}, here {expected[key]!r}" for key in differing)

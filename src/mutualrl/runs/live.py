@@ -13,9 +13,8 @@ from pathlib import Path
 from mutualrl.console.display import clean
 from mutualrl.errors import FileDamagedError
 from mutualrl.regimes.regime import Metric
-from mutualrl.reporting.pace import WAIT
-from mutualrl.reporting.run_notes import LearningNotes
-from mutualrl.reporting.run_reader import Point, validation_of
+from mutualrl.runs.notes import LearningNotes
+from mutualrl.runs.read import validation_of
 from mutualrl.see import open_store
 from mutualrl.see.liveness import last_heartbeat
 from mutualrl.storage.files import JsonObject, finite_number, open_regular, parse_or_none, read_checksummed
@@ -30,6 +29,7 @@ LONGEST_LINE = 500
 LOOK_BYTES = 4 * 2**20  # per read
 LOG_BYTES = 64 * 2**10  # at the end of a log, for the first read
 RECENT = 20  # steps whose mean time predicts the remaining time
+WAIT = "see/wait_seconds"
 _ATTEMPT = re.compile(r"attempt-(\d+)\.log")
 
 
@@ -69,19 +69,19 @@ class NewLines:
 class Curve:
     """Values by step, thinned out evenly to at most `MOST_POINTS`; always includes the newest."""
 
-    points: list[Point] = field(default_factory=list)
+    points: list[tuple[int, float]] = field(default_factory=list)
     _stride: int = 1
     _until_next: int = 0
 
     def add(self, step: int, value: float) -> None:
         """Add a value, dropping those of this and later steps: a restarted policy repeats them."""
-        while self.points and self.points[-1].step >= step:
+        while self.points and self.points[-1][0] >= step:
             self.points.pop()
         if self._until_next > 0 and len(self.points) > 1:
-            self.points[-1] = Point(step, value)
+            self.points[-1] = (step, value)
             self._until_next -= 1
             return
-        self.points.append(Point(step, value))
+        self.points.append((step, value))
         self._until_next = self._stride - 1
         if len(self.points) > MOST_POINTS:
             del self.points[1::2]
@@ -90,7 +90,7 @@ class Curve:
     @property
     def last(self) -> float | None:
         """Return the newest value."""
-        return self.points[-1].value if self.points else None
+        return self.points[-1][1] if self.points else None
 
 
 class LivePolicy:
@@ -126,9 +126,9 @@ class LivePolicy:
             before = validation_of(read_checksummed(self._run.policy(self.name).before, root=self._run.root))
         except (FileDamagedError, OSError):  # `report` shows the problem
             return
-        if before is not None:
-            self._before = before["accuracy"]
-            self.accuracy.points.insert(0, Point(0, self._before))
+        if before is not None and before.is_measured:
+            self._before = before.accuracy
+            self.accuracy.points.insert(0, (0, self._before))
 
     def update(self) -> None:
         """Read new metrics, rescues and the heartbeat of the policy."""
@@ -163,9 +163,10 @@ class LivePolicy:
         if (seconds := finite_number(row.get("step_time"))) is not None:
             self.seconds += seconds
             self._recent.append(seconds)
-        if (validation := validation_of(row.get("validation"))) is not None:
-            self.accuracy.add(self.step, validation["accuracy"])
-            self.by_group = validation["by_group"]
+        validation = validation_of(row.get("validation"))
+        if validation is not None and validation.is_measured:
+            self.accuracy.add(self.step, validation.accuracy)
+            self.by_group = validation.by_group
 
     def update_log(self) -> None:
         """Read new lines of the log of the policy's latest attempt."""

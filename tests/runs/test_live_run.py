@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from made_runs import made_run
+from made_runs import made_run, validation
 from mutualrl.regimes import get_regime
-from mutualrl.reporting import live_run
-from mutualrl.reporting.live_run import MOST_LINES, MOST_POINTS, MOST_RESCUES, Curve, LiveRun, NewLines
-from mutualrl.reporting.run_reader import Point
+from mutualrl.runs import live as reader
+from mutualrl.runs.live import MOST_LINES, MOST_POINTS, MOST_RESCUES, Curve, LiveRun, NewLines
 from mutualrl.storage.rundir import RunDirectory
 
 
@@ -42,7 +42,7 @@ def test_end_of_a_long_log_is_read_and_an_overlong_line_does_not_block(
     path = tmp_path / "long"
     path.write_bytes(b"".join(b"%04d\n" % number for number in range(1000)))
     assert NewLines(path, last_bytes=10).read() == [b"0998", b"0999"]
-    monkeypatch.setattr(live_run, "LOOK_BYTES", 16)
+    monkeypatch.setattr(reader, "LOOK_BYTES", 16)
     path.write_bytes(b"x" * 40 + b"\nend\n")
     lines, seen = NewLines(path), []
     for _ in range(6):
@@ -54,15 +54,15 @@ def test_curve_keeps_ends_and_shape_in_bounded_memory() -> None:
     curve = Curve()
     for step in range(1, 10_001):
         curve.add(step, step / 10_000)
-        assert curve.points[-1] == Point(step, step / 10_000)
+        assert curve.points[-1] == (step, step / 10_000)
     assert len(curve.points) <= MOST_POINTS
-    assert curve.points[0].step == 1
-    gaps = [later.step - earlier.step for earlier, later in zip(curve.points, curve.points[1:], strict=False)]
-    assert max(gaps) <= 4 * 10_000 / MOST_POINTS
-    assert all(point.value == point.step / 10_000 for point in curve.points)
+    assert curve.points[0][0] == 1
+    steps = [step for step, _ in curve.points]
+    assert max(later - earlier for earlier, later in pairwise(steps)) <= 4 * 10_000 / MOST_POINTS
+    assert all(value == step / 10_000 for step, value in curve.points)
     curve.add(5_000, 0.0)  # a policy that resumes from a checkpoint
-    assert curve.points[-1] == Point(5_000, 0.0)
-    assert curve.points[-2].step < 5_000
+    assert curve.points[-1] == (5_000, 0.0)
+    assert curve.points[-2][0] < 5_000
 
 
 def append(path: Path, *rows: object) -> None:
@@ -84,11 +84,11 @@ def test_policies_are_followed_across_damaged_lines_and_a_restart(tmp_path: Path
     append(files.metrics, {"step": 1, "reward": 0.5, "sgt/gate_rate": 0.75, "step_time": 4.0, "see/wait_seconds": 1})
     with files.metrics.open("a") as file:
         file.write("not JSON\n[1]\n" + '{"step": "2", "reward": 9}\n')
-    row = {"step": 2, "reward": None, "step_time": 2.0, "validation": {"accuracy": 0.5, "by_group": {"+": 0.5}}}
+    row = {"step": 2, "reward": None, "step_time": 2.0, "validation": {**validation(0.5), "by_group": {"+": 0.5}}}
     append(files.metrics, row)
     live.update()
     assert (ada.step, ada.reward.last, ada.gate_rate.last) == (2, 0.5, 0.75)
-    assert ada.accuracy.points == [Point(0, 0.3), Point(2, 0.5)]
+    assert ada.accuracy.points == [(0, 0.3), (2, 0.5)]
     assert ada.waiting == pytest.approx(1 / 6)
     assert ada.seconds_left(12) == pytest.approx(10 * 3.0)
     append(files.metrics, {"step": 3, "reward": 0.25, "validation": {"accuracy": "high", "by_group": [1]}})
@@ -96,7 +96,7 @@ def test_policies_are_followed_across_damaged_lines_and_a_restart(tmp_path: Path
     assert (ada.step, ada.reward.last, ada.accuracy.last) == (3, 0.25, 0.5)
     files.metrics.write_text(json.dumps({"step": 1, "reward": 0.5}) + "\n")  # resumed from step 1
     live.update()
-    assert (ada.step, ada.waiting, ada.accuracy.points) == (1, None, [Point(0, 0.3)])
+    assert (ada.step, ada.waiting, ada.accuracy.points) == (1, None, [(0, 0.3)])
 
 
 def test_newest_rescues_and_log_lines_are_kept_and_cleaned(tmp_path: Path) -> None:
@@ -130,14 +130,14 @@ def test_hostile_files_do_not_stop_updates(tmp_path: Path) -> None:
     files.before.write_text('{"accuracy": 0.5, "by_group": {"\\ud800": 1.0}, "sha256": "0"}\n')
     live = LiveRun(run, ["ada"])
     live.update(logs=True)
-    assert live.policies["ada"].reward.points == [Point(3, 1.0)]
+    assert live.policies["ada"].reward.points == [(3, 1.0)]
     assert math.isnan(live.seconds_left(10))
 
 
 def test_long_files_are_read_to_the_end_and_newest_rescues_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_run, "LOOK_BYTES", 500)
+    monkeypatch.setattr(reader, "LOOK_BYTES", 500)
     run = RunDirectory(made_run(tmp_path / "r", "sgt", finished=False, steps=4))
     files = run.policy("ada")
     files.metrics.write_text("".join(json.dumps({"step": step, "reward": 0.5}) + "\n" for step in range(1, 400)))

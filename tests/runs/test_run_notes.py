@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mutualrl.regimes import get_regime
-from mutualrl.reporting.run_notes import LearningNotes, live_after
+from mutualrl.runs.notes import LearningNotes, live_after
 
 
 def notes(regime: str, *rows: dict[str, Any]) -> list[str]:

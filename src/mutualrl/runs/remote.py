@@ -18,8 +18,8 @@ from mutualrl.see.manifest import read_manifest
 from mutualrl.see.mirror import RUN_JSON, mirrored, policy_files
 from mutualrl.see.store import RemoteStore, remote_store
 from mutualrl.storage.bucket_url import is_bucket, redacted, require_url
-from mutualrl.storage.files import JsonObject, parse_checksummed, write_atomic, write_checksummed, write_json
-from mutualrl.storage.run_info import RunInfo, policy_result
+from mutualrl.storage.files import parse_checksummed, write_atomic, write_checksummed, write_json
+from mutualrl.storage.run_info import RunInfo, Summary, policy_result
 from mutualrl.storage.rundir import RunDirectory
 
 
@@ -105,17 +105,17 @@ def _write_outcome(run: RunDirectory, info: RunInfo, policies: Sequence[str], ur
     results = {policy: policy_result(run.policy(policy).result, run.root) for policy in policies}
     finished = {policy: result for policy, result in results.items() if result is not None}
     if len(finished) == len(results):
-        summary: JsonObject = {
-            "regime": info.regime,
-            "pool": info.pool,
-            "task": info.fingerprint.get("task"),
-            "seed": info.seed,
-            "steps": info.fingerprint.get("steps"),
-            "seconds": max(result.train_seconds for result in finished.values()),
-            "policies": {policy: result.to_json() for policy, result in finished.items()},
-            "lost": [],
-        }
-        write_checksummed(run.summary, summary, root=run.root)
+        plan = info.fingerprint
+        summary = Summary(
+            regime=info.regime,
+            pool=info.pool,
+            task=str(plan.get("task")),
+            seed=info.seed,
+            steps=int(plan.get("steps", 0)),
+            seconds=max(result.train_seconds for result in finished.values()),
+            policies=finished,
+        )
+        write_checksummed(run.summary, summary.to_json(), root=run.root)
         return
     status_file(run.root).parent.mkdir(parents=True, exist_ok=True)
     message = f"its policies joined {url}; state as of {time.strftime('%Y-%m-%d %H:%M:%S')}"

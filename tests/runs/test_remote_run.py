@@ -13,8 +13,8 @@ import pytest
 from buckets import Server, reachable, serving
 from conftest import Cli
 from mutualrl.errors import ExchangeDamagedError, UsageError
-from mutualrl.reporting.remote_run import fetch_run
-from mutualrl.reporting.run_reader import read_run
+from mutualrl.runs.remote import fetch_run
+from mutualrl.runs.logs import read_logged
 from mutualrl.see import LocalStore, open_store
 from mutualrl.see.manifest import Manifest, write_manifest
 from mutualrl.see.mirror import Mirror, mirrored
@@ -44,12 +44,11 @@ def test_finished_run_is_reported_and_watched_on_any_machine(
 ) -> None:
     url = server.bucket()
     mirror(url, RunDirectory(unbroken.path), "ada", "bob")
-    local, remote = read_run(unbroken.path), read_run(fetch_run(url, tmp_path / "one").root)
+    local, remote = read_logged(unbroken.path), read_logged(fetch_run(url, tmp_path / "one").root)
     assert remote.state == "finished"
-    for name, policy in local.policies.items():
-        assert remote.policies[name].metrics == policy.metrics
-        assert remote.policies[name].rescues == policy.rescues
-        assert remote.policies[name].final == policy.final
+    assert remote.metrics.equals(local.metrics)
+    assert remote.rescues == local.rescues
+    assert remote.policies == local.policies
     watched = cli("watch", url)
     assert watched.returncode == 0, watched.stderr
     assert f"the run is in {url}" in watched.stdout

@@ -12,7 +12,7 @@ from mutualrl.errors import FileDamagedError
 from mutualrl.recipes.agreement import too_long_notes
 from mutualrl.regimes.regime import Metric
 from mutualrl.storage.files import finite_number, parse_or_none, read_checksummed, try_read_bytes
-from mutualrl.storage.run_info import policy_result
+from mutualrl.storage.run_info import Validation, policy_result
 from mutualrl.storage.rundir import RunDirectory
 
 LIVE_STEPS = 10  # after which a run that still trains gets a note
@@ -121,12 +121,12 @@ def data_notes(run: RunDirectory, policy: str, limit: int | None) -> list[str]:
     return too_long_notes(splits, limit)
 
 
-def unscorable_note(policy: str, validation: Mapping[str, Any] | None) -> list[str]:
+def unscorable_note(policy: str, validation: Validation | None) -> list[str]:
     """Return the note on held-out completions without a reward, if there are any."""
-    count, n = ((validation or {}).get(key) for key in ("unscorable", "n"))
-    if not isinstance(count, int) or not count:
+    if validation is None or not validation.unscorable:
         return []
-    return [f"{policy}: {count} of {n} held-out completions have no reward (None or NaN); they count as 0"]
+    found = f"{validation.unscorable} of {validation.n} held-out completions have no reward (None or NaN)"
+    return [f"{policy}: {found}; they count as 0"]
 
 
 def notes_of(run: RunDirectory, policies: Sequence[str], metrics: Sequence[Metric], limit: int | None) -> list[str]:
@@ -139,6 +139,5 @@ def notes_of(run: RunDirectory, policies: Sequence[str], metrics: Sequence[Metri
         rows = [row for line in lines if (row := parse_or_none(line)) is not None]
         notes |= dict.fromkeys(f"{policy}: {note}" for note in LearningNotes.of(metrics, rows).notes())
         result = policy_result(run.policy(policy).result, run.root)
-        if result is not None and result.validation is not None:
-            notes |= dict.fromkeys(unscorable_note(policy, result.validation.to_json()))
+        notes |= dict.fromkeys(unscorable_note(policy, None if result is None else result.validation))
     return list(notes)
