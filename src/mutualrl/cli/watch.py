@@ -16,7 +16,6 @@ from mutualrl.errors import MutualRLError, UsageError
 from mutualrl.launch.stop import write_stop_request
 from mutualrl.process.status import RunState
 from mutualrl.reporting.progress import Progress
-from mutualrl.reporting.report import write_report
 from mutualrl.runs.live import LiveRun
 from mutualrl.runs.overview import read_overview
 from mutualrl.runs.read import read_run
@@ -24,7 +23,6 @@ from mutualrl.runs.record import Run
 from mutualrl.runs.remote import fetch_run, run_directory, run_name
 from mutualrl.storage.bucket_url import is_bucket
 from mutualrl.storage.rundir import RunDirectory, command_line, holder_of
-from mutualrl.study.verdict import verdicts
 
 LOCAL_SECONDS = 0.5  # between two polls
 REMOTE_SECONDS = 10.0  # between two polls of a bucket
@@ -81,6 +79,9 @@ def _follow_on_screen(source: str, current: Run, is_live: Callable[[], bool], se
     live = LiveRun(directory, names, current.rule.metrics)
 
     def report() -> Path:
+        from mutualrl.reporting.report import write_report
+        from mutualrl.study.verdict import verdicts
+
         out = Path.cwd() / f"{run_name(source)}-report" if remote else directory.root / "report"
         return write_report([directory.root], out, " ".join(command_line()), verdicts).page
 

@@ -70,3 +70,8 @@ def duration(seconds: float) -> str:
 def cell(text: str) -> str:
     """Return `text`, cleaned and escaped for a Rich table or console."""
     return escape(clean(text, 200))
+
+
+def group_label(group: str | None) -> str:
+    """Return the name of a group of an accuracy; `all` for None."""
+    return "all" if group is None else group or "(no name)"

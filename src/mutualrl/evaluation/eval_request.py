@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,10 @@ from mutualrl.process.limits import REWARD_SECONDS
 from mutualrl.recipes import Recipe, Request, resolve
 from mutualrl.recipes.schema import Policy, TaskSection
 from mutualrl.recipes.section import known_model
-from mutualrl.recipes.yaml_file import parse_mapping
-from mutualrl.records import POLICY_NAME, Prompt
-from mutualrl.storage.files import user_path
+from mutualrl.records import Prompt
+from mutualrl.runs.read import part, read_run
+from mutualrl.runs.record import Run, policies_in
+from mutualrl.storage.files import JsonObject
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.storage.trained_model import trained_model
 from mutualrl.tasks import TaskSource, get_task
@@ -83,23 +83,22 @@ class EvalRequest:
         if flags.initial and flags.run is None:
             raise UsageError("--initial: only a run has models before and after training; add --run DIR")
         sampling = _sampling(flags)
-        recipe = {} if flags.run is None else _recipe_of(RunDirectory(user_path(flags.run)))
+        run = None if flags.run is None else _run(flags.run)
         pool = None if flags.pool is None else resolve(Request(pool=flags.pool))
         pool_task = pool.task if pool is not None else TaskSection()
-        section = _section(recipe, flags) if recipe else pool_task
+        section = pool_task if run is None else _section(run)
         suite = flags.suite or section.name
-        trainer = pool.trainer if pool is not None else recipe.get("trainer") or {}
+        trainer = pool.trainer if pool is not None else {} if run is None else run.section("trainer")
         recipe_tokens = trainer.get("max_completion_length") if suite == section.name else None
         tokens = flags.max_new_tokens or recipe_tokens  # other tasks have their own limits
-        weights = _get(recipe, "trainer", "reward_weights") if recipe else pool and pool.trainer.get("reward_weights")
         tasks = [
-            replace(_rewarded(task, section, weights), step_timeout=flags.step_timeout)
+            replace(_rewarded(task, section, trainer.get("reward_weights")), step_timeout=flags.step_timeout)
             for task in _tasks(suite, section, flags, tokens)
         ]
-        if flags.run is not None and flags.initial:
-            models = _initial_models(recipe, flags.trust_remote_code)
-        elif flags.run is not None:
-            models = _models_of(RunDirectory(user_path(flags.run)), recipe, flags.trust_remote_code)
+        if run is not None and flags.initial:
+            models = _initial_models(run, flags.trust_remote_code)
+        elif run is not None:
+            models = _models_of(run, flags.trust_remote_code)
         elif pool is not None:
             models = [_of_policy(pool, p, flags.trust_remote_code) for p in pool.policies]
         else:
@@ -188,59 +187,55 @@ def _task(name: str, source: TaskSource, flags: EvalFlags, tokens: int | None) -
     return TaskRequest(name, prompts, data.origin, data.dropped, limit, tuple(rewards))
 
 
-def _recipe_of(run: RunDirectory) -> dict[str, Any]:
-    """Return a run's recipe as stored. Its base models may no longer exist; only the trained ones are needed."""
-    recipe = parse_mapping(run.recipe_text(), str(run.recipe))
-    policies = recipe.get("policies")
-    entries = policies if isinstance(policies, list) else []
-    names = [entry.get("name") if isinstance(entry, dict) else None for entry in entries]
-    if not names or not all(isinstance(name, str) and re.match(POLICY_NAME, name) for name in names):
-        raise UsageError(f"{run.recipe} is damaged: expected `policies:`, each named, found {repr(policies)[:80]}")
-    tokens = _get(recipe, "trainer", "max_completion_length")
-    if not isinstance(_get(recipe, "task", "name"), str) or not isinstance(tokens, int):
-        raise UsageError(f"{run.recipe} is damaged: expected task.name and trainer.max_completion_length")
-    return recipe
+def _run(path: Path) -> Run:
+    """Return a run whose recipe says what to evaluate. Its base models may no longer exist; only the trained ones are
+    needed."""
+    run = read_run(path)
+    policies = run.recipe.get("policies")
+    named = policies_in(run.recipe)
+    if not named or not isinstance(policies, list) or len(named) < len(policies):
+        raise UsageError(f"{path}: its recipe is damaged: expected `policies:`, each named, found {policies!r:.80}")
+    if not isinstance(run.setting("task.name"), str) or not isinstance(run.setting(TOKENS), int):
+        raise UsageError(f"{path}: its recipe is damaged: expected task.name and {TOKENS}")
+    return run
 
 
-def _section(recipe: dict[str, Any], flags: EvalFlags) -> TaskSection:
+TOKENS = "trainer.max_completion_length"
+
+
+def _section(run: Run) -> TaskSection:
     try:
-        return TaskSection.model_validate(recipe["task"])
+        return TaskSection.model_validate(run.section("task"))
     except ValidationError as error:
-        raise UsageError(f"{flags.run}: its recipe's task section is damaged: {error.errors()[0]['msg']}") from None
+        raise UsageError(f"{run.root}: its recipe's task section is damaged: {error.errors()[0]['msg']}") from None
 
 
-def _get(recipe: dict[str, Any], section: str, key: str) -> Any:
-    value = recipe.get(section)
-    return value.get(key) if isinstance(value, dict) else None
-
-
-def _models_of(run: RunDirectory, recipe: dict[str, Any], trust_remote_code: bool) -> list[ModelRequest]:
+def _models_of(run: Run, trust_remote_code: bool) -> list[ModelRequest]:
     """Return the trained models of a run, by policy. Raises UsageError when one is missing, FileDamagedError when one
     belongs to another policy or run."""
     results = []
-    for policy in recipe["policies"]:
-        path = trained_model(run, policy["name"], verify=True)
-        template = _template(recipe, policy)
-        results.append(ModelRequest(policy["name"], str(path), None, trust_remote_code, template))
+    for policy in policies_in(run.recipe):
+        path = trained_model(RunDirectory(run.root), policy["name"], verify=True)
+        results.append(ModelRequest(policy["name"], str(path), None, trust_remote_code, _template(run, policy)))
     return results
 
 
-def _initial_models(recipe: dict[str, Any], trust_remote_code: bool) -> list[ModelRequest]:
+def _initial_models(run: Run, trust_remote_code: bool) -> list[ModelRequest]:
     """Return the models with which a run's policies began, by policy."""
     results = []
-    for policy in recipe["policies"]:
+    for policy in policies_in(run.recipe):
         name, model, revision = policy["name"], policy.get("model"), policy.get("revision")
         try:
             path = known_model(str(model))
         except ValueError as error:
             raise UsageError(f"--initial: the model of policy {name!r} before training, {model!r}: {error}") from None
         trust = bool(policy.get("trust_remote_code")) or trust_remote_code
-        results.append(ModelRequest(name, path, revision, trust, _template(recipe, policy)))
+        results.append(ModelRequest(name, path, revision, trust, _template(run, policy)))
     return results
 
 
-def _template(recipe: dict[str, Any], policy: dict[str, Any]) -> dict[str, Any]:
-    template = _get(policy, "trainer", "chat_template_kwargs") or _get(recipe, "trainer", "chat_template_kwargs")
+def _template(run: Run, policy: JsonObject) -> dict[str, Any]:
+    template = part(policy, "trainer").get("chat_template_kwargs") or run.setting("trainer.chat_template_kwargs")
     return template if isinstance(template, dict) else {}
 
 

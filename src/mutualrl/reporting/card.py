@@ -8,10 +8,9 @@ from typing import Any
 
 import yaml
 
-from mutualrl.console.display import clean, last_parts
+from mutualrl.console.display import clean, group_label, last_parts
 from mutualrl.console.markdown import name, number, table
 from mutualrl.regimes import baseline
-from mutualrl.reporting.report_tables import group_label
 from mutualrl.runs.read import read_run
 from mutualrl.runs.record import Policy, Run
 from mutualrl.storage.files import write_atomic

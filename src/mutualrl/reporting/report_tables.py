@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mutualrl.console.display import group_label
 from mutualrl.process.status import RunState
 from mutualrl.regimes import baseline
 from mutualrl.reporting.comparability import Comparison
@@ -28,11 +29,6 @@ class Table:
 def figure(value: float | None) -> str:
     """Return an accuracy or a fraction to three decimals; empty for None."""
     return "" if value is None else f"{value:.3f}"
-
-
-def group_label(group: str | None) -> str:
-    """Return a group's name; `all` for None."""
-    return "all" if group is None else group or "(no name)"
 
 
 def format_mean(values: Sequence[float]) -> str:
