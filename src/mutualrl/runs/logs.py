@@ -1,0 +1,187 @@
+"""Runs with their logs: one frame of metrics, and the rescues.
+
+A metric that is null, NaN, infinite, larger than 1e100, or not a number was not measured: it has no row in the frame.
+A missing row is never read as 0 and never interpolated; a sum over steps takes those that were measured, and a curve
+over several runs the steps that all of them have. A step that is logged twice counts once, as logged last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import pandas as pd
+
+from mutualrl.errors import FileDamagedError, UsageError
+from mutualrl.runs.notes import LearningNotes, data_notes, unscorable_note
+from mutualrl.runs.read import read_run, short, validation_of
+from mutualrl.runs.record import Policy, Run
+from mutualrl.storage.artifacts import FileDigest
+from mutualrl.storage.files import JsonObject, finite_number, parse_or_none, read_regular, user_path
+from mutualrl.storage.run_info import Validation
+from mutualrl.storage.run_logs import recorded_sums
+from mutualrl.storage.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    Series: TypeAlias = pd.Series[float]
+else:
+    Series = pd.Series  # values by step
+
+LARGEST_LOG = 4 * 2**30  # bytes per metrics.jsonl or rescues.jsonl
+ACCURACY = "validation/accuracy"  # of all prompts; of a group: validation/accuracy/GROUP
+LEVELS = ["policy", "metric", "step"]
+
+
+class LoggedRun(Run):
+    """Run with its logs. `metrics`: one value per `LEVELS`, sorted; validations are the metric `ACCURACY` and, per
+    group, one below it: before training (step 0), during and after it. `steps`: the last logged step by policy;
+    `rescues`: lines of rescues.jsonl by policy."""
+
+    metrics: Series
+    steps: Mapping[str, int]
+    rescues: Mapping[str, tuple[JsonObject, ...]]
+
+    def series(self, policy: str, metric: str) -> Series:
+        """Return the values of a metric by step; empty if it was never measured."""
+        try:
+            values: Series = self.metrics.loc[(policy, metric)]  # type: ignore[assignment]  # a partial key: a series
+        except KeyError:
+            return pd.Series(index=pd.Index([], dtype="int64", name="step"), dtype="float64", name="value")
+        return values
+
+    def total(self, policy: str, metric: str) -> float:
+        """Return the sum of a metric over the steps; 0 if it was never measured."""
+        return float(self.series(policy, metric).sum())
+
+    def by_role(self, policy: str, role: str) -> Series:
+        """Return the values of the metric with this role in the run's regime; empty if it has none."""
+        return self.series(policy, self.rule.metric(role) or "")
+
+    def accuracy_of(self, policy: str, group: str | None = None) -> Series:
+        """Return greedy accuracy by step, of a group or of all."""
+        return self.series(policy, ACCURACY if group is None else f"{ACCURACY}/{group}")
+
+    def logged(self, policy: str) -> list[str]:
+        """Return the metrics of a policy, sorted."""
+        codes = self.metrics.index.get_level_values("policy") == policy
+        return sorted(self.metrics.index[codes].unique("metric"))
+
+    def groups(self, policy: str) -> list[str]:
+        """Return the groups of the validation accuracy, sorted."""
+        prefix = f"{ACCURACY}/"
+        return [metric.removeprefix(prefix) for metric in self.logged(policy) if metric.startswith(prefix)]
+
+
+def read_logged(path: Path) -> LoggedRun:
+    """Read a run directory in any state, with its logs; raises as `read_run`."""
+    run = read_run(path)
+    directory, notes = RunDirectory(run.root), list(run.notes)
+    rows: dict[str, list[tuple[str, int, float]]] = {}
+    steps, rescues = {}, {}
+    for name, policy in run.policies.items():
+        files = directory.policy(name)
+        sums = recorded_sums(files)
+        lines = _lines(files.metrics, sums.get(files.metrics), notes, run.root)
+        rescues[name] = _lines(files.rescues, sums.get(files.rescues), notes, run.root)
+        rows[name] = [*_measured(lines), *_validations(policy, lines)]
+        steps[name] = max((row["step"] for row in lines), default=0)
+        notes += [f"{name}: {note}" for note in LearningNotes.of(run.rule.metrics, lines).notes()]
+        notes += unscorable_note(name, policy.validation)
+        limit = run.setting("task.max_prompt_tokens")
+        notes += [note for note in data_notes(directory, name, limit) if note not in notes]
+        if not lines:
+            notes.append(f"policy {name!r} has no step in its metrics.jsonl yet")
+    fields = {name: getattr(run, name) for name in Run.model_fields}
+    return LoggedRun(**fields | {"notes": tuple(notes)}, metrics=frame(rows), steps=steps, rescues=rescues)
+
+
+def read_runs(paths: Sequence[Path]) -> list[LoggedRun]:
+    """Return the runs in order, with unique names. Raises UsageError if a path is given twice."""
+    roots = [user_path(path).resolve() for path in paths]
+    if duplicate := next((path for i, path in enumerate(roots) if path in roots[:i]), None):
+        raise UsageError(f"{duplicate} is given twice; it would count as two runs")
+    runs: dict[str, LoggedRun] = {}
+    for path in roots:
+        run = read_logged(path)
+        name, number = run.name, 2
+        if name in runs:
+            name = f"{path.parent.name}/{path.name}"
+        while name in runs:
+            name, number = f"{path.name} ({number})", number + 1
+        runs[name] = run.model_copy(update={"name": name})
+    return list(runs.values())
+
+
+def frame(rows: Mapping[str, Iterable[tuple[str, int, float]]]) -> Series:
+    """Return the frame of (metric, step, value) by policy: a series with the levels `LEVELS`, sorted by them."""
+    keys: list[tuple[str, str, int]] = []
+    values: list[float] = []
+    for policy in sorted(rows):
+        by_metric: dict[str, dict[int, float]] = {}
+        for metric, step, value in rows[policy]:
+            by_metric.setdefault(metric, {})[step] = value
+        for metric in sorted(by_metric):
+            steps = sorted(by_metric[metric])
+            keys += [(policy, metric, step) for step in steps]
+            values += [by_metric[metric][step] for step in steps]
+    columns = zip(*keys, strict=True) if keys else ([], [], [])
+    index = pd.MultiIndex.from_arrays([pd.Index(column) for column in columns], names=LEVELS)
+    return pd.Series(values, index=index, dtype="float64", name="value")
+
+
+def points(values: Series) -> list[tuple[int, float]]:
+    """Return (step, value) in order of the steps."""
+    return list(zip(values.index.tolist(), values.tolist(), strict=True))
+
+
+def _measured(lines: Iterable[JsonObject]) -> Iterable[tuple[str, int, float]]:
+    """Yield what the rows of a metrics.jsonl measured."""
+    for row in lines:
+        for metric, value in row.items():
+            if metric != "step" and (number := finite_number(value)) is not None:
+                yield metric, row["step"], number
+
+
+def _validations(policy: Policy, lines: Iterable[JsonObject]) -> Iterable[tuple[str, int, float]]:
+    """Yield the validations of a policy in which a completion had a reward."""
+    result = policy.result
+    by_step: dict[int, Validation | None] = {row["step"]: validation_of(row.get("validation")) for row in lines}
+    by_step[0] = policy.before if result is None else result.initial_validation or policy.before
+    if result is not None:
+        by_step[result.steps] = result.validation
+    for step, validation in by_step.items():
+        if validation is not None and validation.is_measured:
+            yield ACCURACY, step, validation.accuracy
+            yield from ((f"{ACCURACY}/{group}", step, value) for group, value in validation.by_group.items())
+
+
+def _lines(path: Path, recorded: FileDigest | None, notes: list[str], root: Path) -> tuple[JsonObject, ...]:
+    """Return the rows of a JSON Lines file that have a step; none if the recorded prefix fails its checksum. An
+    unterminated last line is still being written, or was torn."""
+    where = path.relative_to(root)
+    try:
+        data = read_regular(path, LARGEST_LOG)
+    except FileNotFoundError:
+        return ()
+    except (OSError, FileDamagedError) as error:
+        notes.append(f"{where} is left out: {short(error, path)}")
+        return ()
+    if recorded is not None and hashlib.sha256(data[: recorded.bytes]).hexdigest() != recorded.sha256:
+        notes.append(f"{where} is left out: its bytes do not match its checksum")
+        return ()
+    rows: list[JsonObject] = []
+    bad: list[int] = []
+    for line, text in enumerate(data.split(b"\n")[:-1], 1):
+        row = parse_or_none(text)
+        if row is not None and type(row.get("step")) is int:
+            rows.append(row)
+        else:
+            bad.append(line)
+    if data and not data.endswith(b"\n"):
+        notes.append(f"{where}: its last line is incomplete (being written, or torn by a kill) and is left out")
+    if bad:
+        shown = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
+        notes.append(f"{where}: {len(bad)} lines are not valid records ({shown}) and are left out")
+    return tuple(rows)
