@@ -59,6 +59,16 @@ def test_imports_point_down() -> None:
     assert not upward
 
 
+def test_pandas_and_the_logs_of_runs_are_read_below_runs_only() -> None:
+    """`training` and `storage` write the logs."""
+    for path in SOURCE.rglob("*.py"):
+        text, room = path.read_text(), package_of(path)
+        if room != "runs":
+            assert not re.search(r"^\s*(import|from) pandas", text, re.MULTILINE), path
+        if room not in ("runs", "training", "storage"):
+            assert not re.search(r"\.(metrics|rescues)\.(read|open)", text), path
+
+
 #: modules of `training` without TRL: diagnostics rehearse a regime with them
 WITHOUT_TRL = {"mutualrl.training.transfer"}
 

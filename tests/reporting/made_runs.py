@@ -55,6 +55,7 @@ def made_run(
         "seed": seed,
         "regime": regime,
         "pool": "tiny",
+        "exchange": "",
         "fingerprint": {
             "task": task,
             "steps": steps,

@@ -16,6 +16,7 @@ from mutualrl.reporting.page import Verdict
 from mutualrl.runs.logs import read_runs
 from mutualrl.storage.files import read_checksummed, write_checksummed
 from mutualrl.study.verdict import verdicts
+from runs import FinishedRun
 
 
 def verdicts_of(*runs: Path) -> list[Verdict]:
@@ -173,3 +174,11 @@ def test_page_begins_with_the_verdict(cli_here: Cli, tmp_path: Path) -> None:
     main = page.split('<main id="main">')[1]
     assert main.index('class="verdict"') < main.index("<table")
     assert "it has no baseline" in main
+
+
+def test_verdict_on_a_run_of_train_has_the_command_of_its_baseline(unbroken: FinishedRun) -> None:
+    (verdict,) = verdicts_of(unbroken.path)
+    (again, report) = verdict.commands
+    assert again.startswith("mutualrl train ")
+    assert again.endswith("--regime grpo")
+    assert report == f"mutualrl report {unbroken.path} {unbroken.path}-grpo"

@@ -143,7 +143,11 @@ def test_vllm_sampling_metrics_are_drawn(tmp_path: Path) -> None:
         sampling_metrics = {**ratios, "sampling/sampling_logp_difference/mean": 0.01}
         path.write_text("".join(json.dumps({**row, **sampling_metrics}) + "\n" for row in rows))
     (drawn,) = [figure for figure in single_run.figures(read_logged(run)) if figure.name == "engine"]
-    assert [{line["value"].iloc[0] for line in panel.lines.values()} for panel in drawn.panels] == [{0.01}, {0.98}, {0.5}]
+    assert [{line["value"].iloc[0] for line in panel.lines.values()} for panel in drawn.panels] == [
+        {0.01},
+        {0.98},
+        {0.5},
+    ]
 
 
 def test_panels_of_zeros_are_named_and_not_drawn(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import pytest
 from buckets import Server, reachable, serving
 from conftest import Cli
 from mutualrl.errors import ExchangeDamagedError, UsageError
-from mutualrl.runs.remote import fetch_run
 from mutualrl.runs.logs import read_logged
+from mutualrl.runs.remote import fetch_run
 from mutualrl.see import LocalStore, open_store
 from mutualrl.see.manifest import Manifest, write_manifest
 from mutualrl.see.mirror import Mirror, mirrored

@@ -280,10 +280,14 @@ def _reward(value: float) -> str:
 
 def unset_defaults(recipe: Recipe) -> str | None:
     """Return the message with TRL's defaults of decisive keys that the recipe leaves unset."""
-    settings = [recipe.trainer_settings(policy.name) for policy in recipe.policies]
-    unset = [f"{key} {defaults()[key]:g}" for key in DECISIVE if any(key not in keys for keys in settings)]
-    corrected = [keys for keys in settings if keys.get("use_vllm") and keys.get(CORRECTION[0], True)]
-    unset += [f"{key} {defaults()[key]}" for key in CORRECTION if any(key not in keys for keys in corrected)]
+    missing: set[str] = set()
+    for policy in recipe.policies:
+        settings = recipe.trainer_settings(policy.name)
+        missing.update(key for key in DECISIVE if key not in settings)
+        if settings.get("use_vllm") and settings.get(CORRECTION[0], True):
+            missing.update(key for key in CORRECTION if key not in settings)
+    unset = [f"{key} {defaults()[key]:g}" for key in DECISIVE if key in missing]
+    unset += [f"{key} {defaults()[key]}" for key in CORRECTION if key in missing]
     return f"Left to TRL's defaults: {', '.join(unset)}" if unset else None
 
 

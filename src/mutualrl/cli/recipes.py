@@ -46,7 +46,8 @@ def ls(options: RecipesLs) -> None:
         emit({"recipes": [{"kind": k, "name": n, "path": str(p), "about": a} for k, n, p, a in rows]})
         return
     shown = [(kind, f"paper/{name}" if kind == "paper" else name, about) for kind, name, _, about in rows]
-    width = screen().width - sum(max(len(row[column]) for row in shown) for column in (0, 1)) - FRAME
+    kinds, names, _ = zip(*shown, strict=True)
+    width = screen().width - max(map(len, kinds)) - max(map(len, names)) - FRAME
     table = Table("kind", "name", "about")
     for kind, name, about in shown:
         description = Text(about)

@@ -78,13 +78,7 @@ def _follow_on_screen(source: str, current: Run, is_live: Callable[[], bool], se
     names = local if joined else list(current.policies)
     live = LiveRun(directory, names, current.rule.metrics)
 
-    def report() -> Path:
-        from mutualrl.reporting.report import write_report
-        from mutualrl.study.verdict import verdicts
-
-        out = Path.cwd() / f"{run_name(source)}-report" if remote else directory.root / "report"
-        return write_report([directory.root], out, " ".join(command_line()), verdicts).page
-
+    page = Path.cwd() / f"{run_name(source)}-report" if remote else directory.root / "report"
     name = run_name(source) if remote else current.name
     title = clean(f"{name} · {current.arm} · {current.pool} · seed {current.info.seed}", 200)
     app = WatchScreen(
@@ -95,11 +89,19 @@ def _follow_on_screen(source: str, current: Run, is_live: Callable[[], bool], se
         seconds=max(1.0, seconds),
         look=is_live,
         stop=None if remote else lambda: stop_run(directory),
-        report=report,
+        report=lambda: _report(directory, page),
     )
     app.run()
     if app.return_code:
         raise MutualRLError("the screen failed (see above); the run continues. Use instead: mutualrl watch --plain")
+
+
+def _report(run: RunDirectory, out: Path) -> Path:
+    """Write the report, and return its page. What draws it is imported when it is asked for."""
+    from mutualrl.reporting.report import write_report
+    from mutualrl.study.verdict import verdicts
+
+    return write_report([run.root], out, " ".join(command_line()), verdicts).page
 
 
 def stop_run(run: RunDirectory) -> str:

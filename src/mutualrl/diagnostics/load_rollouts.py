@@ -177,12 +177,11 @@ def _sample(request: DiagnosticRequest, sampled: Sampled, bars: ProgressBars) ->
             "--max-new-tokens, or choose shorter prompts"
         )
     prompts = [sampled.prompts[i] for i in fitting]
-    table = pa.concat_tables(
-        [
-            _sample_policy(request, sampled, name, tokenizers[name], prompts, [ids[name][i] for i in fitting], bars)
-            for name in names
-        ]
-    )
+    tables = []
+    for name in names:
+        own_ids = [ids[name][i] for i in fitting]
+        tables.append(_sample_policy(request, sampled, name, tokenizers[name], prompts, own_ids, bars))
+    table = pa.concat_tables(tables)
     if sampled.save is not None:
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd")

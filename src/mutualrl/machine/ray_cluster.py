@@ -42,7 +42,10 @@ def nodes_of_cluster() -> list[Resources]:
     import ray
 
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return [{kind: resources[kind] for kind in KINDS if resources.get(kind)} for resources in alive]
+    nodes = []
+    for resources in alive:
+        nodes.append({kind: resources[kind] for kind in KINDS if resources.get(kind)})
+    return nodes
 
 
 def machine_of(nodes: Sequence[Resources]) -> Machine:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from mutualrl.errors import MachineError, RecipeError
 from mutualrl.machine.devices import Machine
@@ -208,7 +209,7 @@ def best_split(
         return (-sum(counts), imbalance(counts), -weighted, *(-c for c in counts))
 
     limit = devices - len(sizes) + 1
-    possible = [[n for n in range(1, limit + 1) if allowed(i, n)] for i in range(len(sizes))]
+    possible = [list(filter(partial(allowed, i), range(1, limit + 1))) for i in range(len(sizes))]
     return min(_splits(devices, possible), key=rank, default=None)
 
 

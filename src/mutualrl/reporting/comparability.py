@@ -68,7 +68,9 @@ def _unmatched(runs: Sequence[Run]) -> list[str]:
         if len(by_value) > 1:
             notes.append(f"not matched: {key} is {_by_value(by_value)}")
     notes += _other_data(runs)
-    seeds_of = {arm: sorted({str(run.info.seed) for run in members}) for arm, members in by_arm(runs).items()}
+    seeds_of: dict[str, list[str]] = {}
+    for arm, members in by_arm(runs).items():
+        seeds_of[arm] = sorted({str(run.info.seed) for run in members})
     if len({tuple(seeds) for seeds in seeds_of.values()}) > 1:
         seeds_text = "; ".join(f"{arm} {', '.join(seeds)}" for arm, seeds in seeds_of.items())
         notes.append(f"not matched: the arms have different seeds: {seeds_text}")

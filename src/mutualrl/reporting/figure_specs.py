@@ -18,6 +18,15 @@ class Panel:
     bars: Mapping[str, Bars] = field(default_factory=dict)
     x: str = "optimizer step"
 
+    def to_json(self) -> dict[str, object]:
+        """Return all plotted values, as plain values."""
+        return {
+            "title": self.title,
+            "y": self.y,
+            "lines": [_line(label, curve) for label, curve in self.lines.items()],
+            "bars": [_bars(label, bars) for label, bars in self.bars.items()],
+        }
+
 
 @dataclass(frozen=True, eq=False)
 class Figure:
@@ -36,15 +45,7 @@ class Figure:
             "name": self.name,
             "title": self.title,
             "paper": self.paper,
-            "panels": [
-                {
-                    "title": panel.title,
-                    "y": panel.y,
-                    "lines": [_line(label, curve) for label, curve in panel.lines.items()],
-                    "bars": [_bars(label, bars) for label, bars in panel.bars.items()],
-                }
-                for panel in self.panels
-            ],
+            "panels": [panel.to_json() for panel in self.panels],
         }
 
 

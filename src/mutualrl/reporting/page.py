@@ -77,14 +77,7 @@ def render(
         css=Markup((assets / "page.css").read_text("utf-8")),
         script=Markup(script),
         script_hash=f"sha256-{digest}",
-        verdicts=[
-            {
-                "answer": clean(verdict.answer, 2000),
-                "cautions": [clean(caution) for caution in verdict.cautions],
-                "commands": [clean(command, 4000) for command in verdict.commands],
-            }
-            for verdict in verdicts
-        ],
+        verdicts=list(map(_verdict, verdicts)),
         sections=[_section(number, section) for number, section in enumerate(sections, 1)],
         tables=[
             _table(table, f"table-{number}-{place}", f"{section.title}: " if prefixed else "")
@@ -112,6 +105,14 @@ def as_block(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
+def _verdict(verdict: Verdict) -> dict[str, object]:
+    return {
+        "answer": clean(verdict.answer, 2000),
+        "cautions": [clean(caution) for caution in verdict.cautions],
+        "commands": [clean(command, 4000) for command in verdict.commands],
+    }
+
+
 def _section(number: int, section: PageSection) -> dict[str, object]:
     return {
         "id": f"section-{number}",
@@ -126,7 +127,7 @@ def _table(table: Table, key: str, prefix: str = "") -> dict[str, object]:
         "id": key,
         "title": clean(prefix + table.title, 200),
         "head": [clean(head, 200) for head in table.head],
-        "rows": [[clean(cell) for cell in row] for row in table.rows],
+        "rows": [list(map(clean, row)) for row in table.rows],
     }
 
 
@@ -140,7 +141,7 @@ def _figure(figure: Figure, svg: str, key: str) -> dict[str, object]:
         "paper": figure.paper,
         "file": figure.name,
         "svg": Markup(svg),
-        "rows": [[clean(cell) for cell in row] for row in rows],
+        "rows": [list(map(clean, row)) for row in rows],
     }
 
 

@@ -145,24 +145,24 @@ def _data(command: str, runs: Sequence[LoggedRun], figures: Sequence[Figure]) ->
     return {
         "version": __version__,
         "command": command,
-        "runs": [
-            {
-                "name": run.name,
-                "path": str(run.root),
-                "state": run.state,
-                "arm": run.arm,
-                "pool": run.pool,
-                "task": run.task,
-                "seed": run.info.seed,
-                "command": run.command,
-                "notes": list(run.notes),
-                "policies": {
-                    name: {"steps": run.steps[name], "validation": _validations(run, name)} for name in run.policies
-                },
-            }
-            for run in runs
-        ],
+        "runs": list(map(_run_json, runs)),
         "figures": [figure.to_json() for figure in figures],
+    }
+
+
+def _run_json(run: LoggedRun) -> dict[str, object]:
+    policies = {name: {"steps": run.steps[name], "validation": _validations(run, name)} for name in run.policies}
+    return {
+        "name": run.name,
+        "path": str(run.root),
+        "state": run.state,
+        "arm": run.arm,
+        "pool": run.pool,
+        "task": run.task,
+        "seed": run.info.seed,
+        "command": run.command,
+        "notes": list(run.notes),
+        "policies": policies,
     }
 
 

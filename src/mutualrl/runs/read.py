@@ -143,7 +143,9 @@ def _summary(files: _Files, run: RunDirectory) -> Summary | None:
     summary = files.read(Summary, run.summary)
     if summary is None:
         return None
-    if summary.policies and all(policy.initial_validation and policy.validation for policy in summary.policies.values()):
+    if summary.policies and all(
+        policy.initial_validation and policy.validation for policy in summary.policies.values()
+    ):
         return summary
     files.notes.append("its summary.json cannot be read")
     return None

@@ -203,7 +203,8 @@ class Outcomes:
     def policies(self, pool: str) -> list[str]:
         """Return the policies common to all runs of a pool."""
         runs = [outcome.policies for key, outcome in self.by.items() if key[0] == pool]
-        return [name for name in runs[0] if all(name in policies for policies in runs)] if runs else []
+        shared: set[str] = set.intersection(*map(set, runs)) if runs else set()
+        return [name for name in runs[0] if name in shared] if runs else []
 
     def groups(self, pool: str, policy: str) -> list[str]:
         """Return the groups of a policy's accuracy, including `all`."""
@@ -234,8 +235,8 @@ class Outcomes:
         name, _, group = measure.partition("/")
         outcomes = [outcome for key, outcome in self.by.items() if key[0] == pool]
         if name == "steps_to":
-            curves = [[step for step, _ in policy.curve] for o in outcomes for policy in o.policies.values()]
-            return float(max((b - a for steps in curves for a, b in pairwise(steps)), default=0))
+            curves = [policy.curve for outcome in outcomes for policy in outcome.policies.values()]
+            return float(max((b - a for curve in curves for (a, _), (b, _) in pairwise(curve)), default=0))
         count = self.problems(pool) or problems
         if name != "accuracy" or not count:
             return 0.0

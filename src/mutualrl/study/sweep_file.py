@@ -269,13 +269,11 @@ def _not_to_distill(file: SweepFile, name: str, recipe: Recipe) -> list[str]:
 
 
 def _beyond_the_factor(file: SweepFile, name: str, recipe: Recipe, reference: Recipe) -> list[str]:
-    declared = file.arms[name].differs
-    changed = [
-        key
-        for key in changed_keys(reference, recipe)
-        if not may_differ(Recipe, key, "arms")
-        and not any(key == prefix or key.startswith(f"{prefix}.") for prefix in declared)
-    ]
+    declared = tuple(f"{prefix}." for prefix in file.arms[name].differs)
+    changed = []
+    for key in changed_keys(reference, recipe):
+        if not may_differ(Recipe, key, "arms") and not f"{key}.".startswith(declared):
+            changed.append(key)
     if not changed:
         return []
     return [

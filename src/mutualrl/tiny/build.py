@@ -67,7 +67,9 @@ def _arithmetic_texts() -> list[str]:
 
 def _countdown_texts(spec: TinySpec) -> list[str]:
     problems = training(SIZES["countdown-three"], spec.seed)
-    texts = [text for p in problems for text in (p.prompt, *(style(p.solution) for style in STYLES.values()))]
+    texts = []
+    for problem in problems:
+        texts += [problem.prompt, *(style(problem.solution) for style in STYLES.values())]
     if isinstance(spec.warm_up, Countdown) and spec.warm_up.hinted:
         hint = STYLES[spec.warm_up.other_style]
         texts += [with_hint(problem.prompt, hint(problem.solution)) for problem in problems[:500]]

@@ -253,7 +253,7 @@ def _draw_gate(axis: Axes, result: Overlap) -> None:
     for row in result.gate:
         k_values = [at.k for at in row.at]
         rates = np.array([at.rate for at in row.at])
-        low, high = (np.array([at.rate_ci[i] for at in row.at]) for i in (0, 1))
+        low, high = np.array([at.rate_ci for at in row.at]).T
         errors = [np.maximum(rates - low, 0), np.maximum(high - rates, 0)]  # rounding may leave the mean outside
         axis.errorbar(k_values, rates, errors, marker="o", capsize=3, label=short(row.learner))
     axis.set_xscale("log", base=2)
