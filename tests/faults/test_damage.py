@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import Cli
+from made_runs import made_run
 from mutualrl.errors import DiskError, FileDamagedError, MachineError, UsageError
 from mutualrl.launch.group import agent
 from mutualrl.mwra.placement import Allocation
@@ -275,6 +276,14 @@ def test_yaml_bombs_in_recipes_are_rejected_without_a_traceback(copy: Path, cli_
     assert listed.returncode == 0, listed.stderr
     assert len(json.loads(listed.stdout)["runs"]) == 2
     assert cli_here("report", copy.name, "--out", "page").returncode == 0
+
+
+def test_report_says_that_the_validation_before_training_is_missing(tmp_path: Path, cli_here: Cli) -> None:
+    run = made_run(tmp_path / "r", finished=False)
+    (run / "policies" / "bob" / "before.json").unlink()
+    notes = json.loads(cli_here("report", run, "--json").stdout)["notes"]
+    assert "policies/bob/before.json is missing: its accuracy before training is not shown" in notes
+    assert not any("policies/ada/before.json" in note for note in notes)
 
 
 def test_listing_a_long_run_reads_only_the_end_of_its_metrics(

@@ -91,6 +91,8 @@ def read_logged(path: Path) -> LoggedRun:
         notes += unscorable_note(name, policy.validation)
         limit = run.setting("task.max_prompt_tokens")
         notes += [note for note in data_notes(directory, name, limit) if note not in notes]
+        if lines and not (run.info.scripts or policy.result or files.before.exists()):
+            notes.append(f"{files.before.relative_to(run.root)} is missing: its accuracy before training is not shown")
         if not lines:
             notes.append(f"policy {name!r} has no step in its metrics.jsonl yet")
     fields = {name: getattr(run, name) for name in Run.model_fields}
