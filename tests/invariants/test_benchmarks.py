@@ -88,7 +88,7 @@ SMOKE: dict[str, tuple[str, ...]] = {
 
 
 def test_every_benchmark_that_a_page_names_has_a_smallest_form() -> None:
-    assert scripts_on_pages() <= set(SMOKE)
+    assert scripts_on_pages() - {"board"} <= set(SMOKE)  # test_board.py runs it whole
 
 
 @pytest.fixture(scope="session")

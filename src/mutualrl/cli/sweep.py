@@ -67,7 +67,7 @@ def compare(options: Compare) -> None:
 def _show(result: Compared, *, as_json: bool, state: Mapping[str, object] | None = None) -> None:
     note_all(result.notes)
     if as_json:
-        emit({**result.to_json(), **(state or {})})
+        emit({**result.to_json(), "pieces": [piece.to_json() for piece in result.pieces], **(state or {})})
         return
     sys.stdout.write(clean(markdown(result), 10**7) + "\n")
     if state is not None:

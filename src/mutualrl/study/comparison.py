@@ -27,7 +27,7 @@ class Compared:
     """Results of a comparison. By pool and arm: `final` accuracy by column, the measures `beside` it (pass@k,
     problems retained, the lessons' NLL), `differences` from the `reference` arm by measure, `budget` as ratios to the
     reference's; None where a ratio cannot be computed. `claims`: on all pieces; `unseen`: on those that are not older
-    than the claims, empty if none is older."""
+    than the claims, empty if none is older. `pieces`: what was compared."""
 
     reference: Mapping[str, str]
     seeds: Mapping[str, Mapping[str, Sequence[int]]]
@@ -39,6 +39,7 @@ class Compared:
     unseen: Sequence[ClaimResult] = ()
     registered: RegisteredClaims | None = None
     notes: Sequence[str] = field(default=())
+    pieces: Sequence[Outcome] = ()
 
     def to_json(self) -> JsonObject:
         """Return the comparison as JSON."""
@@ -93,6 +94,7 @@ def compare(
         unseen=() if registered is None or not older else evaluate_claims(rest, registered.file),
         registered=registered,
         notes=all_notes,
+        pieces=list(outcomes.by.values()),
     )
 
 

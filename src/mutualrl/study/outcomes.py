@@ -54,7 +54,8 @@ class PolicyOutcome:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Outcome of one run: pool, arm, seed and policies. `began`: when the run was created, empty if that was not
-    recorded. `known`: the result was known before the claims were written, e.g. from an earlier study."""
+    recorded. `known`: the result was known before the claims were written, e.g. from an earlier study. `data`: digest
+    of its training and validation prompts, and `version`: of mutualrl; both empty if they were not recorded."""
 
     pool: str
     arm: str
@@ -62,17 +63,21 @@ class Outcome:
     policies: Mapping[str, PolicyOutcome]
     began: str = ""
     known: bool = False
+    data: str = ""
+    version: str = ""
 
     def to_json(self) -> dict[str, object]:
-        """Return the outcome as JSON."""
-        return asdict(self)
+        """Return the outcome as JSON; without data and version where they were not recorded."""
+        value = asdict(self)
+        return {key: each for key, each in value.items() if each or key not in ("data", "version")}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Outcome:
         """Return the outcome that `to_json` wrote."""
         policies = {name: PolicyOutcome(**each) for name, each in value["policies"].items()}
-        began, known = str(value.get("began", "")), bool(value.get("known"))
-        return cls(value["pool"], value["arm"], value["seed"], policies, began, known)
+        began, data, version = (str(value.get(key, "")) for key in ("began", "data", "version"))
+        known = bool(value.get("known"))
+        return cls(value["pool"], value["arm"], value["seed"], policies, began, known, data, version)
 
     def is_older_than(self, registered: str) -> bool:
         """Return whether the run is older than claims registered at a time, or its result was known then."""
@@ -91,7 +96,9 @@ def of_run(run: LoggedRun, pool: str, arm: str) -> Outcome:
                 f"{run.root}: policy {name!r} has no final accuracy; finish it with: mutualrl train --resume"
             )
         policies[name] = _of_policy(run, name, policy.result)
-    return Outcome(pool, arm, run.info.seed, policies, run.info.created)
+    plan, version = run.info.fingerprint, run.info.versions.get("mutualrl", "")
+    data = " ".join(str(plan[key])[:16] for key in ("data_sha256", "validation_sha256") if key in plan)
+    return Outcome(pool, arm, run.info.seed, policies, run.info.created, data=data, version=version)
 
 
 def _pass_at(run: LoggedRun, policy: str) -> dict[str, float]:

@@ -1,0 +1,251 @@
+"""The board: what each way of teaching gained over plain GRPO, from the raw values in result files.
+
+    python benchmarks/board.py                     # docs/board.md and docs/images/board.svg
+    python benchmarks/board.py --check ENTRY.json  # what an entry would add, or why it cannot enter
+
+Reads the files named in board.yaml, and entries from benchmarks/entries/*.json: each is the output of `mutualrl compare
+RUNS --json` with an arm `grpo`. An entry must have three seeds or more that its arms share, and the same prompts for
+all arms of a seed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import harness
+import regimes
+import sweep_results as sweeps
+from mutualrl.console.display import clean
+from mutualrl.console.markdown import name as shown
+from mutualrl.console.plots import draw_on
+from mutualrl.reporting.drawing import STYLE
+from mutualrl.storage.files import JsonObject
+from mutualrl.study.comparison import Compared, compare
+from mutualrl.study.outcomes import Outcome, Outcomes
+from mutualrl.study.statistics import MIN_VALUES, Estimate
+
+HERE = Path(__file__).parent
+DOCS = HERE.parent / "docs"
+ENTRIES = HERE / "entries"
+BOARD = yaml.safe_load((HERE / "board.yaml").read_text(encoding="utf-8"))
+HEAD = (
+    *("arm", "what it teaches", "minus GRPO", "reading", "tokens: sampled + trained + asked", "seeds"),
+    *("newer than the claim", "code"),
+)
+REFERENCE = "grpo"
+COLOURS = {"helps": "#2a9d6f", "hurts": "#c8454f", "not decided": "#8c8c8c"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One arm of a pool. `gain`: final greedy accuracy minus GRPO's of the same seed; `tokens`: sampled, trained on
+    besides, and asked of sources, as multiples of the tokens that GRPO sampled; `newer`: runs that are not older than
+    their claims, None without claims; `commit`: of the code, or its version."""
+
+    arm: str
+    lesson: str
+    gain: Estimate
+    tokens: tuple[float | None, float | None, float | None]
+    newer: int | None
+    commit: str
+
+    @property
+    def reading(self) -> str:
+        """Return what the 95 % interval says."""
+        if self.gain.n < MIN_VALUES or self.gain.low <= 0 <= self.gain.high:
+            return "not decided"
+        return "helps" if self.gain.low > 0 else "hurts"
+
+
+@dataclass(frozen=True)
+class Section:
+    """Rows of one pool, the largest gain first. `page`: below docs, with the account of it; empty for an entry."""
+
+    title: str
+    page: str
+    rows: Sequence[Row]
+
+
+def sections() -> list[Section]:
+    """Return the sections of board.yaml, then those of the entries."""
+    made = [_of_results(pool, BOARD["lessons"]) for pool in BOARD["pools"]]
+    for path in sorted(ENTRIES.glob("*.json")):
+        made += of_entry(json.loads(path.read_text(encoding="utf-8")), path.stem)
+    return made
+
+
+def _of_results(pool: Mapping[str, Any], lessons: Mapping[str, str]) -> Section:
+    outcomes: dict[tuple[str, int], Outcome] = {}
+    newer: dict[str, int | None] = {}
+    commits: dict[str, str] = {}
+    for name in pool["results"]:
+        content = sweeps.stored(name)
+        registered = content.get("comparison", {}).get("registered")
+        stored = sweeps.outcomes_of(content) if "pieces" in content else regimes.outcomes(content["runs"])
+        own = [outcome for outcome in stored.by.values() if outcome.pool == pool["pool"]]
+        for outcome in own:
+            outcomes[outcome.arm, outcome.seed] = outcome
+        for arm in {outcome.arm for outcome in own}:
+            newer[arm] = _newer(own, arm, registered)
+            commits[arm] = str(content["code"]["commit"] or content["code"]["stored_in"])[:7]
+    compared = compare(Outcomes(list(outcomes.values())), REFERENCE)
+    return Section(pool["title"], pool["page"], _rows(compared, pool["pool"], lessons, newer, commits))
+
+
+def _newer(outcomes: Sequence[Outcome], arm: str, registered: Mapping[str, str] | None) -> int | None:
+    """Return how many runs of an arm are not older than their claims; None without claims."""
+    if registered is None:
+        return None
+    return sum(not each.is_older_than(registered["changed"]) for each in outcomes if each.arm == arm)
+
+
+def of_entry(content: JsonObject, name: str) -> list[Section]:
+    """Return the sections of an entry. Raises SystemExit that says why it cannot enter."""
+    if not isinstance(content.get("pieces"), list) or not content["pieces"]:
+        raise SystemExit(f"{name}: found no pieces, expected the output of: mutualrl compare RUNS --json")
+    outcomes = [Outcome.from_json(piece) for piece in content["pieces"]]
+    compared = compare(Outcomes(outcomes), REFERENCE)
+    for pool, arms in compared.seeds.items():
+        if REFERENCE not in arms:
+            raise SystemExit(
+                f"{name}, {pool}: found the arms {', '.join(arms)}, expected one of them to be {REFERENCE}"
+            )
+        for arm, seeds in arms.items():
+            if len(set(seeds) & set(arms[REFERENCE])) < MIN_VALUES or set(seeds) != set(arms[REFERENCE]):
+                raise SystemExit(
+                    f"{name}, {pool}: {arm} has the seeds {', '.join(map(str, seeds))}, expected the same {MIN_VALUES} "
+                    f"or more as {REFERENCE} ({', '.join(map(str, arms[REFERENCE]))}); train those that are missing"
+                )
+    data: dict[tuple[str, int], set[str]] = {}
+    for outcome in outcomes:
+        data.setdefault((outcome.pool, outcome.seed), set()).add(outcome.data)
+    for (pool, seed), digests in data.items():
+        if len(digests) > 1 or "" in digests:
+            raise SystemExit(f"{name}, {pool}: the arms of seed {seed} have other prompts, or do not record them")
+    if unmatched := [note for note in content.get("notes", []) if "not matched" in note]:
+        raise SystemExit(f"{name}: the arms differ in more than the rule: {unmatched[0]}")
+    version = ", ".join(sorted({f"mutualrl {outcome.version}" for outcome in outcomes}))
+    newer = {outcome.arm: _newer(outcomes, outcome.arm, content.get("registered")) for outcome in outcomes}
+    made = []
+    for pool in compared.differences:
+        commits = {outcome.arm: version for outcome in outcomes}
+        made.append(Section(f"{name}: {pool}", "", _rows(compared, pool, {}, newer, commits)))
+    return made
+
+
+def _rows(
+    compared: Compared,
+    pool: str,
+    lessons: Mapping[str, str],
+    newer: Mapping[str, int | None],
+    commits: Mapping[str, str],
+) -> list[Row]:
+    rows = []
+    for arm, differences in compared.differences[pool].items():
+        budget = compared.budget[pool].get(arm, {})
+        tokens = (budget.get("generated_tokens"), budget.get("extra_tokens"), budget.get("asked_tokens"))
+        rows.append(Row(arm, lessons.get(arm, ""), differences["accuracy"], tokens, newer[arm], commits[arm]))
+    return sorted(rows, key=lambda row: -row.gain.mean)
+
+
+# ---- the page
+
+
+def page(made: Sequence[Section]) -> str:
+    """Return docs/board.md."""
+    lines = [BOARD["introduction"]]
+    for section in made:
+        link = f" ([account]({section.page}))" if section.page else ""
+        lines += [f"## {shown(section.title)}", "", f"Final greedy accuracy minus `grpo`'s of the same seed{link}.", ""]
+        lines += [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)]
+        lines += [_line(row) for row in section.rows]
+        lines += [""]
+    return "\n".join(lines)
+
+
+def _line(row: Row) -> str:
+    gain = f"{row.gain.mean:+.3f} [{row.gain.low:+.3f}, {row.gain.high:+.3f}]"
+    reading = {"helps": "**helps**", "hurts": "**hurts**"}.get(row.reading, row.reading)
+    sampled, trained, asked = row.tokens
+    tokens = " + ".join("?" if each is None else f"{each:.2f}" for each in (sampled, trained, asked or 0.0))
+    newer = "no claim" if row.newer is None else f"{row.newer} of {row.gain.n}"
+    cells = (f"`{shown(row.arm)}`", row.lesson, gain, reading, tokens, str(row.gain.n), newer, shown(row.commit))
+    return f"| {' | '.join(cells)} |"
+
+
+# ---- the picture
+
+
+def draw(made: Sequence[Section], path: Path) -> None:
+    """Write the picture of the main lessons as an SVG."""
+    shown_rows: list[tuple[str, list[Row]]] = []
+    for section in made:
+        rows = [row for row in section.rows if row.lesson or not section.page]
+        if rows:
+            shown_rows.append((section.title, rows))
+    count = sum(len(rows) + 1.4 for _, rows in shown_rows)
+    with draw_on((9.6, 0.24 * count + 0.6), STYLE | {"svg.hashsalt": "board"}) as canvas:
+        axis = canvas.subplots()
+        height, ticks, labels = 0.0, [], []
+        for title, rows in shown_rows:
+            height += 1.4
+            axis.text(
+                -0.44, height - 0.75, clean(title, 80), weight="bold", va="center", transform=axis.get_yaxis_transform()
+            )
+            for row in rows:
+                colour = COLOURS[row.reading]
+                low, high = max(row.gain.low, LEAST), min(row.gain.high, MOST)
+                axis.plot((low, high), (height, height), color=colour, linewidth=2)
+                axis.plot(row.gain.mean, height, "o", color=colour, markersize=5)
+                ticks.append(height)
+                labels.append(clean(row.lesson or row.arm, 60))
+                height += 1
+        axis.axvline(0, color="#222222", linewidth=0.8)
+        axis.set(ylim=(height, 0), xlim=(LEAST, MOST), xlabel="final accuracy minus plain GRPO's, 95 % interval")
+        axis.set_yticks(ticks, labels)
+        axis.tick_params(axis="y", length=0)
+        axis.spines["left"].set_visible(False)
+        axis.grid(axis="x", alpha=0.25, linewidth=0.5)
+        for number, (reading, colour) in enumerate(COLOURS.items()):
+            axis.text(0.72 + 0.09 * number, 1.0, reading, color=colour, weight="bold", transform=axis.transAxes)
+        canvas.savefig(path, metadata={"Date": None})
+    path.write_text(re.sub(r"[ \t]+$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE), encoding="utf-8")
+
+
+LEAST, MOST = -0.46, 0.6
+
+
+def described(made: Sequence[Section]) -> Iterator[str]:
+    """Yield a line per row, for a terminal."""
+    for section in made:
+        yield section.title
+        for row in section.rows:
+            yield f"  {row.arm}: {row.gain.mean:+.3f} [{row.gain.low:+.3f}, {row.gain.high:+.3f}], {row.reading}"
+
+
+def main() -> None:
+    """Write the board, or check an entry."""
+    parser = harness.options(__doc__)
+    parser.add_argument("--check", type=Path, metavar="ENTRY", help="an entry to check; nothing is written")
+    args = harness.parse(parser)
+    if args.check is not None:
+        entry = json.loads(args.check.read_text(encoding="utf-8"))
+        print("\n".join(clean(line, 300) for line in described(of_entry(entry, args.check.stem))))
+        return
+    docs = args.out if args.smoke else DOCS
+    (docs / "images").mkdir(parents=True, exist_ok=True)
+    made = sections()
+    (docs / "board.md").write_text(page(made), encoding="utf-8")
+    draw(made, docs / "images" / "board.svg")
+    print("\n".join(clean(line, 300) for line in described(made)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""The board: its page and picture come from the result files, and an entry of anybody's is checked."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import REPOSITORY, Cli
+from made_runs import made_run
+
+PLAN: dict[str, Any] = {"task": "arithmetic", "steps": 20, "prompts_per_round": 8, "rollouts_per_prompt": 4}
+
+
+def board(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, REPOSITORY / "benchmarks" / "board.py", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_board_is_rebuilt_from_the_result_files_to_the_same_bytes(tmp_path: Path) -> None:
+    assert board("--smoke", "--out", tmp_path).returncode == 0
+    for name in ("board.md", "images/board.svg"):
+        assert (tmp_path / name).read_bytes() == (REPOSITORY / "docs" / name).read_bytes(), "python benchmarks/board.py"
+
+
+def entry(cli: Cli, root: Path, seeds: int = 3, **changes: dict[str, Any]) -> Path:
+    """Write what `mutualrl compare` says of runs of grpo and sgt; `changes`: of the fingerprint, by arm."""
+    runs = []
+    for arm, gain in (("grpo", 0.1), ("sgt", 0.3)):
+        for seed in range(seeds if arm == "sgt" else 3):
+            plan = {**PLAN, "data_sha256": f"d{seed}", "validation_sha256": "v", **changes.get(arm, {})}
+            run = made_run(root / f"{arm}-{seed}", arm, seed=seed, gain=gain + 0.01 * seed, fingerprint=plan)
+            runs.append(run)
+    path = root / "mine.json"
+    path.write_text(cli("compare", *runs, "--json").stdout)
+    return path
+
+
+def test_entry_with_the_same_data_and_seeds_is_taken(cli: Cli, tmp_path: Path) -> None:
+    checked = board("--check", entry(cli, tmp_path))
+    assert checked.returncode == 0, checked.stderr
+    assert "sgt: +0.200 [" in checked.stdout
+    assert checked.stdout.rstrip().endswith("helps")
+
+
+@pytest.mark.parametrize(
+    ("seeds", "changes", "message"),
+    [
+        (2, {}, "sgt has the seeds 0, 1, expected the same 3 or more as grpo (0, 1, 2)"),
+        (3, {"sgt": {"data_sha256": "other"}}, "the arms of seed 0 have other prompts"),
+    ],
+)
+def test_entry_that_is_not_comparable_is_refused(
+    cli: Cli, tmp_path: Path, seeds: int, changes: dict[str, Any], message: str
+) -> None:
+    refused = board("--check", entry(cli, tmp_path, seeds, **changes))
+    assert refused.returncode == 1
+    assert message in refused.stderr
+
+
+def test_file_without_pieces_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text(json.dumps({"differences": {}}))
+    assert "expected the output of: mutualrl compare RUNS --json" in board("--check", tmp_path / "mine.json").stderr
