@@ -20,10 +20,10 @@ def run(diagnostic: Diagnostic[Any, Any], options: Any) -> None:
     directory = None if options.plot is None else directory_for(options.plot)
     diagnosed = diagnose(diagnostic, options, prose())
     drawn: list[str] = []
-    if directory is not None and diagnosed.scope is None:
-        note_all(["no figure is drawn: they compare two or more models"])
-    elif directory is not None:
+    if directory is not None:
         drawn = [str(path) for path in draw_all(diagnosed.figures(), directory)]
+        if not drawn:
+            note_all(["no figure is drawn: they compare two or more models"])
     if options.as_json:
         emit({**diagnosed.plain(), **({"figures": drawn} if drawn else {})})
     else:

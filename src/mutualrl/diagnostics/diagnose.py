@@ -40,8 +40,9 @@ class Diagnosed:
         return "\n\n".join([*compared, *self.beside.tables])
 
     def figures(self) -> Figures:
-        """Return the figures: none where no models could be compared."""
-        return {} if self.scope is None else self.diagnostic.figures(self.result)
+        """Return the figures of what was found, and those of the comparison."""
+        compared = {} if self.scope is None else self.diagnostic.figures(self.result)
+        return {**self.beside.figures, **compared}
 
 
 def diagnose(diagnostic: Diagnostic[Options, Result], options: DiagnosticFlags, console: Console) -> Diagnosed:

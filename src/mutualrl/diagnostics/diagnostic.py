@@ -33,10 +33,11 @@ INLINE = {"inline": True}
 
 @dataclass(frozen=True)
 class Beside:
-    """What is found without comparing models: results, merged in JSON, and their tables, in order."""
+    """What is found without comparing models: results, merged in JSON, their tables, in order, and their figures."""
 
     results: tuple[object, ...] = ()
     tables: tuple[str, ...] = ()
+    figures: Figures = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

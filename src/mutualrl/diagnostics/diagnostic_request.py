@@ -201,6 +201,8 @@ def _reject_unused(flags: DiagnosticFlags, source: str, *, texts: bool) -> None:
         raise UsageError(f"--hints samples the models, and {source} has rollouts of theirs only; use --pool or --model")
     if source != "--run" and flags.rounds is not None:
         raise UsageError("--rounds: only a run has rounds; add --run DIR")
+    if source != "--rollouts" and flags.reward is not None:
+        raise UsageError("--reward: only files of rollouts have such a column; add --rollouts FILE")
 
 
 def _thresholds(flags: DiagnosticFlags, recipe: Recipe | None) -> Thresholds:

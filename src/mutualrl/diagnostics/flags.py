@@ -28,8 +28,14 @@ class DiagnosticFlags:
     run: Annotated[Path | None, Option("Use the rollouts of a run's exchange.")] = None
     rollouts: Annotated[
         tuple[Path, ...],
-        Option("JSON Lines or Parquet: prompt_id, reward, policy (without it, one file per model). Repeatable."),
+        Option(
+            "JSON Lines or Parquet: prompt_id, reward, policy (without it, one file per model); dumps of TRL and "
+            "verifiers. Repeatable."
+        ),
     ] = ()
+    reward: Annotated[str | None, Option("Column of --rollouts with the reward (reward; in TRL's, its only one).")] = (
+        None
+    )
     pool: Annotated[str | None, Option("Sample from the models of a pool (tiny).")] = None
     task: Annotated[str | None, Option("Task of the prompts (the pool's).")] = None
     data: Annotated[Path | None, Option("The task's rows: a file, a directory, or hub:OWNER/NAME.")] = None

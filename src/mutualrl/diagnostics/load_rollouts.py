@@ -87,7 +87,7 @@ def load_table(request: DiagnosticRequest, bars: ProgressBars) -> Loaded | None:
         return _sample(request, request.sampled, bars)
     if request.recorded is not None:
         return _from_run(request.recorded, request.origin)
-    return Loaded(read_rollouts(request.files), {}) if request.files else None
+    return Loaded(read_rollouts(request.files, request.flags.reward), {}) if request.files else None
 
 
 def arranged(loaded: Loaded, request: DiagnosticRequest, bars: ProgressBars) -> tuple[Rollouts, ModelPool]:

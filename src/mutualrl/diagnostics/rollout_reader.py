@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from mutualrl.tasks.rows import format_of, read_rows
 #: accepted names of the columns, in order of preference
 ALIASES = {
     "policy": ("policy", "model"),
+    "round": ("round", "step"),
     "prompt_id": ("prompt_id", "id", "prompt"),  # without an id, the prompt's text is its id
     "x_text": ("x_text", "prompt"),
     "y_text": ("y_text", "completion", "text"),
@@ -35,11 +36,14 @@ TYPES: dict[str, pa.DataType] = {
     **{name: widest(SCHEMA.field(name).type) for name in ("x_text", "y_text", "tokens", "token_ids", "logprobs")},
 }
 NEEDED = ("policy", "prompt_id", "reward")
+TEXTS = ("prompt_id", "x_text", "y_text")  # also read from messages
+#: columns of TRL's dumps of completions (`log_completions`); one more per reward function
+TRL = frozenset({"step", "prompt", "completion", "advantage"})
 
 
 def has_rewards(path: Path) -> bool:
-    """Return whether a file is to be read by `read_rollouts`: it has a column `reward`, or no column of texts. Any
-    other file has recorded texts. A directory has rollouts."""
+    """Return whether a file is to be read by `read_rollouts`: it has a column `reward` or is a dump of TRL's, or has no
+    column of texts. Any other file has recorded texts. A directory has rollouts."""
     if path.is_dir() or not path.is_file():
         return True
     try:
@@ -47,21 +51,22 @@ def has_rewards(path: Path) -> bool:
             names = pq.read_schema(path).names
         else:
             names = [str(name) for name in next(read_rows(path))[1]]
-        return "reward" in names or not find_layout(names, Columns(), str(path))
+        return "reward" in names or set(names) >= TRL or not find_layout(names, Columns(), str(path))
     except (DataError, pa.ArrowException, OSError):
         return True  # the reader of rollouts says what is wrong
 
 
-def read_rollouts(paths: Sequence[Path]) -> pa.Table:
+def read_rollouts(paths: Sequence[Path], reward: str | None = None) -> pa.Table:
     """Return the rows of all files as one table. Without `policy`, the file's name is the policy; without `rollout`,
-    rows are numbered in order. Raises DataError naming file, row and field."""
+    rows are numbered in order; dumps of TRL's are of the model of their directory. `reward`: the column with the
+    rewards; by default `reward`, and in a dump of TRL's its only reward function. Raises DataError naming file, row and field."""
     files = [file for path in paths for file in _files(user_path(path))]
     seen: set[Path] = set()
     for file in files:
         if file.resolve() in seen:
             raise DataError(f"{file}: the file is given twice; every rollout would count double")
         seen.add(file.resolve())
-    tables = [_parquet(file) if file.suffix == ".parquet" else _lines(file) for file in files]
+    tables = [_parquet(file, reward) if file.suffix == ".parquet" else _lines(file, reward) for file in files]
     _check_stems(files, tables)
     present = {name for table in tables for name in table.column_names}
     names = [name for name in TYPES if name in present]
@@ -139,13 +144,41 @@ def _files(path: Path) -> list[Path]:
     return [path]
 
 
-def _lines(path: Path) -> pa.Table:
+def _field(name: str, names: Collection[str], reward: str | None, path: Path) -> str | None:
+    """Return the column of a file that a field is read from; None if it has none."""
+    if name != "reward" or (reward is None and "reward" in names):
+        return next((alias for alias in ALIASES.get(name, (name,)) if alias in names), None)
+    if reward is not None:
+        if reward not in names:
+            raise DataError(f"{path}: no column {reward!r} (--reward), found: {', '.join(sorted(names))[:200]}")
+        return reward
+    functions = sorted(set(names) - TRL) if set(names) >= TRL else []
+    if len(functions) > 1:
+        raise DataError(
+            f"{path}: found the columns {', '.join(functions)[:200]} beside TRL's; name the one with the reward: "
+            f"--reward {functions[0]}"
+        )
+    return functions[0] if functions else None
+
+
+def _of_messages(name: str, value: Any) -> Any:
+    """Return the text of messages: of a prompt the last one of the user, else all of them; any other value as it is."""
+    if name not in TEXTS or not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
+        return value
+    texts = [(each.get("role"), each.get("content")) for each in value]
+    if not texts or not all(isinstance(text, str) for _, text in texts):
+        return value
+    users = [text for role, text in texts if role == "user"]
+    return users[-1] if users else "\n".join(text for _, text in texts)
+
+
+def _lines(path: Path, reward: str | None) -> pa.Table:
     columns: dict[str, list[Any]] = {}
     numbers: list[int] = []
     for number, row in read_jsonl(path):
         for name in TYPES:
-            field = next((alias for alias in ALIASES.get(name, (name,)) if alias in row), None)
-            value = None if field is None else row[field]
+            field = _field(name, row.keys(), reward, path)
+            value = None if field is None else _of_messages(name, row[field])
             if name in NEEDED and value is None and (field is None or name != "reward") and (name != "policy" or field):
                 raise DataError(f"{path}, row {number}: {_missing(name, row, field)}")
             if value is not None and not _fits(name, value):
@@ -225,18 +258,20 @@ def _typed(values: list[Any], kind: pa.DataType) -> pa.Array:
     return pa.array(values, kind)
 
 
-def _parquet(path: Path) -> pa.Table:
+def _parquet(path: Path, reward: str | None) -> pa.Table:
     table = read_table(path)
     if not len(table):
         raise DataError(f"{path}: the file has no rows")
     columns: dict[str, Any] = {}
     for name, kind in TYPES.items():
-        field = next((alias for alias in ALIASES.get(name, (name,)) if alias in table.column_names), None)
+        field = _field(name, table.column_names, reward, path)
         if field is None:
             if name in NEEDED and name != "policy":
                 raise DataError(f"{path}, row 1: {_missing(name, dict.fromkeys(table.column_names), None)}")
             continue
         column = table.column(field)
+        if name in TEXTS and pa.types.is_list(column.type):
+            column = pa.array([_of_messages(name, value) for value in column.to_pylist()])
         if name in NEEDED and name != "reward" and column.null_count:
             row = int(np.flatnonzero(column.is_null().to_numpy())[0]) + 1
             raise DataError(f"{path}, row {row}: field '{field}' is null, expected {_EXPECTED[name]}")
@@ -251,5 +286,13 @@ def _parquet(path: Path) -> pa.Table:
             raise DataError(
                 f"{path}, field '{field}': found a column of {column.type}, expected {_EXPECTED[name]} in each row"
             ) from None
+    if "policy" not in columns and set(table.column_names) >= TRL:
+        columns["policy"] = pa.array([_trainer(path)] * len(table))
     columns["line"] = pa.array(np.arange(1, len(table) + 1))
     return pa.table(columns)
+
+
+def _trainer(path: Path) -> str:
+    """Return the name of the model of one of TRL's dumps, of which there is one per step: its trainer's directory."""
+    directory = path.resolve().parent
+    return directory.parent.name if directory.name == "completions" else directory.name

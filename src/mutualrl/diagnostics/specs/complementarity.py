@@ -16,7 +16,7 @@ import numpy as np
 from mutualrl.console.lines import notify
 from mutualrl.console.markdown import name, number, sentence, table, with_interval
 from mutualrl.console.plots import Axes
-from mutualrl.diagnostics import hints, revival
+from mutualrl.diagnostics import dead_prompts, hints, revival
 from mutualrl.diagnostics.advice import SGT_CAVEAT, Advice, recommended, with_hints
 from mutualrl.diagnostics.diagnostic import INLINE, Beside, Diagnostic, Figures, Inputs, Scope
 from mutualrl.diagnostics.diagnostic_request import DiagnosticRequest
@@ -108,6 +108,11 @@ def found_beside(request: DiagnosticRequest, loaded: Loaded | None, bars: Progre
     """Return what hints would do, and what the request's recorded texts would revive, if that was asked."""
     sources = _sources(request)
     found: list[tuple[object, str]] = []
+    figures: Figures = {}
+    if request.files and loaded is not None:
+        dead = dead_prompts.dead_prompts(loaded.table, request.thresholds)
+        found.append((dead, dead_prompts.markdown(dead, alone=request.sources is None)))
+        figures = dead_prompts.figures(dead)
     if request.flags.hints and loaded is not None and request.sampled is not None:
         rows = hints.hint_rows(
             request, request.sampled, loaded.table, sources, loaded.tokenizers, loaded.contexts, bars
@@ -121,7 +126,7 @@ def found_beside(request: DiagnosticRequest, loaded: Loaded | None, bars: Progre
                 notify(f"{unknown} prompts of the models' rollouts are not the task's, and left out")
         revived = revival.revival(rollouts, sources, request.thresholds, request.seed)
         found.append((revived, revival.markdown(revived)))
-    return Beside(tuple(result for result, _ in found), tuple(text for _, text in found))
+    return Beside(tuple(result for result, _ in found), tuple(text for _, text in found), figures)
 
 
 def _sources(request: DiagnosticRequest) -> dict[str, Prepared]:

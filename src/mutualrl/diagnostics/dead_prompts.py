@@ -1,0 +1,145 @@
+"""Dead prompts: those on which every rollout of a model fails, from which GRPO learns nothing.
+
+A prompt counts by the last group of rollouts that a model has of it: in a dump of a training run, by its last step with
+this prompt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from mutualrl.console.markdown import name, table
+from mutualrl.console.plots import Axes, Draw
+from mutualrl.diagnostics.drawing import legend, short
+from mutualrl.diagnostics.gates import Thresholds
+
+WIDTH = 50  # characters per bar
+
+
+@dataclass(frozen=True, slots=True)
+class DeadRow:
+    """One model. Its `prompts` are dead (all rollouts fail), solved (all succeed), or between; `rollouts`: the fewest
+    and the most per prompt; `revived`: dead prompts on which another model has a success, None for a model alone."""
+
+    model: str
+    prompts: int
+    rollouts: tuple[int, int]
+    dead: int
+    between: int
+    solved: int
+    revived: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadPrompts:
+    """Dead prompts of each model."""
+
+    dead_prompts: list[DeadRow]
+
+
+def dead_prompts(rollouts: pa.Table, thresholds: Thresholds) -> DeadPrompts:
+    """Return the row of each model. A rollout fails with a reward below the failure threshold and succeeds above the
+    success threshold; NaN does neither."""
+    groups = last_groups(rollouts)
+    solvers: dict[str, set[str]] = {}
+    for model, by_prompt in groups.items():
+        success = thresholds.of(model).success
+        for prompt_id, rewards in by_prompt.items():
+            if any(reward > success for reward in rewards):
+                solvers.setdefault(prompt_id, set()).add(model)
+    return DeadPrompts([_row(model, groups[model], solvers, thresholds, len(groups)) for model in sorted(groups)])
+
+
+def last_groups(rollouts: pa.Table) -> dict[str, dict[str, list[float]]]:
+    """Return the rewards of each model's last group of each prompt."""
+    last: dict[tuple[str, str], int] = {}
+    groups: dict[str, dict[str, list[float]]] = {}
+    columns = (rollouts[key].to_pylist() for key in ("policy", "prompt_id", "round", "reward"))
+    for model, prompt_id, number, reward in zip(*columns, strict=True):
+        before = last.get((model, prompt_id), -1)
+        if number > before:
+            last[model, prompt_id] = number
+            groups.setdefault(model, {})[prompt_id] = []
+        if number >= before:
+            groups[model][prompt_id].append(reward)
+    return groups
+
+
+def _row(
+    model: str, groups: Mapping[str, Sequence[float]], solvers: Mapping[str, set[str]], rule: Thresholds, models: int
+) -> DeadRow:
+    own = rule.of(model)
+    dead = [key for key, rewards in groups.items() if all(reward < own.failure for reward in rewards)]
+    solved = sum(all(reward > own.success for reward in rewards) for rewards in groups.values())
+    sizes = list(map(len, groups.values()))
+    return DeadRow(
+        model,
+        len(groups),
+        (min(sizes), max(sizes)),
+        len(dead),
+        len(groups) - len(dead) - solved,
+        solved,
+        sum(bool(solvers.get(key)) for key in dead) if models > 1 else None,
+    )
+
+
+def markdown(result: DeadPrompts, *, alone: bool) -> str:
+    """Return a bar per model, the table, and what to add. `alone`: there are no recorded texts."""
+    rows = result.dead_prompts
+    widest = max(len(short(row.model)) for row in rows)
+    bars = "\n".join(f"    {short(row.model):<{widest}}  {bar(row)}" for row in rows)
+    head = ["model", "prompts", "rollouts each", "dead", "between", "solved", "revived by another model"]
+    parts = [
+        f"{bars}\n    {'':<{widest}}  █ dead: every rollout fails   ▒ between   ░ solved: every rollout succeeds",
+        table("Prompts by what the model's last rollouts say of them", head, [_cells(row) for row in rows]),
+    ]
+    if len(rows) == 1 and alone and rows[0].dead:
+        parts.append(
+            f"GRPO learns nothing from {rows[0].dead} of {rows[0].prompts} prompts. What would revive them: another "
+            "model (--rollouts of it on the same prompts), or recorded texts (--source NAME=recorded:FILE --task "
+            "dataset --data ROWS)."
+        )
+    return "\n\n".join(parts)
+
+
+def bar(row: DeadRow) -> str:
+    """Return the fractions of dead, between and solved prompts as WIDTH characters."""
+    dead = math.ceil(WIDTH * row.dead / row.prompts)
+    solved = min(WIDTH - dead, math.ceil(WIDTH * row.solved / row.prompts))
+    return "█" * dead + "▒" * (WIDTH - dead - solved) + "░" * solved
+
+
+def _cells(row: DeadRow) -> list[str]:
+    few, many = row.rollouts
+    shares = [f"{count} ({count / row.prompts:.0%})" for count in (row.dead, row.between, row.solved)]
+    revived = "" if row.revived is None else f"{row.revived} of {row.dead}"
+    return [name(row.model), str(row.prompts), str(few) if few == many else f"{few} to {many}", *shares, revived]
+
+
+def figures(result: DeadPrompts) -> dict[str, tuple[tuple[float, float], Draw]]:
+    """Return the figure: a stacked bar per model."""
+    height = 1.4 + 0.4 * len(result.dead_prompts)
+    return {"dead_prompts": ((6.4, height), lambda figure: _draw(figure.subplots(), result.dead_prompts))}
+
+
+def _draw(axis: Axes, rows: Sequence[DeadRow]) -> None:
+    models = [short(row.model) for row in rows]
+    revived = [row.revived or 0 for row in rows]
+    parts = [
+        ("dead", [row.dead - back for row, back in zip(rows, revived, strict=True)], "#c8454f"),
+        ("dead, another model succeeds", revived, "#d1711f"),
+        ("between", [row.between for row in rows], "#2a9d6f"),
+        ("solved", [row.solved for row in rows], "#8c8c8c"),
+    ]
+    left = [0] * len(rows)
+    for label, counts, colour in parts:
+        if any(counts):
+            axis.barh(range(len(rows)), counts, left=left, color=colour, label=label)
+            left = [begin + count for begin, count in zip(left, counts, strict=True)]
+    axis.set_yticks(range(len(rows)), models, parse_math=False)
+    axis.set(xlabel="prompts", title="Prompts by the model's last rollouts")
+    axis.invert_yaxis()
+    legend(axis, fontsize=8)

@@ -1,0 +1,121 @@
+"""Dead prompts of a dump of rollouts: counted by hand, read from TRL's and verifiers' files through the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from conftest import Cli
+
+#: rewards by prompt: dead, between, solved, one that is neither dead nor solved
+GROUPS = {"a": (0.0, 0.0), "b": (0.0, 1.0), "c": (1.0, 1.0), "d": (0.5, 0.5)}
+
+
+def rows(step: int = 1, groups: dict[str, tuple[float, ...]] | None = None, **more: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "step": step,
+            "prompt": prompt,
+            "completion": f"{prompt}{number}",
+            "accuracy": reward,
+            "advantage": 0.0,
+            **more,
+        }
+        for prompt, rewards in (groups or GROUPS).items()
+        for number, reward in enumerate(rewards)
+    ]
+
+
+def dump(root: Path, trainer: str, step: int, content: list[dict[str, Any]]) -> Path:
+    """Write a file as TRL does with `log_completions=True`, and return the directory of its trainer."""
+    path = root / trainer / "completions" / f"completions_{step:05d}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(content), path)
+    return root / trainer
+
+
+def found(cli: Cli, *arguments: object) -> list[dict[str, Any]]:
+    result = cli("complementarity", *arguments, "--json")
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)["dead_prompts"]
+
+
+def test_trl_dump_is_read_by_its_only_reward_function(cli: Cli, tmp_path: Path) -> None:
+    (row,) = found(cli, "--rollouts", dump(tmp_path, "mine", 1, rows()))
+    assert row == {
+        "model": "mine",
+        "prompts": 4,
+        "rollouts": [2, 2],
+        "dead": 1,
+        "between": 2,
+        "solved": 1,
+        "revived": None,
+    }
+
+
+def test_prompt_counts_by_its_last_step(cli: Cli, tmp_path: Path) -> None:
+    dump(tmp_path, "mine", 1, rows())
+    dump(tmp_path, "mine", 7, rows(7, {"a": (0.0, 1.0), "b": (0.0, 0.0), "e": (0.0, 0.0)}))
+    (row,) = found(cli, "--rollouts", tmp_path / "mine")
+    assert (row["prompts"], row["dead"], row["between"], row["solved"]) == (5, 2, 2, 1)
+
+
+def test_another_model_revives_where_it_succeeds(cli: Cli, tmp_path: Path) -> None:
+    one = dump(tmp_path, "one", 1, rows())
+    other = dump(tmp_path, "two", 1, rows(1, {"a": (0.0, 1.0), "b": (0.0, 0.0), "c": (0.0, 0.0), "d": (0.0, 0.0)}))
+    mine, others = found(cli, "--rollouts", one, "--rollouts", other)
+    assert (mine["dead"], mine["revived"]) == (1, 1)
+    assert (others["dead"], others["revived"]) == (3, 2)  # b and c; d's rewards of .5 are no success
+
+
+def test_one_screen_says_what_to_add_and_draws_one_picture(cli: Cli, tmp_path: Path) -> None:
+    result = cli("complementarity", "--rollouts", dump(tmp_path, "mine", 1, rows()), "--plot", tmp_path / "plots")
+    assert result.returncode == 0, result.stderr
+    assert len(result.stdout.splitlines()) < 20
+    assert "█" * 13 + "▒" * 24 + "░" * 13 in result.stdout  # 1, 2 and 1 of 4
+    assert "GRPO learns nothing from 1 of 4 prompts" in result.stdout
+    assert [path.name for path in sorted((tmp_path / "plots").iterdir())] == ["dead_prompts.png", "dead_prompts.svg"]
+
+
+def test_of_two_reward_functions_one_is_named(cli: Cli, tmp_path: Path) -> None:
+    path = dump(tmp_path, "mine", 1, rows(format=1.0))
+    refused = cli("complementarity", "--rollouts", path)
+    assert refused.returncode == 2
+    assert "accuracy, format beside TRL's; name the one with the reward: --reward accuracy" in refused.stderr
+    assert found(cli, "--rollouts", path, "--reward", "accuracy")[0]["dead"] == 1
+    assert found(cli, "--rollouts", path, "--reward", "format")[0]["solved"] == 4
+    assert "no column 'reward2' (--reward)" in cli("complementarity", "--rollouts", path, "--reward", "reward2").stderr
+    assert "add --rollouts FILE" in cli("complementarity", "--pool", "tiny", "--reward", "format").stderr
+
+
+@pytest.mark.parametrize("kind", ["trl", "verifiers"])
+def test_prompts_of_messages_are_known_by_the_users_last(cli: Cli, tmp_path: Path, kind: str) -> None:
+    def messages(text: str, role: str = "user") -> list[dict[str, str]]:
+        return [{"role": role, "content": text}]
+
+    if kind == "trl":
+        content = [
+            {**row, "prompt": messages(row["prompt"]), "completion": messages("x", "assistant")} for row in rows()
+        ]
+        path = dump(tmp_path, "mine", 1, content)
+    else:
+        path = tmp_path / "results.jsonl"
+        lines = [
+            {"example_id": 0, "prompt": messages(row["prompt"]), "completion": messages("x", "assistant")}
+            | {"reward": row["accuracy"], "answer": "1", "task": "t"}
+            for row in rows()
+        ]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (row,) = found(cli, "--rollouts", path)
+    assert (row["prompts"], row["dead"]) == (4, 1)
+
+
+def test_diagnostics_that_compare_models_still_need_two(cli: Cli, tmp_path: Path) -> None:
+    refused = cli("sgt-check", "--rollouts", dump(tmp_path, "mine", 1, rows()))
+    assert refused.returncode == 2
+    assert "rollouts of one model ('mine'); a pool of two or more is needed" in refused.stderr
