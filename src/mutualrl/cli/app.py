@@ -50,7 +50,7 @@ app = typer.Typer(
     name="mutualrl",
     cls=Commands,
     help="Train several language models together with GRPO and let them share what they find.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
 )
 
@@ -64,11 +64,34 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
+FIRST = """\
+GRPO throws away the prompts on which every rollout fails. mutualrl teaches on them: a peer's success, a recorded
+solution, a served model's answer, or the model's own words after a hint.
+
+To see it, without a GPU or a download (two minutes):
+  mutualrl train --regime sgt --pool tiny
+
+With one model:
+  mutualrl complementarity --rollouts DUMP            dead prompts in a dump of TRL or verifiers
+  mutualrl complementarity --model MODEL --source book=recorded:FILE --task dataset --data ROWS
+  mutualrl train --regime sgt --model MODEL --source book=recorded:FILE --task dataset --data ROWS
+
+With two or more:
+  mutualrl init DIRECTORY                             asks for models and data, and checks them
+  mutualrl complementarity --model ONE --model TWO --task dataset --data ROWS
+  mutualrl train --regime sgt --model ONE --model TWO --task dataset --data ROWS
+
+All commands: mutualrl --help. This machine: mutualrl doctor."""
+
+
 @app.callback()
 def root(
+    context: typer.Context,
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
 ) -> None:
     """Mutual reinforcement learning for language models."""
+    if context.invoked_subcommand is None:
+        typer.echo(FIRST)
 
 
 def main() -> None:

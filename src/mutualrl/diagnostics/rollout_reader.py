@@ -59,7 +59,8 @@ def has_rewards(path: Path) -> bool:
 def read_rollouts(paths: Sequence[Path], reward: str | None = None) -> pa.Table:
     """Return the rows of all files as one table. Without `policy`, the file's name is the policy; without `rollout`,
     rows are numbered in order; dumps of TRL's are of the model of their directory. `reward`: the column with the
-    rewards; by default `reward`, and in a dump of TRL's its only reward function. Raises DataError naming file, row and field."""
+    rewards; by default `reward`, and in a dump of TRL's its only reward function. Raises DataError naming file, row and
+    field."""
     files = [file for path in paths for file in _files(user_path(path))]
     seen: set[Path] = set()
     for file in files:
