@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -182,3 +183,32 @@ def test_verdict_on_a_run_of_train_has_the_command_of_its_baseline(unbroken: Fin
     assert again.startswith("mutualrl train ")
     assert again.endswith("--regime grpo")
     assert report == f"mutualrl report {unbroken.path} {unbroken.path}-grpo"
+
+
+def counted(run: Path, dead: dict[str, list[float]]) -> Path:
+    """Write the counts of dead prompts of each policy's steps, and that three came back at the last of them."""
+    for policy, counts in dead.items():
+        path = run / "policies" / policy / "metrics.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for row, count in zip(rows, counts, strict=False):
+            row |= {"prompts/dead": count, "prompts/revived": 0.0}
+        rows[len(counts) - 1]["prompts/revived"] = 3.0
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return run
+
+
+def test_verdict_says_what_happened_to_dead_prompts(tmp_path: Path) -> None:
+    run = counted(made_run(tmp_path / "r", "sgt"), {"ada": [4.0, 9.0, 2.0]})  # bob did not count them
+    (verdict,) = verdicts_of(run)
+    assert verdict.dead == [
+        "ada: 2 dead at the end, 9 at most; 3 times a dead one had a success again; it was taught 40 texts on them."
+    ]
+    alone = counted(made_run(tmp_path / "g", "grpo"), {"ada": [4.0], "bob": [8.0]})
+    both = verdicts_of(run, alone)
+    assert [verdict.dead for verdict in both] == [
+        [
+            "grpo: 6.0 dead at the end (mean over policies and runs).",
+            "sgt: 2.0 dead at the end (mean over policies and runs).",
+        ]
+    ]
+    assert verdicts_of(made_run(tmp_path / "old"))[0].dead == []

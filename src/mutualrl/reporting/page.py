@@ -39,11 +39,13 @@ class PageSection:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Verdict on runs: one sentence, its caveats, and the commands that would decide the open questions."""
+    """Verdict on runs: one sentence, its caveats, the commands that would decide the open questions, and what happened
+    to the prompts on which every rollout failed."""
 
     answer: str
     cautions: Sequence[str]
     commands: Sequence[str]
+    dead: Sequence[str] = ()
 
 
 def render(
@@ -109,6 +111,7 @@ def _verdict(verdict: Verdict) -> dict[str, object]:
     return {
         "answer": clean(verdict.answer, 2000),
         "cautions": [clean(caution) for caution in verdict.cautions],
+        "dead": [clean(sentence) for sentence in verdict.dead],
         "commands": [clean(command, 4000) for command in verdict.commands],
     }
 

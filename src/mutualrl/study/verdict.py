@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mutualrl.plugins import is_import_path
@@ -21,8 +22,45 @@ def verdicts(comparisons: Sequence[Comparison]) -> list[Verdict]:
     """Return for each comparison its result, how certain that is, and the commands that would decide more."""
     results: list[Verdict] = []
     for comparison in comparisons:
-        results += [_of_one(comparison.runs[0])] if len(comparison.runs) == 1 else _of_several(comparison)
+        if len(comparison.runs) == 1:
+            run = comparison.runs[0]
+            results.append(replace(_of_one(run), dead=dead_of_run(run)))
+        else:
+            first, *others = _of_several(comparison)
+            results += [replace(first, dead=dead_by_arm(comparison)), *others]
     return results
+
+
+DEAD, REVIVED = "prompts/dead", "prompts/revived"
+
+
+def dead_of_run(run: LoggedRun) -> list[str]:
+    """Return what happened to the prompts on which every rollout of a policy failed: one sentence per policy that
+    counted them."""
+    sentences = []
+    for policy in run.policies:
+        counts = run.series(policy, DEAD)
+        if counts.empty:
+            continue
+        taught = run.by_role(policy, "rescues")
+        came_back = f"{run.total(policy, REVIVED):,.0f} times a dead one had a success again"
+        lessons = f"; it was taught {taught.sum():,.0f} texts on them" if len(taught) else ""
+        sentences.append(
+            f"{policy}: {counts.iloc[-1]:,.0f} dead at the end, {counts.max():,.0f} at most; {came_back}{lessons}."
+        )
+    return sentences
+
+
+def dead_by_arm(comparison: Comparison) -> list[str]:
+    """Return the dead prompts of each arm at the end, a mean over the policies of its finished runs."""
+    sentences = []
+    for arm, runs in comparison.arms.items():
+        ended = [run for run in runs if run.state == RunState.FINISHED]
+        counts = [run.series(policy, DEAD) for run in ended for policy in run.policies]
+        last = [float(values.iloc[-1]) for values in counts if len(values)]
+        if last:
+            sentences.append(f"{arm}: {statistics.fmean(last):,.1f} dead at the end (mean over policies and runs).")
+    return sentences
 
 
 def _of_one(run: LoggedRun) -> Verdict:
