@@ -16,7 +16,8 @@ import typer
 from typer.testing import CliRunner
 
 from mutualrl.cli.command import LazyCommand, as_function
-from mutualrl.cli.commands import COMMANDS, Command, DiagnosticCommand, Group
+from mutualrl.cli.commands import COMMANDS
+from mutualrl.cli.declared import Command, DiagnosticCommand, Group
 from mutualrl.console.options import JSON, Option, given, options_of
 
 

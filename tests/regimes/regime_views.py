@@ -10,7 +10,7 @@ import numpy as np
 
 from mutualrl.records import Rollout
 from mutualrl.regimes import Plan, Regime, Requests, Results, RoundView
-from mutualrl.regimes.round import Aligned
+from mutualrl.regimes.transfer import Aligned
 from mutualrl.rollouts import Rollouts
 
 

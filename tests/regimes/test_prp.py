@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from mutualrl.errors import DataError
 from mutualrl.regimes.losses import aggregate, band_loss, normalizer_factors
 from mutualrl.regimes.prp import PRP, chi_square, effective_sample_size
-from mutualrl.regimes.round import Aligned, RowStatistics
+from mutualrl.regimes.round import RowStatistics
+from mutualrl.regimes.transfer import Aligned
 from regime_views import Peer, answered, plan, requests, view
 
 OWN = [("p", 1.0), ("p", 0.0), ("q", 0.0), ("q", 0.0)]

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from mutualrl.cli.commands import Command, DiagnosticCommand, Group
+from mutualrl.cli.declared import Command, DiagnosticCommand, Group
 from mutualrl.cli.output import note_all, reports_errors
 from mutualrl.console.options import Option, declared_options, typed_names
 from mutualrl.storage.files import JsonObject

@@ -37,12 +37,12 @@ from mutualrl.regimes.round import (
     Sample,
     Sampled,
     Stepwise,
-    Transfer,
     UpperBound,
     check_plan,
     plain_state,
     whitened_plan,
 )
+from mutualrl.regimes.transfer import Transfer
 
 GROUP = "mutualrl.regimes"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")

@@ -9,7 +9,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 
 from mutualrl.records import Ids, Rollout
-from mutualrl.regimes.round import Aligned
+from mutualrl.regimes.transfer import Aligned
 from mutualrl.training.transfer import EncodedResponse, Response, TokenTransfer
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 
 from mutualrl.errors import UsageError
 from mutualrl.records import Ids, Rollout, plain_ids
-from mutualrl.regimes.round import Aligned
+from mutualrl.regimes.transfer import Aligned
 from mutualrl.thl import Anchor, align_logprobs, decode_completion, retokenize
 from mutualrl.thl.rows import Traced, align_spans, encode_exactly
 from mutualrl.thl.table import table_of

@@ -1,0 +1,67 @@
+"""What a regime is given of the Tokenizer Heterogeneity Layer: texts and traces of peers on the learner's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mutualrl.errors import UsageError
+from mutualrl.records import Ids, Rollout
+
+
+class Aligned(NamedTuple):
+    """A peer's trace on the learner's T tokens.
+
+    `logprobs`: shape (T,), nats, 0 where not covered; `covered`: shape (T,), the tokens with a log-prob. `residual`: R,
+    the peer's mass assigned to no token, nats (delta_THL is its absolute value); `mismatched`: C_mis, the number of
+    the peer's tokens with such mass; `clipped`: the part of R removed by the clip of the trace.
+    """
+
+    logprobs: npt.NDArray[np.float64]
+    covered: npt.NDArray[np.bool_]
+    residual: float = 0.0
+    mismatched: int = 0
+    clipped: float = 0.0
+
+
+class Transfer(Protocol):
+    """Tokenizer Heterogeneity Layer for one learner: texts and traces of peers on the learner's tokens."""
+
+    def encode(self, responses: Sequence[tuple[str, bool]]) -> list[Ids | None]:
+        """Return the learner's ids of every (text, ended); None where it is too long, empty or not encoded exactly."""
+        ...
+
+    def to_learner_ids(self, text: str, ended: bool) -> Ids | None:
+        """Return the learner's ids of one response, as `encode` does."""
+        ...
+
+    def align(self, rollouts: Sequence[Rollout], ids: Sequence[Ids], anchor: str) -> list[Aligned]:
+        """Align the traces of peers' rollouts with the learner's tokens of their texts, shape (T,) each."""
+        ...
+
+    def text_of(self, ids: Sequence[int] | Ids) -> str:
+        """Return the text of the learner's ids."""
+        ...
+
+
+class UnavailableTransfer:
+    """Transfer for a view whose regime reads no text."""
+
+    def encode(self, responses: Sequence[tuple[str, bool]]) -> list[Ids | None]:
+        """Raise UsageError: there is no tokenizer."""
+        raise UsageError("this round has no tokenizer: give RoundView a `transfer`")
+
+    def to_learner_ids(self, text: str, ended: bool) -> Ids | None:
+        """Raise UsageError: there is no tokenizer."""
+        raise UsageError("this round has no tokenizer: give RoundView a `transfer`")
+
+    def align(self, rollouts: Sequence[Rollout], ids: Sequence[Ids], anchor: str) -> list[Aligned]:
+        """Raise UsageError: there are no tokenizers of the peers."""
+        raise UsageError("this regime aligns traces: give the peers' tokenizers (Sharing.over(..., tokenizers={...}))")
+
+    def text_of(self, ids: Sequence[int] | Ids) -> str:
+        """Raise UsageError: there is no tokenizer."""
+        raise UsageError("this round has no tokenizer: give RoundView a `transfer`")
