@@ -71,9 +71,7 @@ class Train(Request, WithJson):
     resume: Annotated[bool, Option("Resume the run in --run-dir, each policy from its last checkpoint.")] = False
     clean: Annotated[bool, Option("Delete an existing run in --run-dir first.")] = False
     exchange: Annotated[str | None, Option("Fields to publish: regime (those it reads), or full.")] = None
-    report_to: Annotated[
-        tuple[str, ...], Option("Also log to a tracker: trackio, wandb, tensorboard. Repeatable.")
-    ] = ()
+    report_to: Annotated[tuple[str, ...], Option("Also log to a tracker, such as trackio or wandb. Repeatable.")] = ()
     report: Annotated[bool, REPORT] = True
     push_to_hub: Annotated[
         str | None, Option("After the run, upload each model with its card to OWNER on the hub.")
