@@ -26,7 +26,6 @@ from mutualrl.console.display import clean
 from mutualrl.console.markdown import name as shown
 from mutualrl.console.plots import draw_on
 from mutualrl.reporting.drawing import STYLE
-from mutualrl.storage.files import JsonObject
 from mutualrl.study.comparison import Compared, compare
 from mutualrl.study.outcomes import Outcome, Outcomes
 from mutualrl.study.statistics import MIN_VALUES, Estimate
@@ -77,8 +76,15 @@ def sections() -> list[Section]:
     """Return the sections of board.yaml, then those of the entries."""
     made = [_of_results(pool, BOARD["lessons"]) for pool in BOARD["pools"]]
     for path in sorted(ENTRIES.glob("*.json")):
-        made += of_entry(json.loads(path.read_text(encoding="utf-8")), path.stem)
+        made += of_entry(_read(path), path.stem)
     return made
+
+
+def _read(path: Path) -> object:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise SystemExit(f"{path}: not JSON ({error})") from None
 
 
 def _of_results(pool: Mapping[str, Any], lessons: Mapping[str, str]) -> Section:
@@ -106,38 +112,53 @@ def _newer(outcomes: Sequence[Outcome], arm: str, registered: Mapping[str, str] 
     return sum(not each.is_older_than(registered["changed"]) for each in outcomes if each.arm == arm)
 
 
-def of_entry(content: JsonObject, name: str) -> list[Section]:
+def of_entry(content: object, name: str) -> list[Section]:
     """Return the sections of an entry. Raises SystemExit that says why it cannot enter."""
-    if not isinstance(content.get("pieces"), list) or not content["pieces"]:
+    if not isinstance(content, dict) or not isinstance(content.get("pieces"), list) or not content["pieces"]:
         raise SystemExit(f"{name}: found no pieces, expected the output of: mutualrl compare RUNS --json")
-    outcomes = [Outcome.from_json(piece) for piece in content["pieces"]]
-    compared = compare(Outcomes(outcomes), REFERENCE)
-    for pool, arms in compared.seeds.items():
-        if REFERENCE not in arms:
-            raise SystemExit(
-                f"{name}, {pool}: found the arms {', '.join(arms)}, expected one of them to be {REFERENCE}"
-            )
-        for arm, seeds in arms.items():
-            if len(set(seeds) & set(arms[REFERENCE])) < MIN_VALUES or set(seeds) != set(arms[REFERENCE]):
-                raise SystemExit(
-                    f"{name}, {pool}: {arm} has the seeds {', '.join(map(str, seeds))}, expected the same {MIN_VALUES} "
-                    f"or more as {REFERENCE} ({', '.join(map(str, arms[REFERENCE]))}); train those that are missing"
-                )
-    data: dict[tuple[str, int], set[str]] = {}
-    for outcome in outcomes:
-        data.setdefault((outcome.pool, outcome.seed), set()).add(outcome.data)
-    for (pool, seed), digests in data.items():
-        if len(digests) > 1 or "" in digests:
-            raise SystemExit(f"{name}, {pool}: the arms of seed {seed} have other prompts, or do not record them")
-    if unmatched := [note for note in content.get("notes", []) if "not matched" in note]:
-        raise SystemExit(f"{name}: the arms differ in more than the rule: {unmatched[0]}")
+    try:
+        outcomes = list(sweeps.pieces_of(content))
+        compared = compare(Outcomes(outcomes), REFERENCE)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise SystemExit(f"{name}: not what `mutualrl compare` prints ({type(error).__name__}: {error})") from None
     version = ", ".join(sorted({f"mutualrl {outcome.version}" for outcome in outcomes}))
-    newer = {outcome.arm: _newer(outcomes, outcome.arm, content.get("registered")) for outcome in outcomes}
     made = []
     for pool in compared.differences:
-        commits = {outcome.arm: version for outcome in outcomes}
+        own = [outcome for outcome in outcomes if outcome.pool == pool]
+        if (problem := _problem(own)) is not None:
+            raise SystemExit(f"{name}, {pool}: {problem}")
+        newer = {outcome.arm: _newer(own, outcome.arm, content.get("registered")) for outcome in own}
+        commits = {outcome.arm: version for outcome in own}
         made.append(Section(f"{name}: {pool}", "", _rows(compared, pool, {}, newer, commits)))
+    if unmatched := [note for note in content.get("notes", []) if "not matched" in note]:
+        raise SystemExit(f"{name}: the arms differ in more than the rule: {unmatched[0]}")
     return made
+
+
+def _problem(outcomes: Sequence[Outcome]) -> str | None:
+    """Return why the runs of a pool cannot enter."""
+    seeds: dict[str, list[int]] = {}
+    by_seed: dict[int, set[tuple[str, tuple[str, ...]]]] = {}
+    for outcome in outcomes:
+        seeds.setdefault(outcome.arm, []).append(outcome.seed)
+        by_seed.setdefault(outcome.seed, set()).add((outcome.data, tuple(sorted(outcome.policies))))
+    if REFERENCE not in seeds or len(seeds) < 2:
+        return f"found the arms {', '.join(seeds)}, expected {REFERENCE} and another"
+    for arm, own in seeds.items():
+        if len(set(own)) < len(own):
+            return f"{arm} has two runs of one seed ({', '.join(map(str, sorted(own)))})"
+        if len(own) < MIN_VALUES or set(own) != set(seeds[REFERENCE]):
+            expected = ", ".join(map(str, sorted(seeds[REFERENCE])))
+            return (
+                f"{arm} has the seeds {', '.join(map(str, sorted(own)))}, expected the same {MIN_VALUES} or more as "
+                f"{REFERENCE} ({expected}); train those that are missing"
+            )
+    for seed, found in by_seed.items():
+        if len({policies for _, policies in found}) > 1:
+            return f"the arms of seed {seed} have other policies"
+        if len(found) > 1 or any(not data for data, _ in found):
+            return f"the arms of seed {seed} have other prompts, or do not record them"
+    return None
 
 
 def _rows(
@@ -236,7 +257,7 @@ def main() -> None:
     parser.add_argument("--check", type=Path, metavar="ENTRY", help="an entry to check; nothing is written")
     args = harness.parse(parser)
     if args.check is not None:
-        entry = json.loads(args.check.read_text(encoding="utf-8"))
+        entry = _read(args.check)
         print("\n".join(clean(line, 300) for line in described(of_entry(entry, args.check.stem))))
         return
     docs = args.out if args.smoke else DOCS

@@ -37,7 +37,7 @@ def measured(run: LoggedRun) -> JsonObject:
     seconds = {name: sum(busy[name]) + waited[name] for name in run.policies}
     lag = run.series(FAST, "see/lag")
     return {
-        "seed": run.info.seed,
+        "seed": run.seed,
         "seconds": max(seconds.values()),
         "rounds_per_second": len(run.series(FAST, WAIT)) / seconds[FAST],
         "waiting": {name: waited[name] / seconds[name] for name in run.policies},

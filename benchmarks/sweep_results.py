@@ -7,7 +7,7 @@ import math
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
@@ -33,15 +33,17 @@ RESULTS = HERE / "results"
 
 def outcomes_of(content: Mapping[str, Any]) -> Outcomes:
     """Return the outcomes in a results file."""
+    return Outcomes(list(pieces_of(content)))
+
+
+def pieces_of(content: Mapping[str, Any]) -> Iterator[Outcome]:
+    """Yield the pieces in a results file, without fields of other versions."""
     known = {field.name for field in fields(PolicyOutcome)}
-    outcomes = []
     for piece in content["pieces"]:
         policies = {}
         for name, policy in piece["policies"].items():
-            policies[name] = PolicyOutcome(**{key: value for key, value in policy.items() if key in known})
-        key = piece["pool"], piece["arm"], piece["seed"]
-        outcomes.append(Outcome(*key, policies, piece.get("began", ""), piece.get("known", False)))
-    return Outcomes(outcomes)
+            policies[name] = {key: value for key, value in policy.items() if key in known}
+        yield Outcome.from_json({**piece, "policies": policies})
 
 
 def has_results(name: str) -> bool:

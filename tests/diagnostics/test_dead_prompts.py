@@ -54,6 +54,7 @@ def test_trl_dump_is_read_by_its_only_reward_function(cli: Cli, tmp_path: Path) 
         "dead": 1,
         "between": 2,
         "solved": 1,
+        "unscored": 0,
         "revived": None,
     }
 
@@ -78,7 +79,7 @@ def test_one_screen_says_what_to_add_and_draws_one_picture(cli: Cli, tmp_path: P
     assert result.returncode == 0, result.stderr
     assert len(result.stdout.splitlines()) < 20
     assert "█" * 13 + "▒" * 24 + "░" * 13 in result.stdout  # 1, 2 and 1 of 4
-    assert "GRPO learns nothing from 1 of 4 prompts" in result.stdout
+    assert "Every rollout fails on 1 of 4 prompts" in result.stdout
     assert [path.name for path in sorted((tmp_path / "plots").iterdir())] == ["dead_prompts.png", "dead_prompts.svg"]
 
 
@@ -106,7 +107,11 @@ def test_prompts_of_messages_are_known_by_the_users_last(cli: Cli, tmp_path: Pat
     else:
         path = tmp_path / "results.jsonl"
         lines = [
-            {"example_id": 0, "prompt": messages(row["prompt"]), "completion": messages("x", "assistant")}
+            {
+                "example_id": ord(row["prompt"]),
+                "prompt": messages(row["prompt"]),
+                "completion": messages("x", "assistant"),
+            }
             | {"reward": row["accuracy"], "answer": "1", "task": "t"}
             for row in rows()
         ]
@@ -119,3 +124,62 @@ def test_diagnostics_that_compare_models_still_need_two(cli: Cli, tmp_path: Path
     refused = cli("sgt-check", "--rollouts", dump(tmp_path, "mine", 1, rows()))
     assert refused.returncode == 2
     assert "rollouts of one model ('mine'); a pool of two or more is needed" in refused.stderr
+
+
+def test_models_are_compared_although_they_met_a_prompt_at_other_steps(cli: Cli, tmp_path: Path) -> None:
+    one, other = dump(tmp_path, "one", 1, rows()), dump(tmp_path, "two", 5, rows(5))
+    dump(tmp_path, "one", 3, rows(3, {"a": (0.0, 1.0)}))
+    result = json.loads(cli("complementarity", "--rollouts", one, "--rollouts", other, "--json").stdout)
+    assert [row["dead"] for row in result["dead_prompts"]] == [0, 1]
+    assert (result["prompts"], result["rounds"]) == (4, 1)
+
+
+def test_directories_of_one_name_are_two_models(cli: Cli, tmp_path: Path) -> None:
+    one, other = dump(tmp_path / "x", "run", 1, rows()), dump(tmp_path / "y", "run", 1, rows())
+    assert [row["model"] for row in found(cli, "--rollouts", one, "--rollouts", other)] == ["x/run", "y/run"]
+
+
+@pytest.mark.parametrize("step", [-1, 0.5, "one"])
+def test_step_of_a_file_that_is_no_dump_is_not_read(cli: Cli, tmp_path: Path, step: Any) -> None:
+    path = tmp_path / "own.jsonl"
+    lines = [{"prompt_id": "p", "reward": reward, "step": step} for reward in (0.0, 1.0)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (row,) = found(cli, "--rollouts", path)
+    assert (row["rollouts"], row["between"]) == ([2, 2], 1)
+
+
+def test_conversations_differ_by_all_their_messages_and_need_no_text(cli: Cli, tmp_path: Path) -> None:
+    path, lines = tmp_path / "results.jsonl", []
+    for number in range(3):
+        system = {"role": "system", "content": f"document {number}"}
+        user = {"role": "user", "content": [{"type": "text", "text": "Answer."}, {"type": "image"}]}
+        call = {"role": "assistant", "content": None, "tool_calls": []}
+        lines.append({"prompt": [system, user], "completion": [call], "reward": float(number > 0)})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (row,) = found(cli, "--rollouts", path)
+    assert (row["prompts"], row["dead"], row["solved"]) == (3, 1, 2)
+
+
+def test_prompt_without_text_is_refused_with_its_row(cli: Cli, tmp_path: Path) -> None:
+    content = [{"prompt": [{"role": "user", "content": "p"}], "reward": 0.0}, {"prompt": None, "reward": 1.0}]
+    pq.write_table(pa.Table.from_pylist(content), tmp_path / "null.parquet")
+    refused = cli("complementarity", "--rollouts", tmp_path / "null.parquet")
+    assert refused.returncode != 0
+    assert "row 2" in refused.stderr and "Traceback" not in refused.stderr
+
+
+def test_groups_without_any_reward_are_counted_apart(cli: Cli, tmp_path: Path) -> None:
+    (row,) = found(cli, "--rollouts", dump(tmp_path, "mine", 1, rows(1, {"a": (float("nan"),) * 2, "b": (0.0, 0.0)})))
+    assert (row["unscored"], row["dead"], row["between"]) == (1, 1, 0)
+
+
+def test_columns_that_are_no_reward_function_are_not_taken_for_one(cli: Cli, tmp_path: Path) -> None:
+    path = dump(tmp_path, "mine", 1, rows(answer="4", policy="named"))
+    assert found(cli, "--rollouts", path)[0]["model"] == "named"
+
+
+def test_reward_column_makes_rollouts_of_a_file_of_texts(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "scored.jsonl"
+    lines = [{"prompt": "p", "completion": "x", "score": reward} for reward in (0.0, 1.0)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert found(cli, "--rollouts", path, "--reward", "score")[0]["between"] == 1

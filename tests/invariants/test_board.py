@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +66,35 @@ def test_entry_that_is_not_comparable_is_refused(
 def test_file_without_pieces_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text(json.dumps({"differences": {}}))
     assert "expected the output of: mutualrl compare RUNS --json" in board("--check", tmp_path / "mine.json").stderr
+
+
+def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda entry: entry["pieces"].append(entry["pieces"][0]), "two runs of one seed"),
+        (lambda entry: entry["pieces"][0]["policies"].pop("bob"), "other policies"),
+        (lambda entry: entry.update(pieces=[p for p in entry["pieces"] if p["arm"] == "grpo"]), "grpo and another"),
+        (lambda entry: entry.update(notes=["x: not matched: run.steps is 1 (a); 2 (b)"]), "differ in more"),
+        (lambda entry: entry["pieces"][0].pop("policies"), "not what `mutualrl compare` prints"),
+    ],
+    ids=["twice", "policy", "alone", "settings", "shape"],
+)
+def test_entry_with_other_pieces_is_refused(
+    cli: Cli, tmp_path: Path, change: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    refused = board("--check", changed(entry(cli, tmp_path), change))
+    assert refused.returncode == 1
+    assert message in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_fields_of_other_versions_do_not_matter(cli: Cli, tmp_path: Path) -> None:
+    path = changed(entry(cli, tmp_path), lambda content: content["pieces"][0]["policies"]["ada"].update(later=1))
+    assert board("--check", path).returncode == 0

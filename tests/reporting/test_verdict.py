@@ -201,7 +201,7 @@ def test_verdict_says_what_happened_to_dead_prompts(tmp_path: Path) -> None:
     run = counted(made_run(tmp_path / "r", "sgt"), {"ada": [4.0, 9.0, 2.0]})  # bob did not count them
     (verdict,) = verdicts_of(run)
     assert verdict.dead == [
-        "ada: 2 dead at the end, 9 at most; 3 times a dead one had a success again; it was taught 40 texts on them."
+        "ada: 2 dead at the end, 9 at most; 3 times a dead one had a success again; it was taught 40 texts in all."
     ]
     alone = counted(made_run(tmp_path / "g", "grpo"), {"ada": [4.0], "bob": [8.0]})
     both = verdicts_of(run, alone)
@@ -212,3 +212,25 @@ def test_verdict_says_what_happened_to_dead_prompts(tmp_path: Path) -> None:
         ]
     ]
     assert verdicts_of(made_run(tmp_path / "old"))[0].dead == []
+
+
+def test_repeated_command_has_the_new_seed_only(tmp_path: Path) -> None:
+    command = ["mutualrl", "train", "--pool", "tiny", "--set", "run.seed=1", "--set", "run.steps=20"]
+    runs = [made_run(tmp_path / name, name, seed=1, command=command) for name in ("grpo", "sgt")]
+    (verdict,) = verdicts_of(*runs)
+    assert verdict.commands
+    for repeated in verdict.commands:
+        words = shlex.split(repeated)
+        assert "run.seed=1" not in words
+        assert "run.steps=20" in words
+        assert words[words.index("--seed") + 1] == "2"
+
+
+def test_run_without_a_recorded_seed_is_paired_with_none(tmp_path: Path) -> None:
+    plain, other = made_run(tmp_path / "g"), made_run(tmp_path / "s", "sgt")
+    info = read_checksummed(other / "run.json", root=other)
+    assert info is not None
+    del info["seed"]
+    write_checksummed(other / "run.json", info, root=other)
+    (verdict,) = verdicts_of(plain, other)
+    assert "have no finished runs with a common seed" in verdict.answer

@@ -83,3 +83,21 @@ def test_run_without_policies_has_an_empty_frame(tmp_path: Path) -> None:
     run = read_logged(made_run(tmp_path / "r", policies=()))
     assert len(run.metrics) == 0
     assert any("no policies" in note for note in run.notes)
+
+
+@pytest.mark.parametrize("step", [2**70, -1, "1", True, None])
+def test_step_that_is_none_is_a_damaged_line(tmp_path: Path, step: object) -> None:
+    rows = ('{"step": 1, "reward": 1.0}', json.dumps({"step": step, "reward": 2.0}))
+    run = read_logged(written(made_run(tmp_path / "r", finished=False), *rows))
+    assert points(run.series("ada", "reward")) == [(1, 1.0)]
+    assert any("1 lines are not valid records (2)" in note for note in run.notes)
+
+
+def test_names_with_lone_surrogates_and_groups_without_a_number(tmp_path: Path) -> None:
+    groups = {"a\ud800": 0.25, "b": None, "c": 0.75}
+    row = {"step": 1, "x\ud800": 1.0, "validation": {"accuracy": 0.5, "by_group": groups}}
+    run = read_logged(written(made_run(tmp_path / "r", finished=False), json.dumps(row)))
+    assert points(run.series("ada", "x?")) == [(1, 1.0)]
+    assert points(run.accuracy_of("ada", "a?")) == [(1, 0.25)]
+    assert points(run.accuracy_of("ada", "b"))[1:] == []  # before training only, if at all
+    assert points(run.accuracy_of("ada"))[-1] == (1, 0.5)

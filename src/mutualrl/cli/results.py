@@ -70,7 +70,7 @@ def run_row(overview: Overview) -> JsonObject:
         "regime": run.arm,
         "pool": run.pool,
         "task": run.task,
-        "seed": run.info.seed,
+        "seed": run.seed,
         "steps": run.planned_steps,
         "policies": {name: policy.model_dump() for name, policy in overview.policies.items()},
         "began": run.info.created or None,

@@ -49,7 +49,7 @@ def ls(options: RunsLs) -> None:
                 accuracies.append(f"{name} {before}{policy['last']:.2f}")
         step = min((policy["step"] for policy in row["policies"].values()), default=0)
         table.add_row(
-            *map(cell, (run.name, _state(overview), run.arm, run.pool, str(run.info.seed))),
+            *map(cell, (run.name, _state(overview), run.arm, run.pool, str(run.seed))),
             f"{step}/{run.planned_steps}",
             cell("\n".join(accuracies)),
         )

@@ -80,7 +80,7 @@ def _follow_on_screen(source: str, current: Run, is_live: Callable[[], bool], se
 
     page = Path.cwd() / f"{run_name(source)}-report" if remote else directory.root / "report"
     name = run_name(source) if remote else current.name
-    title = clean(f"{name} · {current.arm} · {current.pool} · seed {current.info.seed}", 200)
+    title = clean(f"{name} · {current.arm} · {current.pool} · seed {current.seed}", 200)
     app = WatchScreen(
         live,
         title=title,

@@ -21,8 +21,9 @@ WIDTH = 50  # characters per bar
 
 @dataclass(frozen=True, slots=True)
 class DeadRow:
-    """One model. Its `prompts` are dead (all rollouts fail), solved (all succeed), or between; `rollouts`: the fewest
-    and the most per prompt; `revived`: dead prompts on which another model has a success, None for a model alone."""
+    """One model. Its `prompts` are dead (all rollouts fail), solved (all succeed), unscored (none has a reward), or
+    between; `rollouts`: the fewest and the most per prompt; `revived`: dead prompts on which another model has a
+    success, None for a model alone."""
 
     model: str
     prompts: int
@@ -30,6 +31,7 @@ class DeadRow:
     dead: int
     between: int
     solved: int
+    unscored: int
     revived: int | None
 
 
@@ -59,11 +61,11 @@ def last_groups(rollouts: pa.Table) -> dict[str, dict[str, list[float]]]:
     groups: dict[str, dict[str, list[float]]] = {}
     columns = (rollouts[key].to_pylist() for key in ("policy", "prompt_id", "round", "reward"))
     for model, prompt_id, number, reward in zip(*columns, strict=True):
-        before = last.get((model, prompt_id), -1)
-        if number > before:
+        before = last.get((model, prompt_id))
+        if before is None or number > before:
             last[model, prompt_id] = number
             groups.setdefault(model, {})[prompt_id] = []
-        if number >= before:
+        if before is None or number >= before:
             groups[model][prompt_id].append(reward)
     return groups
 
@@ -74,14 +76,16 @@ def _row(
     own = rule.of(model)
     dead = [key for key, rewards in groups.items() if all(reward < own.failure for reward in rewards)]
     solved = sum(all(reward > own.success for reward in rewards) for rewards in groups.values())
+    unscored = sum(all(math.isnan(reward) for reward in rewards) for rewards in groups.values())
     sizes = list(map(len, groups.values()))
     return DeadRow(
         model,
         len(groups),
         (min(sizes), max(sizes)),
         len(dead),
-        len(groups) - len(dead) - solved,
+        len(groups) - len(dead) - solved - unscored,
         solved,
+        unscored,
         sum(bool(solvers.get(key)) for key in dead) if models > 1 else None,
     )
 
@@ -91,16 +95,16 @@ def markdown(result: DeadPrompts, *, alone: bool) -> str:
     rows = result.dead_prompts
     widest = max(len(short(row.model)) for row in rows)
     bars = "\n".join(f"    {short(row.model):<{widest}}  {bar(row)}" for row in rows)
-    head = ["model", "prompts", "rollouts each", "dead", "between", "solved", "revived by another model"]
+    head = ["model", "prompts", "rollouts each", "dead", "between", "solved", "no reward", "revived by another model"]
     parts = [
         f"{bars}\n    {'':<{widest}}  █ dead: every rollout fails   ▒ between   ░ solved: every rollout succeeds",
         table("Prompts by what the model's last rollouts say of them", head, [_cells(row) for row in rows]),
     ]
     if len(rows) == 1 and alone and rows[0].dead:
         parts.append(
-            f"GRPO learns nothing from {rows[0].dead} of {rows[0].prompts} prompts. What would revive them: another "
-            "model (--rollouts of it on the same prompts), or recorded texts (--source NAME=recorded:FILE --task "
-            "dataset --data ROWS)."
+            f"Every rollout fails on {rows[0].dead} of {rows[0].prompts} prompts; where all rewards are equal, GRPO "
+            "learns nothing. What would revive them: another model (--rollouts of it on the same prompts), or recorded "
+            "texts (--source NAME=recorded:FILE --task dataset --data ROWS)."
         )
     return "\n\n".join(parts)
 
@@ -114,7 +118,7 @@ def bar(row: DeadRow) -> str:
 
 def _cells(row: DeadRow) -> list[str]:
     few, many = row.rollouts
-    shares = [f"{count} ({count / row.prompts:.0%})" for count in (row.dead, row.between, row.solved)]
+    shares = [f"{count} ({count / row.prompts:.0%})" for count in (row.dead, row.between, row.solved, row.unscored)]
     revived = "" if row.revived is None else f"{row.revived} of {row.dead}"
     return [name(row.model), str(row.prompts), str(few) if few == many else f"{few} to {many}", *shares, revived]
 

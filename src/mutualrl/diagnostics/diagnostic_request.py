@@ -154,7 +154,7 @@ def split_files(flags: DiagnosticFlags) -> tuple[DiagnosticFlags, list[RecordedS
     sections = list(flags.sources)
     dumps = []
     for path in flags.rollouts:
-        if not flags.texts or has_rewards(user_path(path)):
+        if not flags.texts or has_rewards(user_path(path), flags.reward):
             dumps.append(path)
         else:
             name = re.sub(r"[^a-z0-9._-]+", "-", path.name.partition(".")[0].lower()).strip("._-") or "file"

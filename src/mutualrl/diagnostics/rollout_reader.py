@@ -21,8 +21,7 @@ from mutualrl.tasks.rows import format_of, read_rows
 #: accepted names of the columns, in order of preference
 ALIASES = {
     "policy": ("policy", "model"),
-    "round": ("round", "step"),
-    "prompt_id": ("prompt_id", "id", "prompt"),  # without an id, the prompt's text is its id
+    "prompt_id": ("prompt_id", "id", "example_id", "prompt"),  # without an id, the prompt's text is its id
     "x_text": ("x_text", "prompt"),
     "y_text": ("y_text", "completion", "text"),
 }
@@ -41,9 +40,9 @@ TEXTS = ("prompt_id", "x_text", "y_text")  # also read from messages
 TRL = frozenset({"step", "prompt", "completion", "advantage"})
 
 
-def has_rewards(path: Path) -> bool:
-    """Return whether a file is to be read by `read_rollouts`: it has a column `reward` or is a dump of TRL's, or has no
-    column of texts. Any other file has recorded texts. A directory has rollouts."""
+def has_rewards(path: Path, reward: str | None = None) -> bool:
+    """Return whether a file is to be read by `read_rollouts`: it has a column `reward` (or that of `--reward`) or is a
+    dump of TRL's, or has no column of texts. Any other file has recorded texts. A directory has rollouts."""
     if path.is_dir() or not path.is_file():
         return True
     try:
@@ -51,7 +50,7 @@ def has_rewards(path: Path) -> bool:
             names = pq.read_schema(path).names
         else:
             names = [str(name) for name in next(read_rows(path))[1]]
-        return "reward" in names or set(names) >= TRL or not find_layout(names, Columns(), str(path))
+        return (reward or "reward") in names or set(names) >= TRL or not find_layout(names, Columns(), str(path))
     except (DataError, pa.ArrowException, OSError):
         return True  # the reader of rollouts says what is wrong
 
@@ -69,23 +68,26 @@ def read_rollouts(paths: Sequence[Path], reward: str | None = None) -> pa.Table:
         seen.add(file.resolve())
     tables = [_parquet(file, reward) if file.suffix == ".parquet" else _lines(file, reward) for file in files]
     _check_stems(files, tables)
+    policies = _names(files, tables)
     present = {name for table in tables for name in table.column_names}
     names = [name for name in TYPES if name in present]
     parts = []
-    for file, table in zip(files, tables, strict=True):
+    for file, table, policy in zip(files, tables, policies, strict=True):
         columns = {n: table[n] if n in table.column_names else pa.nulls(len(table), TYPES[n]) for n in names}
-        columns["policy"] = table["policy"] if "policy" in table.column_names else pa.array([file.stem] * len(table))
+        columns["policy"] = table["policy"] if "policy" in table.column_names else pa.array([policy] * len(table))
         columns["file"] = pa.array([str(file)] * len(table))
         columns["line"] = table["line"]
         parts.append(_filled(pa.table(columns), file))
-    return pa.concat_tables(parts)
+    dumped = [part for part, table in zip(parts, tables, strict=True) if "step" in table.column_names]
+    others = [part for part, table in zip(parts, tables, strict=True) if "step" not in table.column_names]
+    return pa.concat_tables([*others, _last_steps(pa.concat_tables(dumped))] if dumped else others)
 
 
 def _check_stems(files: Sequence[Path], tables: Sequence[pa.Table]) -> None:
     """Raise DataError when two files without a policy have the same name."""
     seen: dict[str, Path] = {}
     for file, table in zip(files, tables, strict=True):
-        if "policy" not in table.column_names and seen.setdefault(file.stem, file) != file:
+        if not {"policy", "step"} & set(table.column_names) and seen.setdefault(file.stem, file) != file:
             raise DataError(
                 f"{seen[file.stem]} and {file} name no policy and would both be {file.stem!r}: add a column 'policy'"
             )
@@ -145,15 +147,18 @@ def _files(path: Path) -> list[Path]:
     return [path]
 
 
-def _field(name: str, names: Collection[str], reward: str | None, path: Path) -> str | None:
-    """Return the column of a file that a field is read from; None if it has none."""
+def _field(name: str, names: Collection[str], reward: str | None, numeric: Collection[str], path: Path) -> str | None:
+    """Return the column of a file that a field is read from; None if it has none. `numeric`: columns of numbers."""
+    if name == "round" and set(names) >= TRL:
+        return "step"
     if name != "reward" or (reward is None and "reward" in names):
         return next((alias for alias in ALIASES.get(name, (name,)) if alias in names), None)
     if reward is not None:
         if reward not in names:
             raise DataError(f"{path}: no column {reward!r} (--reward), found: {', '.join(sorted(names))[:200]}")
         return reward
-    functions = sorted(set(names) - TRL) if set(names) >= TRL else []
+    known = {*TRL, *TYPES, *(alias for aliases in ALIASES.values() for alias in aliases)}
+    functions = sorted(set(numeric) - known) if set(names) >= TRL else []
     if len(functions) > 1:
         raise DataError(
             f"{path}: found the columns {', '.join(functions)[:200]} beside TRL's; name the one with the reward: "
@@ -163,27 +168,36 @@ def _field(name: str, names: Collection[str], reward: str | None, path: Path) ->
 
 
 def _of_messages(name: str, value: Any) -> Any:
-    """Return the text of messages: of a prompt the last one of the user, else all of them; any other value as it is."""
+    """Return the text of messages: as an id all of them, else the user's last one, or all if there is none; any other
+    value as it is. Of content in parts, the parts that are text."""
     if name not in TEXTS or not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
         return value
-    texts = [(each.get("role"), each.get("content")) for each in value]
-    if not texts or not all(isinstance(text, str) for _, text in texts):
-        return value
-    users = [text for role, text in texts if role == "user"]
-    return users[-1] if users else "\n".join(text for _, text in texts)
+    texts = [(each.get("role"), _content(each.get("content"))) for each in value]
+    users = [text for role, text in texts if role == "user" and text]
+    every = "\n".join(text for _, text in texts)
+    return users[-1] if users and name != "prompt_id" else every or None
+
+
+def _content(content: Any) -> str:
+    if isinstance(content, list):
+        parts = [part.get("text") for part in content if isinstance(part, Mapping)]
+        return "".join(part for part in parts if isinstance(part, str))
+    return content if isinstance(content, str) else ""
 
 
 def _lines(path: Path, reward: str | None) -> pa.Table:
     columns: dict[str, list[Any]] = {}
     numbers: list[int] = []
+    is_dump = False
     for number, row in read_jsonl(path):
+        is_dump = is_dump or set(row) >= TRL
         for name in TYPES:
-            field = _field(name, row.keys(), reward, path)
+            field = _field(name, row.keys(), reward, numbers_of(row), path)
             value = None if field is None else _of_messages(name, row[field])
             if name in NEEDED and value is None and (field is None or name != "reward") and (name != "policy" or field):
                 raise DataError(f"{path}, row {number}: {_missing(name, row, field)}")
             if value is not None and not _fits(name, value):
-                if name == "x_text":  # a conversation: usable only where the task's prompts are known
+                if name in ("x_text", "y_text"):  # a conversation: usable only where the task's prompts are known
                     value = None
                 else:
                     raise DataError(
@@ -196,6 +210,8 @@ def _lines(path: Path, reward: str | None) -> pa.Table:
         number = numbers[present["policy"].index(None)]
         raise DataError(f"{path}, row {number}: no field 'policy' (or 'model'), which other rows have")
     arrays = {name: _array(values, TYPES[name], path, name, numbers) for name, values in present.items()}
+    if is_dump:
+        arrays["step"] = arrays["round"]
     return pa.table({**arrays, "line": pa.array(numbers, pa.int64())})
 
 
@@ -264,36 +280,70 @@ def _parquet(path: Path, reward: str | None) -> pa.Table:
     if not len(table):
         raise DataError(f"{path}: the file has no rows")
     columns: dict[str, Any] = {}
+    numeric = [field.name for field in table.schema if _is_number(field.type)]
     for name, kind in TYPES.items():
-        field = _field(name, table.column_names, reward, path)
+        field = _field(name, table.column_names, reward, numeric, path)
         if field is None:
             if name in NEEDED and name != "policy":
                 raise DataError(f"{path}, row 1: {_missing(name, dict.fromkeys(table.column_names), None)}")
             continue
         column = table.column(field)
         if name in TEXTS and pa.types.is_list(column.type):
-            column = pa.array([_of_messages(name, value) for value in column.to_pylist()])
+            texts = [_of_messages(name, value) for value in column.to_pylist()]
+            column = pa.chunked_array([[text if isinstance(text, str) else None for text in texts]], pa.string())
         if name in NEEDED and name != "reward" and column.null_count:
-            row = int(np.flatnonzero(column.is_null().to_numpy())[0]) + 1
+            row = int(np.flatnonzero(np.asarray(column.is_null()))[0]) + 1
             raise DataError(f"{path}, row {row}: field '{field}' is null, expected {_EXPECTED[name]}")
-        kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
         try:
-            if name == "reward" and not any(is_kind(column.type) for is_kind in kinds):
+            if name == "reward" and not _is_number(column.type):
                 raise pa.ArrowInvalid(f"{column.type}")
             columns[name] = column.cast(kind)
         except pa.ArrowException:
-            if name == "x_text":
+            if name in ("x_text", "y_text"):
                 continue
             raise DataError(
                 f"{path}, field '{field}': found a column of {column.type}, expected {_EXPECTED[name]} in each row"
             ) from None
-    if "policy" not in columns and set(table.column_names) >= TRL:
-        columns["policy"] = pa.array([_trainer(path)] * len(table))
+    if set(table.column_names) >= TRL:
+        columns["step"] = columns["round"]
     columns["line"] = pa.array(np.arange(1, len(table) + 1))
     return pa.table(columns)
 
 
-def _trainer(path: Path) -> str:
-    """Return the name of the model of one of TRL's dumps, of which there is one per step: its trainer's directory."""
-    directory = path.resolve().parent
-    return directory.parent.name if directory.name == "completions" else directory.name
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def numbers_of(row: Mapping[str, Any]) -> list[str]:
+    """Return the fields of a row with a number."""
+    return [name for name, value in row.items() if isinstance(value, int | float)]
+
+
+def _names(files: Sequence[Path], tables: Sequence[pa.Table]) -> list[str]:
+    """Return the policy of each file that names none: the file's stem; of TRL's dumps, of which there is one per step,
+    their trainer's directory, with its parent's name where two are called alike. Raises DataError where that does not
+    tell them apart."""
+    directories: dict[Path, Path] = {}
+    for file, table in zip(files, tables, strict=True):
+        if "step" in table.column_names and "policy" not in table.column_names:
+            parent = file.resolve().parent
+            directories[file] = parent.parent if parent.name == "completions" else parent
+    trainers = set(directories.values())
+    labels: dict[Path, str] = {}
+    for trainer in trainers:
+        alike = sum(other.name == trainer.name for other in trainers) > 1
+        labels[trainer] = f"{trainer.parent.name}/{trainer.name}" if alike else trainer.name
+    if len(set(labels.values())) < len(labels):
+        raise DataError(f"several dumps would be {min(labels.values())!r}: add a column 'policy' to them")
+    return [labels[directories[file]] if file in directories else file.stem for file in files]
+
+
+def _last_steps(table: pa.Table) -> pa.Table:
+    """Return the rows of each model's last step with a prompt, as one round: a dump of a training run has a prompt at
+    several steps, which another model's steps do not match."""
+    last: dict[tuple[str, str], int] = {}
+    keys = list(zip(*(table[name].to_pylist() for name in ("policy", "prompt_id", "round")), strict=True))
+    for policy, prompt_id, step in keys:
+        last[policy, prompt_id] = max(step, last.get((policy, prompt_id), step))
+    kept = table.filter(pa.array([step == last[policy, prompt_id] for policy, prompt_id, step in keys]))
+    return _set_column(kept, "round", _zeros(len(kept)))

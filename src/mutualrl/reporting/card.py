@@ -99,7 +99,7 @@ def _training(run: Run) -> str:
         ["data", last_parts(json.dumps(data, default=str))],
         ["prompts per round", str(run.info.fingerprint.get("prompts_per_round", ""))],
         ["steps", str(run.section("run").get("steps", ""))],
-        ["seed", str(run.info.seed)],
+        ["seed", str(run.seed)],
         ["regime", last_parts(json.dumps(run.section("regime"), default=str))],
         *([key, str(trainer[key])] for key in keys if key in trainer),
         ["versions", ", ".join(f"{package} {v}" for package, v in run.info.versions.items())],

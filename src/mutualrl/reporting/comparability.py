@@ -70,12 +70,12 @@ def _unmatched(runs: Sequence[Run]) -> list[str]:
     notes += _other_data(runs)
     seeds_of: dict[str, list[str]] = {}
     for arm, members in by_arm(runs).items():
-        seeds_of[arm] = sorted({str(run.info.seed) for run in members})
+        seeds_of[arm] = sorted({str(run.seed) for run in members})
     if len({tuple(seeds) for seeds in seeds_of.values()}) > 1:
         seeds_text = "; ".join(f"{arm} {', '.join(seeds)}" for arm, seeds in seeds_of.items())
         notes.append(f"not matched: the arms have different seeds: {seeds_text}")
     for arm, members in by_arm(runs).items():
-        seeds = [run.info.seed for run in members]
+        seeds = [run.seed for run in members]
         if len(set(map(str, seeds))) < len(seeds):
             notes.append(f"{arm}: duplicate seeds ({', '.join(map(str, seeds))}); the spread is underestimated")
         if unfinished := [run.name for run in members if run.state != RunState.FINISHED]:
@@ -98,7 +98,7 @@ def _other_data(runs: Sequence[Run]) -> list[str]:
     by_version: dict[str, list[str]] = {}
     for run in runs:
         data_digest = str(run.info.fingerprint.get("data_sha256", "?"))[:12]
-        by_seed.setdefault(str(run.info.seed), {}).setdefault(data_digest, []).append(run.name)
+        by_seed.setdefault(str(run.seed), {}).setdefault(data_digest, []).append(run.name)
         versions_text = ", ".join(f"{name} {run.info.versions.get(name, '?')}" for name in ("mutualrl", "trl", "torch"))
         by_version.setdefault(versions_text, []).append(run.name)
     for seed, fingerprints in by_seed.items():

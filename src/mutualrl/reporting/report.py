@@ -159,7 +159,7 @@ def _run_json(run: LoggedRun) -> dict[str, object]:
         "arm": run.arm,
         "pool": run.pool,
         "task": run.task,
-        "seed": run.info.seed,
+        "seed": run.seed,
         "command": run.command,
         "notes": list(run.notes),
         "policies": policies,

@@ -52,7 +52,7 @@ def overview(runs: Sequence[LoggedRun]) -> Table:
                 run.arm,
                 run.pool,
                 run.task,
-                str(run.info.seed),
+                str(run.seed),
                 f"{', '.join(dict.fromkeys(completed)) or '0'} of {planned}",
                 "" if run.summary is None else f"{run.summary.seconds:.1f}",
             ]
@@ -275,7 +275,7 @@ def arms(comparison: Comparison) -> Table:
         if target is None:
             reached_text = ""
         rows.append(
-            [arm, str(len(members)), ", ".join(str(run.info.seed) for run in members), *by_policy, pool, reached_text]
+            [arm, str(len(members)), ", ".join(str(run.seed) for run in members), *by_policy, pool, reached_text]
         )
     head = ("regime", "finished runs", "seeds", *names, "mean of the pool", "steps to GRPO's final accuracy")
     return Table(f"Final accuracy, {comparison.name}", head, rows)

@@ -180,7 +180,7 @@ def _control(run: LoggedRun, runs: Sequence[LoggedRun]) -> LoggedRun | None:
         same = (other.pool, other.task, set(other.policies)) == (run.pool, run.task, set(run.policies))
         if same and other.info.regime == baseline().name and other is not run and _has_rounds(other):
             candidates.append(other)
-    of_seed = [other for other in candidates if other.info.seed == run.info.seed]
+    of_seed = [other for other in candidates if other.seed == run.seed]
     return next(iter([*of_seed, *candidates]), None)
 
 

@@ -30,6 +30,7 @@ else:
     Series = pd.Series  # values by step
 
 LARGEST_LOG = 4 * 2**30  # bytes per metrics.jsonl or rescues.jsonl
+MOST_STEPS = 10**9
 ACCURACY = "validation/accuracy"  # of all prompts; of a group: validation/accuracy/GROUP
 LEVELS = ["policy", "metric", "step"]
 
@@ -123,7 +124,10 @@ def frame(rows: Mapping[str, Iterable[tuple[str, int, float]]]) -> Series:
     for policy in sorted(rows):
         by_metric: dict[str, dict[int, float]] = {}
         for metric, step, value in rows[policy]:
-            by_metric.setdefault(metric, {})[step] = value
+            name = metric.encode(
+                "utf-8", "replace"
+            ).decode()  # a lone surrogate is valid JSON, and no string of Arrow's
+            by_metric.setdefault(name, {})[step] = value
         for metric in sorted(by_metric):
             steps = sorted(by_metric[metric])
             keys += [(policy, metric, step) for step in steps]
@@ -131,6 +135,11 @@ def frame(rows: Mapping[str, Iterable[tuple[str, int, float]]]) -> Series:
     columns = zip(*keys, strict=True) if keys else ([], [], [])
     index = pd.MultiIndex.from_arrays([pd.Index(column) for column in columns], names=LEVELS)
     return pd.Series(values, index=index, dtype="float64", name="value")
+
+
+def is_step(value: object) -> bool:
+    """Return whether a value is a step, which a damaged line's need not be."""
+    return type(value) is int and 0 <= value <= MOST_STEPS
 
 
 def points(values: Series) -> list[tuple[int, float]]:
@@ -177,7 +186,7 @@ def _lines(path: Path, recorded: FileDigest | None, notes: list[str], root: Path
     bad: list[int] = []
     for line, text in enumerate(data.split(b"\n")[:-1], 1):
         row = parse_or_none(text)
-        if row is not None and type(row.get("step")) is int:
+        if row is not None and is_step(row.get("step")):
             rows.append(row)
         else:
             bad.append(line)

@@ -92,6 +92,11 @@ class Run(Record):
         return RegimeInfo.from_run(self.info.regime, self.info.regime_info)
 
     @property
+    def seed(self) -> int | None:
+        """Return the run's seed; None if it is not recorded."""
+        return self.info.seed if "seed" in self.info.model_fields_set else None
+
+    @property
     def pool(self) -> str:
         """Return the pool's name, else the names of its policies."""
         return self.info.pool or ", ".join(self.policies)

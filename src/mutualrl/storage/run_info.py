@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from mutualrl.errors import FileDamagedError
 from mutualrl.storage.files import LARGEST_NUMBER, read_checksummed
@@ -91,15 +91,22 @@ class RunInfo(Stored):
         return value
 
 
+def _without_unmeasured(by_group: object) -> object:
+    """Return the groups without those that have no number."""
+    if not isinstance(by_group, dict):
+        return by_group
+    return {group: value for group, value in by_group.items() if value is not None}
+
+
 class Validation(Stored):
     """Validation: accuracy over `n` prompts and by group; `no_box`: fraction of completions without a boxed answer;
     `solved`: 1 or 0 for each prompt in order, 1 if its score is above 0.5 (empty in runs of earlier versions);
     `unscorable`: completions without a reward, which count as 0."""
 
-    n: int
+    n: int = 0
     accuracy: Finite
-    by_group: dict[str, Finite]
-    no_box: Finite | None
+    by_group: Annotated[dict[str, Finite], BeforeValidator(_without_unmeasured)]
+    no_box: Finite | None = 0.0
     solved: str = ""
     unscorable: int = 0
 
@@ -116,13 +123,13 @@ class PolicyResult(Stored):
     initial_validation: Validation | None
     validation: Validation | None
     steps: int
-    rescued_pairs: int
-    rescued_prompts: int
-    train_seconds: Finite
-    wait_seconds: Finite
+    rescued_pairs: int = 0
+    rescued_prompts: int = 0
+    train_seconds: Finite = 0.0
+    wait_seconds: Finite = 0.0
     waited_for_seconds: dict[str, Finite] = {}
-    lost_peers: dict[str, int]
-    attempts: int
+    lost_peers: dict[str, int] = {}
+    attempts: int = 1
     resumed_from: list[int] = []
 
 

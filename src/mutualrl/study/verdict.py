@@ -35,7 +35,7 @@ DEAD, REVIVED = "prompts/dead", "prompts/revived"
 
 
 def dead_of_run(run: LoggedRun) -> list[str]:
-    """Return what happened to the prompts on which every rollout of a policy failed: one sentence per policy that
+    """Return what happened to the prompts without a reward above 0 in their last group: one sentence per policy that
     counted them."""
     sentences = []
     for policy in run.policies:
@@ -44,7 +44,7 @@ def dead_of_run(run: LoggedRun) -> list[str]:
             continue
         taught = run.by_role(policy, "rescues")
         came_back = f"{run.total(policy, REVIVED):,.0f} times a dead one had a success again"
-        lessons = f"; it was taught {taught.sum():,.0f} texts on them" if len(taught) else ""
+        lessons = f"; it was taught {taught.sum():,.0f} texts in all" if len(taught) else ""
         sentences.append(
             f"{policy}: {counts.iloc[-1]:,.0f} dead at the end, {counts.max():,.0f} at most; {came_back}{lessons}."
         )
@@ -106,7 +106,7 @@ def _of_one(run: LoggedRun) -> Verdict:
 def _of_several(comparison: Comparison) -> list[Verdict]:
     by_arm: dict[str, dict[int, float]] = {}
     for arm, runs in comparison.arms.items():
-        ended = [(run.info.seed, run.accuracy) for run in runs if run.state == RunState.FINISHED]
+        ended = [(run.seed, run.accuracy) for run in runs if run.state == RunState.FINISHED]
         by_arm[arm] = {seed: value for seed, value in ended if type(seed) is int and value is not None}
     plain = by_arm.get(baseline().name)
     if not plain:
@@ -150,7 +150,7 @@ def _difference(comparison: Comparison, arm: str, finals: dict[int, float], plai
     commands: tuple[str, ...] = ()
     if not decided:
         both = (*comparison.arms[baseline().name], *members)
-        unused = 1 + max(run.info.seed for run in both if type(run.info.seed) is int)
+        unused = 1 + max(run.seed for run in both if type(run.seed) is int)
         cautions.append("More seeds would narrow it; a sweep file runs many (mutualrl sweep).")
         pair = [comparison.arms[baseline().name][0], members[0]]
         for run in pair:
@@ -224,7 +224,7 @@ def _replaced(assignment: str, changed: Mapping[str, str]) -> bool:
     not have, the seed, or the directory."""
     key = assignment.partition("=")[0]
     regime = key == "regime" or key.startswith("regime.") or (key.startswith("policies.") and ".regime" in key)
-    return ("--regime" in changed and regime) or (key == "run.info.seed" and "--seed" in changed) or key == "run.dir"
+    return ("--regime" in changed and regime) or (key == "run.seed" and "--seed" in changed) or key == "run.dir"
 
 
 def _quoted(run: Run) -> str:
