@@ -85,6 +85,7 @@ def test_saved_rollouts_of_a_pool_give_the_same_result(cli_here: Cli, tiny: dict
     assert first["pool"]["exactly_one"] > 0.3  # one model is good at sums, the other at products
     assert first["recommended"] == "sgt"
     again = diagnose(cli_here, "complementarity", "--rollouts", "r.parquet")
+    assert [row["prompts"] for row in again.pop("dead_prompts")] == [24, 24]  # of files only
     assert {**again, "origin": "", "figures": []} == {**first, "origin": "", "figures": []}
     for name in ("overlap", "buckets", "gate"):
         assert (tmp_path / "f" / f"{name}.png").stat().st_size > 5000
