@@ -76,11 +76,12 @@ def sections() -> list[Section]:
     """Return the sections of board.yaml, then those of the entries."""
     made = [_of_results(pool, BOARD["lessons"]) for pool in BOARD["pools"]]
     for path in sorted(ENTRIES.glob("*.json")):
-        made += of_entry(_read(path), path.stem)
+        made += of_entry(read(path), path.stem)
     return made
 
 
-def _read(path: Path) -> object:
+def read(path: Path) -> object:
+    """Return the content of an entry. Raises SystemExit if it is not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -257,7 +258,7 @@ def main() -> None:
     parser.add_argument("--check", type=Path, metavar="ENTRY", help="an entry to check; nothing is written")
     args = harness.parse(parser)
     if args.check is not None:
-        entry = _read(args.check)
+        entry = read(args.check)
         print("\n".join(clean(line, 300) for line in described(of_entry(entry, args.check.stem))))
         return
     docs = args.out if args.smoke else DOCS

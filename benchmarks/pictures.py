@@ -3,8 +3,9 @@
     python benchmarks/pictures.py                       # trains (two minutes on two cores), then draws
     python benchmarks/pictures.py --run runs/NAME       # from that run
 
-Writes docs/images/rescue.png, the first rescue on the page of the run, and docs/images/rescue.json: the text of the
-card, the command, and the sha256 of what the page is made from. A test fails when these have changed since.
+Writes docs/images/rescue.png, the first rescue on the page of the run; first-screen.png and first-screen-phone.png,
+what one sees of it without scrolling; and rescue.json: the text of the card, the command, and the sha256 of what the
+page is made from. A test fails when these have changed since.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 IMAGES = REPOSITORY / "docs" / "images"
 COMMAND = "mutualrl train --regime sgt --pool tiny"
 REPORTING = REPOSITORY / "src" / "mutualrl" / "reporting"
-#: what a card is made from
-SOURCES = ("assets/page.css", "assets/page.html.j2", "assets/page.js", "rescues.py")
+#: what a card and the first screen are made from
+SOURCES = ("assets/page.css", "assets/page.html.j2", "assets/page.js", "rescues.py", "../study/verdict.py")
 WIDTH = 1280
+SCREENS = {"first-screen": (1400, 900, "light"), "first-screen-phone": (390, 844, "dark")}
+PLACE = Path(tempfile.gettempdir()) / "mutualrl-pictures"  # the page shows its run's path
 
 
 def sources() -> dict[str, str]:
@@ -35,7 +38,7 @@ def sources() -> dict[str, str]:
 
 
 def draw(page: Path, images: Path) -> str:
-    """Write the picture of the first rescue on a page; return its text."""
+    """Write the pictures of a page; return the text of the first rescue on it."""
     from selenium import webdriver
     from selenium.webdriver.chrome.options import Options
     from selenium.webdriver.chrome.service import Service
@@ -52,7 +55,16 @@ def draw(page: Path, images: Path) -> str:
         clip = {**box, "scale": 1.5}
         shot = driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
         (images / "rescue.png").write_bytes(base64.b64decode(shot["data"]))
-        return str(card.text)
+        text = str(card.text)
+        for name, (width, height, scheme) in SCREENS.items():
+            metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+            driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+            feature = {"name": "prefers-color-scheme", "value": scheme}
+            driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+            driver.get(page.as_uri())
+            shot = driver.execute_cdp_cmd("Page.captureScreenshot", {})
+            (images / f"{name}.png").write_bytes(base64.b64decode(shot["data"]))
+        return text
     finally:
         driver.quit()
 
@@ -63,16 +75,21 @@ def main() -> None:
     parser.add_argument("--run", type=Path, help="run directory of README's command")
     args = harness.parse(parser)
     images = IMAGES if args.out == harness.RESULTS else args.out
-    with tempfile.TemporaryDirectory() as directory:
-        run = args.run or Path(directory) / "run"
+    place = Path(tempfile.mkdtemp(prefix="pictures-")) if args.smoke else PLACE
+    run, page = place / "runs" / "sgt", place / "page"
+    shutil.rmtree(place, ignore_errors=True)
+    try:
         if args.run is None:
             command = [sys.executable, "-m", *COMMAND.split(), "--run-dir", str(run), "--no-report"]
             command += ["--steps", "8"] if args.smoke else []
             subprocess.run(command, check=True)
-        page = Path(directory) / "page"
+        else:
+            shutil.copytree(args.run, run)
         report = [sys.executable, "-m", "mutualrl", "report", str(run), "--out", str(page)]
         subprocess.run(report, check=True, stdout=subprocess.DEVNULL)
         text = draw(page / "index.html", images)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
     described = {
         "code": harness.code(),
         "command": f"{COMMAND}; python benchmarks/pictures.py",

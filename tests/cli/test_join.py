@@ -64,6 +64,7 @@ def finish(*joined: Joined) -> None:
         assert each.process.wait(PATIENCE) == 0, each.errors
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_run_over_a_bucket_equals_the_run_over_a_directory(
     server: Server, unbroken: FinishedRun, tmp_path: Path, cli: Cli

@@ -247,7 +247,7 @@ def test_unavailable_hub_model_exits_with_4_and_is_named(cli: Cli, tmp_path: Pat
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_real_models_on_real_mathematics(cli: Cli, cli_here: Cli, real_data: Path, tmp_path: Path) -> None:
     """Two pretrained models with different SentencePiece vocabularies; they are not expected to solve any problem."""
     models = real_data / "models"

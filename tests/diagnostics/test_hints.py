@@ -48,6 +48,7 @@ def test_policies_that_cannot_use_a_hint_keep_the_recommendation_with_the_reason
     assert result["caveat"]
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_hints_of_a_source_for_one_model(cli: Cli) -> None:
     arguments = ("--model", "tiny:ada", "--task", "arithmetic", "--source", "book=recorded:tiny:book")

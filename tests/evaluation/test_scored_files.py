@@ -77,6 +77,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.release
 @needs_verify
 def test_hostile_completions_pass_both_scorers_within_the_deadline(cli_here: Cli, tmp_path: Path) -> None:
     path = write(tmp_path / "h.jsonl", [{"completion": text, "answer": "4", "group": "x"} for text in HOSTILE.values()])

@@ -301,7 +301,7 @@ def test_child_processes_end_with_their_worker(start_run: Callable[..., Run], tm
     wait_until(lambda: not any(is_alive(p) for p in helpers) and not members(run.path))
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_final_save_longer_than_the_peer_timeout_is_not_a_frozen_policy(tmp_path: Path) -> None:
     """The rank that does not write waits for the other one and keeps sending heartbeats."""
     slow_save = {"PYTHONPATH": pythonpath_with_hooks(), "FAULT_SAVE": "15"}

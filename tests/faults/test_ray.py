@@ -205,7 +205,7 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_wait_for_resources_is_reported_and_ended_by_ctrl_c(cluster: RayCluster, tmp_path: Path) -> None:
     command, pipe = [sys.executable, "-c", OTHER_JOB, cluster.address], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as job:

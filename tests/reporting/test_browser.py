@@ -207,7 +207,7 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1400, pytest.param(2560, marks=pytest.mark.release)])
+@pytest.mark.parametrize("width", [390, 1400, pytest.param(2560, marks=pytest.mark.release)])
 def test_axe_finds_no_violations_and_nothing_is_cut_off(
     cli_here: Cli, tmp_path: Path, browser: Any, width: int, scheme: str
 ) -> None:

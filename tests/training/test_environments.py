@@ -301,7 +301,7 @@ def test_validation_in_an_environment_does_not_affect_training(callers: Path, tm
     assert logged["often"] == logged["seldom"]
 
 
-@pytest.mark.extended
+@pytest.mark.release
 def test_killed_policy_resumes_within_a_multi_turn_round(callers: Path, tmp_path: Path) -> None:
     path = str(recipe(callers, tmp_path))
     options = ("--no-report", "--set", "round.optimizer_steps=2", "--set", "run.save_every=1")
