@@ -61,9 +61,8 @@ def draw(page: Path, images: Path) -> str:
             driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
             feature = {"name": "prefers-color-scheme", "value": scheme}
             driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-            driver.get(page.as_uri())
-            shot = driver.execute_cdp_cmd("Page.captureScreenshot", {})
-            (images / f"{name}.png").write_bytes(base64.b64decode(shot["data"]))
+            driver.execute_script("window.scrollTo(0, 0)")  # another navigation could still be running at the shot
+            (images / f"{name}.png").write_bytes(driver.get_screenshot_as_png())
         return text
     finally:
         driver.quit()

@@ -116,7 +116,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 BEFORE_A_RELEASE = {
     *("bf16_on_cpu", "evaluation", "fidelity", "gpu_smol_pair", "gpu_step_time", "hints", "hints_countdown"),
     *("kill_matrix", "one_model", "prediction", "ray_overhead", "regime_cost", "round", "served", "smol", "staleness"),
-    *("step_time", "text_source", "thl_speed"),
+    *("diagnostics", "pictures", "step_time", "text_source", "thl", "thl_speed"),
 }
 
 
