@@ -74,12 +74,7 @@ def plain(policy: str, recipe_file: Path, root: Path) -> None:
         initial_validation=before,
         validation=validator(),
         steps=recipe.run.steps,
-        rescued_pairs=0,
-        rescued_prompts=0,
         train_seconds=seconds,
-        wait_seconds=0.0,
-        lost_peers={},
-        attempts=1,
     )
     write_checksummed(files / "result.json", result.to_json(), root=root)
 

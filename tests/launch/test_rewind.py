@@ -78,14 +78,7 @@ def test_refusal_for_a_finished_policy_leaves_the_checkpoints_of_its_peers(tmp_p
         initial_validation=None,
         validation=validation,
         steps=4,
-        rescued_pairs=0,
-        rescued_prompts=0,
         train_seconds=1.0,
-        wait_seconds=0.0,
-        waited_for_seconds={},
-        lost_peers={},
-        attempts=1,
-        resumed_from=[],
     )
     with ExitStack() as stack:
         run = stopped_run(tmp_path / "r", stack)

@@ -140,12 +140,7 @@ def made_summary(validation: Validation, **changes: Any) -> Summary:
         initial_validation=validation,
         validation=validation,
         steps=1,
-        rescued_pairs=0,
-        rescued_prompts=0,
         train_seconds=1.0,
-        wait_seconds=0.0,
-        lost_peers={},
-        attempts=1,
     )
     fields = {"regime": "sgt", "task": "t", "seed": 0, "steps": 1, "seconds": 1.0, "policies": {"ada": result}}
     return Summary.model_validate(fields | changes)

@@ -58,12 +58,12 @@ class DiagnosticCommand:
 
 def diagnostics(package: str) -> dict[str, DiagnosticCommand]:
     """Return the diagnostics in a package below `mutualrl`, by command."""
-    found = {}
+    commands = {}
     for path in sorted((Path(__file__).parents[1] / package).glob("[!_]*.py")):
         with path.open(encoding="utf-8") as file:
             summary = file.readline().strip().removeprefix('"""').removesuffix('"""')
-        found[path.stem.replace("_", "-")] = DiagnosticCommand(f"{package.replace('/', '.')}.{path.stem}", summary)
-    return found
+        commands[path.stem.replace("_", "-")] = DiagnosticCommand(f"{package.replace('/', '.')}.{path.stem}", summary)
+    return commands
 
 
 class Group(NamedTuple):

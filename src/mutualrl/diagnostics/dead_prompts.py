@@ -15,6 +15,7 @@ from mutualrl.console.markdown import name, table
 from mutualrl.console.plots import Axes, Draw
 from mutualrl.diagnostics.drawing import legend, short
 from mutualrl.diagnostics.gates import Thresholds
+from mutualrl.diagnostics.rollout_reader import last_rounds
 
 WIDTH = 50  # characters per bar
 
@@ -57,16 +58,11 @@ def dead_prompts(rollouts: pa.Table, thresholds: Thresholds) -> DeadPrompts:
 
 def last_groups(rollouts: pa.Table) -> dict[str, dict[str, list[float]]]:
     """Return the rewards of each model's last group of each prompt."""
-    last: dict[tuple[str, str], int] = {}
+    last = last_rounds(rollouts)
     groups: dict[str, dict[str, list[float]]] = {}
-    columns = (rollouts[key].to_pylist() for key in ("policy", "prompt_id", "round", "reward"))
-    for model, prompt_id, number, reward in zip(*columns, strict=True):
-        before = last.get((model, prompt_id))
-        if before is None or number > before:
-            last[model, prompt_id] = number
-            groups.setdefault(model, {})[prompt_id] = []
-        if before is None or number >= before:
-            groups[model][prompt_id].append(reward)
+    columns = (last[key].to_pylist() for key in ("policy", "prompt_id", "reward"))
+    for model, prompt_id, reward in zip(*columns, strict=True):
+        groups.setdefault(model, {}).setdefault(prompt_id, []).append(reward)
     return groups
 
 

@@ -135,6 +135,7 @@ class _TaskPrompts(dict[str, Content]):
         self._recorded: Recorded | None = recorded
 
     def get(self, key: str, default: Any = None) -> Any:
+        """Return the content of a prompt; the first call loads them all."""
         if self._recorded is not None:
             recipe, self._recorded = self._recorded.recipe, None
             if recipe.task.name not in TASKS:  # a run is data: reading it must not run code that it names

@@ -174,8 +174,8 @@ def _of_messages(name: str, value: Any) -> Any:
         return value
     texts = [(each.get("role"), _content(each.get("content"))) for each in value]
     users = [text for role, text in texts if role == "user" and text]
-    every = "\n".join(text for _, text in texts)
-    return users[-1] if users and name != "prompt_id" else every or None
+    conversation = "\n".join(text for _, text in texts)
+    return users[-1] if users and name != "prompt_id" else conversation or None
 
 
 def _content(content: Any) -> str:
@@ -191,8 +191,9 @@ def _lines(path: Path, reward: str | None) -> pa.Table:
     is_dump = False
     for number, row in read_jsonl(path):
         is_dump = is_dump or set(row) >= TRL
+        numeric = [name for name, value in row.items() if isinstance(value, int | float)]
         for name in TYPES:
-            field = _field(name, row.keys(), reward, numbers_of(row), path)
+            field = _field(name, row.keys(), reward, numeric, path)
             value = None if field is None else _of_messages(name, row[field])
             if name in NEEDED and value is None and (field is None or name != "reward") and (name != "policy" or field):
                 raise DataError(f"{path}, row {number}: {_missing(name, row, field)}")
@@ -314,11 +315,6 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
-def numbers_of(row: Mapping[str, Any]) -> list[str]:
-    """Return the fields of a row with a number."""
-    return [name for name, value in row.items() if isinstance(value, int | float)]
-
-
 def _names(files: Sequence[Path], tables: Sequence[pa.Table]) -> list[str]:
     """Return the policy of each file that names none: the file's stem; of TRL's dumps, of which there is one per step,
     their trainer's directory, with its parent's name where two are called alike. Raises DataError where that does not
@@ -339,11 +335,16 @@ def _names(files: Sequence[Path], tables: Sequence[pa.Table]) -> list[str]:
 
 
 def _last_steps(table: pa.Table) -> pa.Table:
-    """Return the rows of each model's last step with a prompt, as one round: a dump of a training run has a prompt at
-    several steps, which another model's steps do not match."""
+    """Return the last rounds as one: a dump of a training run has a prompt at several steps, which another model's
+    steps do not match."""
+    last = last_rounds(table)
+    return _set_column(last, "round", _zeros(len(last)))
+
+
+def last_rounds(table: pa.Table) -> pa.Table:
+    """Return the rows of each model's last round with each prompt."""
     last: dict[tuple[str, str], int] = {}
     keys = list(zip(*(table[name].to_pylist() for name in ("policy", "prompt_id", "round")), strict=True))
-    for policy, prompt_id, step in keys:
-        last[policy, prompt_id] = max(step, last.get((policy, prompt_id), step))
-    kept = table.filter(pa.array([step == last[policy, prompt_id] for policy, prompt_id, step in keys]))
-    return _set_column(kept, "round", _zeros(len(kept)))
+    for policy, prompt_id, number in keys:
+        last[policy, prompt_id] = max(number, last.get((policy, prompt_id), number))
+    return table.filter(pa.array([number == last[policy, prompt_id] for policy, prompt_id, number in keys]))

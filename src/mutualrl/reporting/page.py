@@ -151,10 +151,10 @@ def _figure(figure: Figure, svg: str, key: str) -> dict[str, object]:
 def _points(curve: Curve) -> str:
     """Return up to TOLD evenly spaced points of a curve, with the half-width of its band."""
     places = sorted({place * (len(curve) - 1) // max(1, TOLD - 1) for place in range(TOLD)}) if len(curve) else []
-    told = curve.iloc[places]
-    widths = told["high"] - told["value"] if "high" in told else [None] * len(told)
+    drawn = curve.iloc[places]
+    widths = drawn["high"] - drawn["value"] if "high" in drawn else [None] * len(drawn)
     points = []
-    for step, value, width in zip(told.index, told["value"], widths, strict=True):
+    for step, value, width in zip(drawn.index, drawn["value"], widths, strict=True):
         points.append(f"{step}: {value:.4g}" + ("" if width is None else f" ± {width:.2g}"))
     return "; ".join(points)
 

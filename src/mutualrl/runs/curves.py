@@ -52,11 +52,11 @@ def mean_curve(runs: Iterable[Series]) -> Curve:
     """Return the mean over runs at the steps that every non-empty one has, with a band of one standard deviation
     (n - 1); no band for one run."""
     table = side_by_side(runs)
-    mean = table.mean(axis=1).to_frame("value")
+    drawn = table.mean(axis=1).to_frame("value")
     if table.shape[1] > 1:
         spread = table.std(axis=1)
-        mean = mean.assign(low=mean["value"] - spread, high=mean["value"] + spread)
-    return _thin(mean)
+        drawn = drawn.assign(low=drawn["value"] - spread, high=drawn["value"] + spread)
+    return _thin(drawn)
 
 
 def mean(several: Sequence[Series]) -> Series:

@@ -14,13 +14,12 @@ from mutualrl.console.display import clean
 from mutualrl.errors import FileDamagedError
 from mutualrl.regimes.regime import Metric
 from mutualrl.runs.notes import LearningNotes
-from mutualrl.runs.read import validation_of
+from mutualrl.runs.read import is_step, validation_of
 from mutualrl.see import open_store
 from mutualrl.see.liveness import last_heartbeat
 from mutualrl.storage.files import JsonObject, finite_number, open_regular, parse_or_none, read_checksummed
 from mutualrl.storage.rundir import RunDirectory
 
-MOST_STEPS = 10**9
 MOST_POINTS = 512  # per curve
 MOST_RESCUES = 20
 MOST_LINES = 200  # per log
@@ -143,7 +142,7 @@ class LivePolicy:
         while lines:
             for line in lines:
                 row = parse_or_none(line)
-                if row is not None and _is_step(row.get("step")):  # `report` lists damaged lines
+                if row is not None and is_step(row.get("step")):  # `report` lists damaged lines
                     self._add_row(row)
             lines = self._metrics.read()
         lines = self._rescues.read()
@@ -196,10 +195,6 @@ class LivePolicy:
         if not self._recent:
             return math.nan
         return max(0, steps - self.step) * sum(self._recent) / len(self._recent)
-
-
-def _is_step(value: object) -> bool:
-    return type(value) is int and 0 <= value <= MOST_STEPS
 
 
 class LiveRun:

@@ -16,7 +16,7 @@ import pandas as pd
 
 from mutualrl.errors import FileDamagedError, UsageError
 from mutualrl.runs.notes import LearningNotes, data_notes, unscorable_note
-from mutualrl.runs.read import read_run, short, validation_of
+from mutualrl.runs.read import is_step, read_run, short, validation_of
 from mutualrl.runs.record import Policy, Run
 from mutualrl.storage.artifacts import FileDigest
 from mutualrl.storage.files import JsonObject, finite_number, parse_or_none, read_regular, user_path
@@ -30,7 +30,6 @@ else:
     Series = pd.Series  # values by step
 
 LARGEST_LOG = 4 * 2**30  # bytes per metrics.jsonl or rescues.jsonl
-MOST_STEPS = 10**9
 ACCURACY = "validation/accuracy"  # of all prompts; of a group: validation/accuracy/GROUP
 LEVELS = ["policy", "metric", "step"]
 
@@ -124,9 +123,8 @@ def frame(rows: Mapping[str, Iterable[tuple[str, int, float]]]) -> Series:
     for policy in sorted(rows):
         by_metric: dict[str, dict[int, float]] = {}
         for metric, step, value in rows[policy]:
-            name = metric.encode(
-                "utf-8", "replace"
-            ).decode()  # a lone surrogate is valid JSON, and no string of Arrow's
+            # JSON may have lone surrogates, which Arrow refuses
+            name = metric.encode("utf-8", "replace").decode()
             by_metric.setdefault(name, {})[step] = value
         for metric in sorted(by_metric):
             steps = sorted(by_metric[metric])
@@ -135,11 +133,6 @@ def frame(rows: Mapping[str, Iterable[tuple[str, int, float]]]) -> Series:
     columns = zip(*keys, strict=True) if keys else ([], [], [])
     index = pd.MultiIndex.from_arrays([pd.Index(column) for column in columns], names=LEVELS)
     return pd.Series(values, index=index, dtype="float64", name="value")
-
-
-def is_step(value: object) -> bool:
-    """Return whether a value is a step, which a damaged line's need not be."""
-    return type(value) is int and 0 <= value <= MOST_STEPS
 
 
 def points(values: Series) -> list[tuple[int, float]]:

@@ -125,8 +125,8 @@ def unscorable_note(policy: str, validation: Validation | None) -> list[str]:
     """Return the note on held-out completions without a reward, if there are any."""
     if validation is None or not validation.unscorable:
         return []
-    found = f"{validation.unscorable} of {validation.n} held-out completions have no reward (None or NaN)"
-    return [f"{policy}: {found}; they count as 0"]
+    count = f"{validation.unscorable} of {validation.n} held-out completions"
+    return [f"{policy}: {count} have no reward (None or NaN); they count as 0"]
 
 
 def notes_of(run: RunDirectory, policies: Sequence[str], metrics: Sequence[Metric], limit: int | None) -> list[str]:
