@@ -47,11 +47,15 @@ class WithPlot(WithJson):
     plot: Annotated[Path | None, Option("Write figures to this directory.")] = None
 
 
-def declared_options(options: type) -> list[tuple[Field[Any], Any, Option]]:
+#: a field of a dataclass, its type, and its option
+Declared = tuple[Field[Any], Any, Option]
+
+
+def declared_options(options: type) -> list[Declared]:
     """Return the fields of a dataclass that are options, with their types: first those without a default, last
     `--json`."""
     hints = get_type_hints(options, include_extras=True)
-    declared: list[tuple[Field[Any], Any, Option]] = []
+    declared: list[Declared] = []
     for field in fields(options):
         hint = hints[field.name]
         if get_origin(hint) is Annotated:

@@ -6,14 +6,16 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mutualrl.errors import UsageError
 from mutualrl.storage.files import user_path
 
-Axes = Any
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 #: draws on a given figure
-Draw = Callable[[Any], None]
+Draw = Callable[["Figure"], None]
 
 
 def directory_for(path: Path, flag: str = "--plot") -> Path:
@@ -36,7 +38,7 @@ def directory_for(path: Path, flag: str = "--plot") -> Path:
     return directory
 
 
-def save(figure: Any, directory: Path, name: str) -> list[Path]:
+def save(figure: Figure, directory: Path, name: str) -> list[Path]:
     """Write a figure as NAME.png and NAME.svg; the SVG has no date, so the same figure gives the same file."""
     import matplotlib.pyplot as plt
 
@@ -50,7 +52,7 @@ def save(figure: Any, directory: Path, name: str) -> list[Path]:
 
 
 @contextmanager
-def draw_on(size: tuple[float, float], style: Any) -> Iterator[Any]:
+def draw_on(size: tuple[float, float], style: Any) -> Iterator[Figure]:
     """Yield an empty figure of `size` inches, closed afterwards; `style`: matplotlib settings for the block."""
     import matplotlib.pyplot as plt
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -31,7 +30,7 @@ class Advice:
 
     recommended: str
     recommendation: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
     extra_rows: float = 0.0
     caveat: str = ""
 
@@ -51,7 +50,7 @@ def recommended(
     rewards = rollouts.rewards_M_P_G[~np.isnan(rollouts.rewards_M_P_G)]
     graded = len(np.unique(rewards)) > 2
 
-    def advice(choice: str, text: str, open_rates: Sequence[float] = (), **settings: Any) -> Advice:
+    def advice(choice: str, text: str, open_rates: Sequence[float] = (), **settings: object) -> Advice:
         extra = float(np.mean(open_rates)) / group if open_rates else 0.0
         cost = f"; at most {extra:.1%} more rows in the loss than under GRPO" if open_rates else ""
         return Advice(choice, f"{choice}{_assignments(settings)}: {text}{cost}", settings, extra)
@@ -79,7 +78,7 @@ def recommended(
     return advice("none", f"SGT's gate would rarely open ({rates}); these models solve the same prompts")
 
 
-def _assignments(settings: Mapping[str, Any]) -> str:
+def _assignments(settings: Mapping[str, object]) -> str:
     """Return settings as command-line flags."""
     return "".join(f" --set regime.{key}={value}" for key, value in settings.items())
 

@@ -8,14 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from mutualrl.console.markdown import name, table
-from mutualrl.console.plots import Axes, Draw
+from mutualrl.console.plots import Draw
 from mutualrl.diagnostics.drawing import legend, short
 from mutualrl.diagnostics.gates import Thresholds
 from mutualrl.diagnostics.rollout_reader import last_rounds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 WIDTH = 50  # characters per bar
 

@@ -13,6 +13,7 @@ from mutualrl.diagnostics.diagnostic_request import DiagnosticRequest
 from mutualrl.diagnostics.flags import DiagnosticFlags
 from mutualrl.diagnostics.load_rollouts import ProgressBars, arranged, load_table
 from mutualrl.errors import UsageError
+from mutualrl.storage.files import JsonObject
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,9 @@ class Diagnosed:
     result: object | None = None
     scope: Scope | None = None
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> JsonObject:
         """Return it as values of JSON; undefined figures are null."""
-        values: dict[str, Any] = {"origin": self.request.origin, "seed": self.request.seed}
+        values: JsonObject = {"origin": self.request.origin, "seed": self.request.seed}
         if self.scope is not None:
             values = {**self.scope.plain(), **as_plain(self.result)}
         for found in self.beside.results:

@@ -19,6 +19,7 @@ from mutualrl.diagnostics.gates import Thresholds
 from mutualrl.diagnostics.load_rollouts import Loaded, ProgressBars
 from mutualrl.diagnostics.model_pool import ModelPool
 from mutualrl.diagnostics.rollouts import Rollouts
+from mutualrl.storage.files import JsonObject
 
 Options = TypeVar("Options")
 Result = TypeVar("Result")
@@ -72,12 +73,12 @@ class Scope:
         rounds = f" in {self.rounds} rounds" if self.rounds > 1 else ""
         return f"{name(self.origin)}, {self.prompts} prompts{rounds}{left_out}"
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> JsonObject:
         """Return it as values of JSON."""
-        thresholds: dict[str, Any] = limits(self.thresholds)
+        thresholds: JsonObject = limits(self.thresholds)
         if self.thresholds.own:
             thresholds["own"] = {policy: limits(self.thresholds.of(policy)) for policy in self.policies}
-        values: dict[str, Any] = {
+        values: JsonObject = {
             "policies": self.policies,
             "prompts": self.prompts,
             "rounds": self.rounds,
@@ -112,10 +113,10 @@ class Diagnostic(Generic[Options, Result]):
     )
 
 
-def as_plain(value: Any) -> Any:
+def as_plain(value: object) -> Any:
     """Return a result as values of JSON: dataclasses as objects, NaN, which JSON lacks, as null."""
     if is_dataclass(value):
-        plain: dict[str, Any] = {}
+        plain: JsonObject = {}
         for entry in fields(value):
             own = getattr(value, entry.name)
             plain |= as_plain(own) if entry.metadata.get("inline") else {entry.name: as_plain(own)}

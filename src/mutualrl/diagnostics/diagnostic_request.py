@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from mutualrl.console.lines import notify
 from mutualrl.diagnostics.endpoints import Endpoint
@@ -30,6 +30,7 @@ from mutualrl.storage.rundir import RunDirectory
 from mutualrl.storage.trained_model import has_trained_model, trained_model
 from mutualrl.tasks import get_task, load_prompts
 from mutualrl.tasks.base import sample_evenly
+from mutualrl.tasks.prompting import Template
 from mutualrl.tasks.turns import require_one_turn
 
 PROMPTS = 256  # the paper's batch (Section "SGT diagnostics")
@@ -84,7 +85,7 @@ class DiagnosticRequest:
     recorded: Recorded | None
     files: tuple[Path, ...]
     ends: Mapping[str, Endpoint]
-    templates: Mapping[str, Mapping[str, Any]]
+    templates: Mapping[str, Template]
     thresholds: Thresholds
     scales: Scales
     seed: int

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from mutualrl.console.display import clean
-from mutualrl.console.plots import Axes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def short(text: str) -> str:

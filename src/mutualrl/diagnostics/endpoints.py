@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mutualrl.engines.base import ScoringEngine
 from mutualrl.engines.choice import load_scoring_engine
@@ -14,6 +14,9 @@ from mutualrl.recipes.schema import Policy
 from mutualrl.recipes.section import HUB_ID, known_model
 from mutualrl.storage.files import user_path
 from mutualrl.tiny import PREFIX, resolve_path
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -57,14 +60,14 @@ class Endpoint:
         trusted = policy.trust_remote_code or trust_remote_code
         return cls(policy.name, policy.model, True, policy.revision, trusted)
 
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> PreTrainedTokenizerBase:
         """Load the tokenizer. Raises ModelError when that fails."""
         with fast_imports():
             from mutualrl.engines.transformers_engine import load_tokenizer
 
         return load_tokenizer(resolve_path(self.path), revision=self.revision, trust_remote_code=self.trust_remote_code)
 
-    def eos_token_ids(self, tokenizer: Any) -> list[int]:
+    def eos_token_ids(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """Return the tokens that end its completions: the tokenizer's, and those that a model's settings declare."""
         from mutualrl.engines.generation_defaults import eos_token_ids, union_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mutualrl.diagnostics.endpoints import Endpoint
 from mutualrl.engines.base import ScoringEngine
@@ -15,6 +15,9 @@ from mutualrl.thl.offsets import locate_tokens, utf8
 from mutualrl.thl.paper import tokenize
 from mutualrl.thl.table import table_of
 from mutualrl.thl.units import Floats
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 #: takes the number of newly completed rows
 OnBatch = Callable[[int], None]
@@ -32,7 +35,7 @@ class LazyModel:
         return self.endpoint.name
 
     @cached_property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> PreTrainedTokenizerBase:
         """Return the tokenizer. Raises ModelError when it cannot be loaded."""
         return self.endpoint.tokenizer()
 

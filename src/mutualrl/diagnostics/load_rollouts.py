@@ -46,14 +46,14 @@ class ProgressBars:
         columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
         self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
-    def track(self, label: str, total: int) -> Any:
+    def track(self, label: str, total: int) -> Callable[[int], None]:
         """Add a bar; return a callback that takes the number of newly completed items."""
         if not self._console.is_terminal:
             return self._lines(label, total)
         bar = self.progress.add_task(cell(label), total=total or None)
         return lambda done: self.progress.advance(bar, done)
 
-    def _lines(self, label: str, total: int) -> Any:
+    def _lines(self, label: str, total: int) -> Callable[[int], None]:
         """Return a callback that prints a line after each quarter."""
         done = quarters = 0
 
@@ -76,7 +76,7 @@ class Loaded(NamedTuple):
     contents: Mapping[str, Content]
     left_out: int = 0
     notes: Sequence[str] = ()
-    tokenizers: Mapping[str, Any] = {}
+    tokenizers: Mapping[str, PreTrainedTokenizerBase] = {}
     contexts: Mapping[str, int] = {}
 
 
@@ -134,7 +134,7 @@ class _TaskPrompts(dict[str, Content]):
         super().__init__()
         self._recorded: Recorded | None = recorded
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: Any = None) -> Any:  # as of a dict
         """Return the content of a prompt; the first call loads them all."""
         if self._recorded is not None:
             recipe, self._recorded = self._recorded.recipe, None
@@ -160,7 +160,7 @@ def _sample(request: DiagnosticRequest, sampled: Sampled, bars: ProgressBars) ->
     names = [p.name for p in sampled.recipe.policies]
     paths = {name: resolve_path(request.ends[name].path) for name in names}
     ids: dict[str, list[list[int]]] = {}
-    tokenizers: dict[str, Any] = {}
+    tokenizers: dict[str, PreTrainedTokenizerBase] = {}
     contexts: dict[str, int] = {}
     fits = np.ones(len(sampled.prompts), dtype=bool)
     for name in names:
@@ -242,7 +242,7 @@ def _sample_policy(
         (prompt, number, c) for prompt, group in zip(prompts, groups, strict=True) for number, c in enumerate(group)
     ]
     rewards = rewards_by(sampled, name, [(prompt, completion) for prompt, _, completion in flat], tokenizer)
-    columns: dict[str, list[Any]] = {
+    columns: dict[str, Sequence[object]] = {
         "policy": [name] * len(flat),
         "round": [0] * len(flat),
         "prompt_id": [prompt.id for prompt, *_ in flat],

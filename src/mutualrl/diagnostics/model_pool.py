@@ -13,10 +13,8 @@ from mutualrl.diagnostics.endpoints import Endpoint
 from mutualrl.diagnostics.lazy_model import LazyModel, OnBatch
 from mutualrl.diagnostics.rollouts import Floats, Rollouts
 from mutualrl.errors import MutualRLError, UsageError
-from mutualrl.tasks.prompting import Content, prompt_ids
+from mutualrl.tasks.prompting import Content, Template, prompt_ids
 from mutualrl.thl import Retokenized, align_logprobs, decode_completion, end_token, last_tokens, retokenize
-
-Template = Mapping[str, Any]
 
 
 class ModelPool:

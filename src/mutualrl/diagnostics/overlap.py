@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from mutualrl.diagnostics.diagnostic import Interval
 from mutualrl.diagnostics.gates import Thresholds, gate_rate, observed_gate
 from mutualrl.diagnostics.rollouts import Bools, Floats, Rollouts
 from mutualrl.diagnostics.statistics import intervals, jaccard, ratio
+from mutualrl.storage.files import JsonObject
 
 BUCKETS = ("easy", "medium", "hard")
 PAIRS_AT_A_TIME = 1000
@@ -112,7 +112,7 @@ def _rows_of(policies: Sequence[str], solved: Bools, pairs: list[tuple[int, int]
     bounds = intervals(columns, statistic, seed)
     rows = []
     for pair, (a, b) in enumerate(pairs):
-        rates: dict[str, Any] = {}
+        rates: JsonObject = {}
         for column, key in enumerate(PAIR_RATES, len(PAIR_RATES) * pair):
             rates |= {key: float(values[column]), f"{key}_ci": bounds[column]}
         rows.append(PairRow(policies[a], policies[b], **rates))
@@ -130,7 +130,7 @@ def pool_rates(solved: Bools, seed: int) -> PoolRates:
         return np.concatenate([sums / units, ratio(sums[:, 2], sums[:, 1])[:, None]], axis=1)
 
     values = statistic(columns.sum(axis=0)[None])[0]
-    rates: dict[str, Any] = {}
+    rates: JsonObject = {}
     for key, value, interval in zip(POOL_RATES, values, intervals(columns, statistic, seed), strict=True):
         rates |= {key: float(value), f"{key}_ci": interval}
     return PoolRates(**rates)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,8 +21,10 @@ from mutualrl.regimes import Plan, Regime, Requests, Results, RoundView, check_p
 from mutualrl.regimes.advantages import group_by_prompt, pool_advantages, ungroup
 from mutualrl.regimes.round import PHASES, ExtraRow, Sample, Sampled, SourceTraits
 from mutualrl.rollouts import Rollouts
+from mutualrl.storage.files import JsonObject
 from mutualrl.tasks import TaskSource, get_task
 from mutualrl.tasks.boxed import boxed_score
+from mutualrl.thl.units import Floats
 from mutualrl.tiny import path_of
 from mutualrl.training.transfer import TokenTransfer
 
@@ -43,7 +45,7 @@ class Finding:
 
 
 @cache
-def load_tokenizer(name: str) -> Any:
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Return the tokenizer of an embedded model."""
     from transformers import AutoTokenizer
 
@@ -123,7 +125,7 @@ def recorded_results(requests: Requests) -> Results:
     prompts = {prompt.id: prompt for prompt in get_task("arithmetic").read("train", TaskSource()).prompts}
     answers = {key: prompt.answer for key, prompt in prompts.items()}
 
-    def scored(ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def scored(ids: Sequence[int]) -> Floats:
         return np.array([-0.05 - 0.1 * (token % 7) for token in ids])
 
     return Results(
@@ -191,7 +193,7 @@ def _purity(regime: Regime, view: RoundView, plan: Plan) -> list[Finding]:
     return findings
 
 
-def as_plain(plan: Plan) -> tuple[Any, ...]:
+def as_plain(plan: Plan) -> tuple[object, ...]:
     """Return a plan in a form that compares by value."""
     rows = []
     names = [field.name for field in fields(ExtraRow) if field.name != "token_ids"]
@@ -227,7 +229,7 @@ def _plans_summary(plans: Sequence[Plan]) -> str:
     return f"{len(plans)} rounds: {sum(len(plan.rows) for plan in plans)} extra rows, advantages changed in {changed}"
 
 
-def summary_of(findings: Sequence[Finding]) -> Mapping[str, Any]:
+def summary_of(findings: Sequence[Finding]) -> JsonObject:
     """Return the findings as `{"passed", "checks": [{"check", "passed", "found"}]}`."""
     checks = [{"check": f.check, "passed": f.passed, "found": f.found} for f in findings]
     return {"passed": all(finding.passed for finding in findings), "checks": checks}

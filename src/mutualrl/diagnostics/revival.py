@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +16,7 @@ import pyarrow as pa
 from mutualrl.console.display import clean
 from mutualrl.console.markdown import name, table, with_interval
 from mutualrl.diagnostics.gates import Thresholds
-from mutualrl.diagnostics.statistics import intervals, ratio
+from mutualrl.diagnostics.statistics import Floats, intervals, ratio
 from mutualrl.errors import DataError
 from mutualrl.records import Prompt
 from mutualrl.sources.matching import PromptIndex
@@ -144,7 +143,7 @@ def revival_rows(
 def _row(learner: str, source: str, failed: Mapping[str, bool], solved: set[str], seed: int) -> RevivalRow:
     columns = np.array([[fails, fails and prompt_id in solved] for prompt_id, fails in sorted(failed.items())], float)
 
-    def statistic(sums: Any) -> Any:
+    def statistic(sums: Floats) -> Floats:
         return ratio(sums[:, 1], sums[:, 0])[:, None]
 
     totals = columns.sum(axis=0)

@@ -15,7 +15,7 @@ from mutualrl.rollouts import SCHEMA, widest
 from mutualrl.sources.layouts import Columns, find_layout
 from mutualrl.storage.files import user_path
 from mutualrl.storage.parquet import read_table
-from mutualrl.tasks.base import read_jsonl
+from mutualrl.tasks.base import Row, read_jsonl
 from mutualrl.tasks.rows import format_of, read_rows
 
 #: accepted names of the columns, in order of preference
@@ -118,7 +118,7 @@ def _zeros(rows: int) -> pa.Array:
     return pa.array(np.zeros(rows, dtype=np.int64))
 
 
-def _set_column(table: pa.Table, name: str, values: Any) -> pa.Table:
+def _set_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
     if name in table.column_names:
         return table.set_column(table.column_names.index(name), name, values)
     return table.append_column(name, values)
@@ -167,7 +167,7 @@ def _field(name: str, names: Collection[str], reward: str | None, numeric: Colle
     return functions[0] if functions else None
 
 
-def _of_messages(name: str, value: Any) -> Any:
+def _of_messages(name: str, value: object) -> object:
     """Return the text of messages: as an id all of them, else the user's last one, or all if there is none; any other
     value as it is. Of content in parts, the parts that are text."""
     if name not in TEXTS or not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
@@ -178,7 +178,7 @@ def _of_messages(name: str, value: Any) -> Any:
     return users[-1] if users and name != "prompt_id" else conversation or None
 
 
-def _content(content: Any) -> str:
+def _content(content: object) -> str:
     if isinstance(content, list):
         parts = [part.get("text") for part in content if isinstance(part, Mapping)]
         return "".join(part for part in parts if isinstance(part, str))
@@ -186,7 +186,7 @@ def _content(content: Any) -> str:
 
 
 def _lines(path: Path, reward: str | None) -> pa.Table:
-    columns: dict[str, list[Any]] = {}
+    columns: dict[str, list[object]] = {}
     numbers: list[int] = []
     is_dump = False
     for number, row in read_jsonl(path):
@@ -216,7 +216,7 @@ def _lines(path: Path, reward: str | None) -> pa.Table:
     return pa.table({**arrays, "line": pa.array(numbers, pa.int64())})
 
 
-def _missing(name: str, row: dict[str, Any], field: str | None) -> str:
+def _missing(name: str, row: Row, field: str | None) -> str:
     if field is not None:
         return f"field '{field}' is null, expected {_EXPECTED[name]}"
     fields = ", ".join(sorted(row)[:12])[:200] or "none"
@@ -255,7 +255,7 @@ def _fits(name: str, value: Any) -> bool:
     return isinstance(value, str) or (name == "prompt_id" and type(value) is int)
 
 
-def _array(values: list[Any], kind: pa.DataType, path: Path, name: str, numbers: list[int]) -> pa.Array:
+def _array(values: Sequence[object], kind: pa.DataType, path: Path, name: str, numbers: list[int]) -> pa.Array:
     try:
         return _typed(values, kind)
     except _CONVERSION_ERRORS as error:
@@ -270,7 +270,7 @@ def _array(values: list[Any], kind: pa.DataType, path: Path, name: str, numbers:
 _CONVERSION_ERRORS = (pa.ArrowException, UnicodeEncodeError, OverflowError)
 
 
-def _typed(values: list[Any], kind: pa.DataType) -> pa.Array:
+def _typed(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if kind == pa.float64():
         values = [None if value is None else float(value) for value in values]
     return pa.array(values, kind)
@@ -280,7 +280,7 @@ def _parquet(path: Path, reward: str | None) -> pa.Table:
     table = read_table(path)
     if not len(table):
         raise DataError(f"{path}: the file has no rows")
-    columns: dict[str, Any] = {}
+    columns: dict[str, pa.ChunkedArray] = {}
     numeric = [field.name for field in table.schema if _is_number(field.type)]
     for name, kind in TYPES.items():
         field = _field(name, table.column_names, reward, numeric, path)

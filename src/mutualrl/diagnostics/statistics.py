@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,7 @@ _NOISE = 1e-12  # relative rounding error
 _CHUNK = 2_000_000  # random numbers per chunk
 
 
-def ratio(part: npt.ArrayLike, total: npt.ArrayLike) -> Any:
+def ratio(part: npt.ArrayLike, total: npt.ArrayLike) -> Floats:
     """Return part / total, NaN where total is 0."""
     part, total = np.asarray(part, dtype=np.float64), np.asarray(total, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):

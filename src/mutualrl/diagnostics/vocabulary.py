@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mutualrl.console.markdown import name, table
-from mutualrl.console.plots import Axes
 from mutualrl.diagnostics.lazy_model import LazyModel, OnBatch
 from mutualrl.errors import TextMismatchError, TokenizerError
 from mutualrl.thl import Anchor, align_logprobs, decode_completion, retokenize, token_offsets, word_spans
@@ -23,6 +22,7 @@ from mutualrl.thl.units import Touch
 from mutualrl.thl.words import byte_positions
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from transformers import PreTrainedTokenizerBase
 
 #: a pair is unsafe when more than this fraction of either side's tokens cannot be placed
@@ -104,8 +104,8 @@ class PairCounts:
 
 def check_vocabularies(
     texts: Sequence[str],
-    source: Any,
-    target: Any,
+    source: PreTrainedTokenizerBase,
+    target: PreTrainedTokenizerBase,
     anchor: Anchor,
     on_text: Callable[[int], None],
     ends: Callable[[], tuple[int, int]] | None = None,
@@ -155,7 +155,9 @@ def _fraction(part: int, total: int) -> float:
     return part / total if total else 0.0
 
 
-def _count(counts: PairCounts, text: str, source: Any, target: Any, anchor: Anchor) -> None:
+def _count(
+    counts: PairCounts, text: str, source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, anchor: Anchor
+) -> None:
     sampled = retokenize(text, source, ended=True)
     ids = list(sampled.ids)
     retokenized = decode_completion(ids, source)  # the text that the target receives

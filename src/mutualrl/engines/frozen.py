@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from mutualrl.engines.base import Floats, Sampling
 from mutualrl.engines.model_files import check_model
 from mutualrl.engines.scoring import completion_logprobs
 from mutualrl.engines.transformers_engine import TransformersEngine
 from mutualrl.records import Completion
-from mutualrl.tasks.prompting import Content, prompt_ids
+from mutualrl.tasks.prompting import Content, Template, prompt_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 ROWS = 64  # sequences that are sampled at once
 
@@ -18,13 +21,13 @@ ROWS = 64  # sequences that are sampled at once
 class FrozenModel:
     """Model of a frozen source, in transformers. `template`: arguments of its chat template."""
 
-    def __init__(self, engine: TransformersEngine, template: Mapping[str, Any]) -> None:
+    def __init__(self, engine: TransformersEngine, template: Template) -> None:
         self._engine = engine
         self._template = template
 
     @classmethod
     def load(
-        cls, path: str, template: Mapping[str, Any], *, samples: int, revision: str | None, trust_remote_code: bool
+        cls, path: str, template: Template, *, samples: int, revision: str | None, trust_remote_code: bool
     ) -> FrozenModel:
         """Load a model by path or hub id, to sample at most `ROWS` sequences at once. Raises ModelError."""
         check_model(path, revision, trust_remote_code=trust_remote_code)
@@ -34,7 +37,7 @@ class FrozenModel:
         return cls(engine, template)
 
     @property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> PreTrainedTokenizerBase:
         """Return its tokenizer."""
         return self._engine.tokenizer
 

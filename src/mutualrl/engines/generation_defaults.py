@@ -7,17 +7,20 @@ suppressed tokens or a limit there would change how rollouts are drawn. `KEPT` l
 from __future__ import annotations
 
 import tempfile
-from typing import Any
+from typing import TYPE_CHECKING
 
 from transformers import AutoConfig, GenerationConfig
 
 from mutualrl.console.lines import notify
 from mutualrl.errors import ModelError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "use_cache")
 
 
-def neutralize(model: Any) -> GenerationConfig:
+def neutralize(model: PreTrainedModel) -> GenerationConfig:
     """Reduce a model's generation settings to `KEPT`, in place; return those to save with the trained model: its own,
     or the reduced ones, with a warning, if transformers refuses to save its own."""
     base = model.get_base_model() if hasattr(model, "peft_config") else model
@@ -33,7 +36,7 @@ def neutralize(model: Any) -> GenerationConfig:
 
 
 def eos_token_ids(
-    path: str, tokenizer: Any, *, revision: str | None = None, trust_remote_code: bool = False
+    path: str, tokenizer: PreTrainedTokenizerBase, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> list[int]:
     """Return the tokens that end a model's completions: its tokenizer's, and those of its generation_config.json (of
     its config.json without one). Raises ModelError if neither can be read."""

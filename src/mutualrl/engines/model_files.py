@@ -6,14 +6,12 @@ import hashlib
 import json
 import stat
 import tempfile
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from mutualrl.errors import FileDamagedError, ModelError
 from mutualrl.storage.artifacts import MARKER, sha256_of, verify_directory
-from mutualrl.storage.files import read_json
+from mutualrl.storage.files import JsonObject, read_json
 from mutualrl.tiny import is_embedded
 
 HASHERS = 4  # files read in parallel
@@ -166,7 +164,7 @@ def require_loadable(model: str, revision: str | None = None, *, trust_remote_co
             raise ModelError(f"model {model!r}: its config.json cannot be saved again ({error}); repair it") from error
 
 
-def require_all_weights(model: str, report: Mapping[str, Any]) -> None:
+def require_all_weights(model: str, report: JsonObject) -> None:
     """Raise ModelError for a loader's report with missing weights, weights of other shapes, or weights of an
     adapter."""
     unexpected = sorted(report["unexpected_keys"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,11 +18,11 @@ from mutualrl.engines.model_files import model_files, require_all_weights
 from mutualrl.engines.scoring import Floats, check_vocabulary, completion_logprobs, context_length, text_logprobs
 from mutualrl.errors import ModelError
 from mutualrl.records import Completion
-from mutualrl.tasks.prompting import Content, prompt_ids
+from mutualrl.tasks.prompting import Content, Template, prompt_ids
 from mutualrl.thl import ended
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
 class TransformersEngine:
@@ -35,7 +35,7 @@ class TransformersEngine:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         batch_size: int = 64,
-        template: Mapping[str, Any] | None = None,
+        template: Template | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -168,7 +168,7 @@ def _no_defaults(model: PreTrainedModel) -> Iterator[None]:
         model.generation_config = saved
 
 
-def _config_of(path: str, revision: str | None, trust_remote_code: bool) -> Any:
+def _config_of(path: str, revision: str | None, trust_remote_code: bool) -> PretrainedConfig:
     try:
         return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
     except Exception as error:
@@ -186,7 +186,9 @@ def commit_of(path: str, *, revision: str | None = None, trust_remote_code: bool
     return str(getattr(_config_of(path, revision, trust_remote_code), "_commit_hash", None) or revision or "main")
 
 
-def load_tokenizer(path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+def load_tokenizer(
+    path: str, *, revision: str | None = None, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
     """Return a tokenizer by path or hub id, set up as TRL does (padding and truncation on the left).
 
     Raises ModelError if it cannot be loaded.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from mutualrl.records import Prompt
+from mutualrl.storage.files import JsonObject
+from mutualrl.tasks.base import Row
 from mutualrl.tasks.scoring import breakdown, pass_at_k, standard_error
-
-Row = dict[str, Any]
 
 
 def k_values(samples: int) -> list[int]:
@@ -18,7 +17,7 @@ def k_values(samples: int) -> list[int]:
     return sorted({*powers, samples})
 
 
-def figures(prompts: Sequence[Prompt], rows: Sequence[Row], samples: int) -> dict[str, Any]:
+def figures(prompts: Sequence[Prompt], rows: Sequence[Row], samples: int) -> JsonObject:
     """Return `{"n", "accuracy", "stderr", "by_group", "groups", "facets", "no_box", "truncated", "too_long",
     "unscorable", "pass_at_k"}` over all prompts, `samples` rows each in the prompts' order.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -54,7 +53,7 @@ class ModelRequest:
     path: str
     revision: str | None = None
     trust_remote_code: bool = False
-    template: dict[str, Any] = field(default_factory=dict, hash=False)
+    template: JsonObject = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ class EvalRequest:
         return cls(suite, tasks, models, sampling, flags.engine, flags.batch_size, flags.also, flags.initial)
 
 
-def _rewarded(task: TaskRequest, section: TaskSection, weights: Any) -> TaskRequest:
+def _rewarded(task: TaskRequest, section: TaskSection, weights: object) -> TaskRequest:
     """Return a task with the rewards of the recipe, if it is the recipe's own task."""
     if task.name != section.name:
         return task
@@ -234,7 +233,7 @@ def _initial_models(run: Run, trust_remote_code: bool) -> list[ModelRequest]:
     return results
 
 
-def _template(run: Run, policy: JsonObject) -> dict[str, Any]:
+def _template(run: Run, policy: JsonObject) -> JsonObject:
     template = part(policy, "trainer").get("chat_template_kwargs") or run.setting("trainer.chat_template_kwargs")
     return template if isinstance(template, dict) else {}
 

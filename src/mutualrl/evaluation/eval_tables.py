@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mutualrl.console.markdown import name, number, table
-from mutualrl.evaluation.accuracy import Row
+from mutualrl.tasks.base import Row
 
 MOST_GROUPS = 12
 

@@ -14,7 +14,7 @@ from mutualrl.console.display import cell, print_text
 from mutualrl.engines.base import Engine
 from mutualrl.engines.choice import chosen_engine, load_engine
 from mutualrl.engines.vllm_engine import installed_version
-from mutualrl.evaluation.accuracy import Row, figures
+from mutualrl.evaluation.accuracy import figures
 from mutualrl.evaluation.completion_store import Store, directory_name, identity
 from mutualrl.evaluation.eval_request import EvalRequest, ModelRequest, TaskRequest
 from mutualrl.evaluation.eval_tables import markdown
@@ -24,6 +24,7 @@ from mutualrl.process.loading import fast_imports
 from mutualrl.records import content_digest
 from mutualrl.storage.files import write_checksummed
 from mutualrl.storage.rundir import RunDirectory
+from mutualrl.tasks.base import Row
 from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.tasks.rewarding import BOXED
 from mutualrl.tiny import resolve_path

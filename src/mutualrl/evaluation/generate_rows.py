@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from mutualrl.engines.base import Engine, Sampling
 from mutualrl.errors import FileDamagedError
-from mutualrl.evaluation.accuracy import Row
 from mutualrl.evaluation.completion_store import Part, Store
 from mutualrl.evaluation.eval_request import TaskRequest
 from mutualrl.records import Completion, Prompt
 from mutualrl.seeds import seed_of
+from mutualrl.tasks.base import Row
 from mutualrl.tasks.boxed import content_score, last_boxed
 from mutualrl.tasks.rewarding import BOXED, rewards_of
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from mutualrl.console.markdown import number, table
 from mutualrl.errors import DataError
 from mutualrl.evaluation.verify import verified
-from mutualrl.storage.files import user_path
+from mutualrl.storage.files import JsonObject, user_path
 from mutualrl.tasks.boxed import boxed_score, last_boxed
 from mutualrl.tasks.rows import DatasetRow, read_rows
 from mutualrl.tasks.scoring import breakdown, standard_error
@@ -18,7 +17,7 @@ from mutualrl.tasks.scoring import breakdown, standard_error
 _COMPLETION = ("completion", "y_text")  # the second is the column of an evaluation's own files
 
 
-def score_file(path: Path, also: tuple[str, ...], console: Console) -> dict[str, Any]:
+def score_file(path: Path, also: tuple[str, ...], console: Console) -> JsonObject:
     """Return `{"n", "correct", "accuracy", "stderr", "no_box"}` of a file's rows, `no_box` as a fraction; with a
     string field `group` also `"groups"`, with `math-verify` also `"math_verify"` and `"unverified"`, its number of
     undecided answers.
@@ -43,7 +42,7 @@ def score_file(path: Path, also: tuple[str, ...], console: Console) -> dict[str,
     if not completions:
         raise DataError(f"{file}: the file has no rows")
     hits = [boxed_score(text, answer) for text, answer in zip(completions, answers, strict=True)]
-    result: dict[str, Any] = {
+    result: JsonObject = {
         "n": len(hits),
         "correct": int(sum(hits)),
         "accuracy": sum(hits) / len(hits),
@@ -58,7 +57,7 @@ def score_file(path: Path, also: tuple[str, ...], console: Console) -> dict[str,
     return result
 
 
-def markdown(result: dict[str, Any], path: Path) -> str:
+def markdown(result: JsonObject, path: Path) -> str:
     """Return the table of a scored file."""
     head = ["score", "n", "correct", "accuracy", "standard error", "no box", "unverified"]
     rows = [

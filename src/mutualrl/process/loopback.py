@@ -12,7 +12,6 @@ import importlib
 import os
 import socket
 from collections.abc import Mapping
-from typing import Any
 
 import psutil
 
@@ -54,7 +53,7 @@ def bind_stores() -> None:
     class BoundStore(TCPStore):  # type: ignore[misc]  # torch is followed as Any
         """TCPStore that listens on the address under which its clients reach it, instead of all interfaces."""
 
-        def __init__(self, host_name: str, port: int, *args: Any, **kwargs: Any) -> None:
+        def __init__(self, host_name: str, port: int, *args: object, **kwargs: object) -> None:
             serves = bool(kwargs.get("is_master", args[1] if len(args) > 1 else False))
             if serves and kwargs.get("master_listen_fd") is None:
                 kwargs["master_listen_fd"] = _listening(host_name, port)

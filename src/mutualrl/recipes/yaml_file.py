@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import yaml
 
 from mutualrl.errors import FileDamagedError, RecipeError
-from mutualrl.storage.files import read_regular
+from mutualrl.storage.files import JsonObject, read_regular
 
 MAX_BYTES = 250_000
 MAX_DEPTH = 40
@@ -97,7 +97,7 @@ def parse(text: str, source: str) -> Any:
         raise RecipeError([f"{source}: invalid value ({error!r:.200})"]) from None
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> JsonObject:
     """Return the mapping in a YAML file. Raises RecipeError if it is missing, unreadable or not a mapping."""
     try:
         text = read_regular(path, MAX_BYTES).decode("utf-8")
@@ -108,7 +108,7 @@ def read(path: Path) -> dict[str, Any]:
     return parse_mapping(text, str(path))
 
 
-def parse_mapping(text: str, source: str) -> dict[str, Any]:
+def parse_mapping(text: str, source: str) -> JsonObject:
     """Return the mapping in a YAML text. Raises RecipeError with `source`."""
     value = parse(text, source)
     if not isinstance(value, dict):
@@ -116,7 +116,7 @@ def parse_mapping(text: str, source: str) -> dict[str, Any]:
     return value
 
 
-def dump(value: dict[str, Any]) -> str:
+def dump(value: JsonObject) -> str:
     """Return a mapping as YAML text, keys in insertion order."""
     text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
     return text

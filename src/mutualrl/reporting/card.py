@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -13,7 +12,7 @@ from mutualrl.console.markdown import name, number, table
 from mutualrl.regimes import baseline
 from mutualrl.runs.read import read_run
 from mutualrl.runs.record import Policy, Run
-from mutualrl.storage.files import write_atomic
+from mutualrl.storage.files import JsonObject, write_atomic
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.storage.trained_model import has_trained_model
 
@@ -41,7 +40,7 @@ def write_cards(root: Path) -> list[Path]:
 def card(run: Run, policy: Policy) -> str:
     """Return the card of one policy in the hub's format; paths are cut to their last part."""
     hub_id = bool(policy.model) and not policy.model.startswith(("tiny:", "/"))
-    head: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    head: JsonObject = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     if hub_id:
         head["base_model"] = policy.model
     head["tags"] = ["mutualrl", "trl", baseline().name, "reinforcement-learning", run.info.regime]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mutualrl.process.status import RunState
 from mutualrl.recipes.differences import by_dotted_key
@@ -109,6 +108,6 @@ def _other_data(runs: Sequence[Run]) -> list[str]:
     return notes
 
 
-def _flat(recipe: Mapping[str, Any]) -> JsonObject:
+def _flat(recipe: JsonObject) -> JsonObject:
     """Return the settings of a recipe by dotted key, without those in which compared runs may differ."""
     return {key: value for key, value in by_dotted_key(recipe).items() if not may_differ(Recipe, key, "comparison")}

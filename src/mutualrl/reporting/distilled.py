@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from mutualrl.reporting.figure_specs import Figure, Panel
 from mutualrl.runs.curves import mean_bars
 from mutualrl.runs.read import part
-from mutualrl.storage.files import finite_number
+from mutualrl.storage.files import JsonObject, finite_number
 
 #: name of the result in its directory
 RESULT = "distill.json"
 
 
-def distillation_bars(path: Path, result: Mapping[str, Any], slug: str) -> Figure | None:
+def distillation_bars(path: Path, result: JsonObject, slug: str) -> Figure | None:
     """Return the bars of a result: accuracy divided by standalone GRPO's, minus one."""
     learners = {
         name: learner_result
         for name, learner_result in part(result, "learners").items()
         if isinstance(learner_result, dict)
     }
-    labels: dict[str, Any] = {}
+    labels: JsonObject = {}
     for learner_result in learners.values():
         labels |= dict.fromkeys(part(learner_result, "bars"))
     bars = {}

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mutualrl.console.display import clean
 from mutualrl.console.plots import draw_on, save
 from mutualrl.reporting.figure_specs import Figure, Panel
+
+if TYPE_CHECKING:
+    import matplotlib.figure
+    from matplotlib.axes import Axes
 
 COLOURS = ("#2f7fc1", "#d1711f", "#2a9d6f", "#a25fb8", "#c8454f", "#8a7a1f", "#3f9fb5", "#8c8c8c", "#b0607f", "#6f7fd0")
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 2, 2, 2)))
@@ -29,7 +34,7 @@ def draw_figure(figure: Figure, directory: Path) -> str:
     most_bars = max(max(map(len, panel.bars.values()), default=0) * len(panel.bars) for panel in figure.panels)
     width = max(_WIDTH, 1.5 + 0.22 * most_bars) if most_bars else _WIDTH
     with draw_on((width * columns + 0.4, _HEIGHT * rows + 0.5), STYLE | {"svg.hashsalt": figure.name}) as canvas:
-        axes = canvas.subplots(rows, columns, squeeze=False).flatten()
+        axes = list(canvas.subplots(rows, columns, squeeze=False).flat)
         for axis, panel in zip(axes, figure.panels, strict=False):
             _panel(axis, panel)
         for axis in axes[len(figure.panels) :]:
@@ -74,7 +79,7 @@ def _label(text: str) -> str:
     return shown if len(shown) <= LONGEST else f"{shown[: half - 1]}…{shown[-half:]}"
 
 
-def _panel(axis: Any, panel: Panel) -> None:
+def _panel(axis: Axes, panel: Panel) -> None:
     axis.set_title(_label(panel.title))
     axis.set_ylabel(_label(panel.y))
     for place, (label, curve) in enumerate(panel.lines.items()):
@@ -98,7 +103,7 @@ def _panel(axis: Any, panel: Panel) -> None:
     axis.grid(axis="y", alpha=0.25, linewidth=0.5, color="#888888")
 
 
-def _bars(axis: Any, panel: Panel) -> None:
+def _bars(axis: Axes, panel: Panel) -> None:
     categories = list(dict.fromkeys(category for bars in panel.bars.values() for category in bars.index))
     width = 0.8 / len(panel.bars)
     for place, (label, bars) in enumerate(panel.bars.items()):
@@ -121,7 +126,7 @@ def _bars(axis: Any, panel: Panel) -> None:
         axis.tick_params(axis="x", rotation=25)
 
 
-def _legend(canvas: Any, axes: Any) -> None:
+def _legend(canvas: matplotlib.figure.Figure, axes: Sequence[Axes]) -> None:
     """Draw one legend below all panels if they have the same labels, else one per panel."""
     entries = [axis.get_legend_handles_labels() for axis in axes]
     if len({tuple(labels) for _, labels in entries}) == 1:

@@ -10,7 +10,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, StrictUndefined
@@ -101,7 +100,7 @@ def render(
     )
 
 
-def as_block(value: Any) -> str:
+def as_block(value: object) -> str:
     """Return JSON that is safe in a script element: it cannot start or end a tag or comment."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

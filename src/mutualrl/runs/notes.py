@@ -5,13 +5,12 @@ Computed from the lines of metrics.jsonl, while a run trains (`after` steps) and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from mutualrl.errors import FileDamagedError
 from mutualrl.recipes.agreement import too_long_notes
 from mutualrl.regimes.regime import Metric
-from mutualrl.storage.files import finite_number, parse_or_none, read_checksummed, try_read_bytes
+from mutualrl.storage.files import JsonObject, finite_number, parse_or_none, read_checksummed, try_read_bytes
 from mutualrl.storage.run_info import Validation, policy_result
 from mutualrl.storage.rundir import RunDirectory
 
@@ -38,14 +37,14 @@ class LearningNotes:
         self._sums: dict[str, float] = {}
 
     @classmethod
-    def of(cls, metrics: Iterable[Metric], rows: Iterable[Mapping[str, Any]]) -> LearningNotes:
+    def of(cls, metrics: Iterable[Metric], rows: Iterable[JsonObject]) -> LearningNotes:
         """Count the steps of a finished log."""
         learning = cls(metrics)
         for row in rows:
             learning.add(row)
         return learning
 
-    def add(self, row: Mapping[str, Any]) -> None:
+    def add(self, row: JsonObject) -> None:
         """Add a step."""
         self.steps += 1
         reward, spread = finite_number(row.get("reward")), finite_number(row.get("reward_std"))

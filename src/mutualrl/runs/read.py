@@ -4,9 +4,8 @@ parts are listed in `notes`, the rest is shown."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -209,12 +208,12 @@ def _evaluation(value: JsonObject) -> Evaluation | None:
     )
 
 
-def _finite(values: Mapping[str, Any]) -> dict[str, float]:
+def _finite(values: JsonObject) -> dict[str, float]:
     numbers = {key: finite_number(value) for key, value in values.items()}
     return {key: number for key, number in numbers.items() if number is not None}
 
 
-def part(tree: Mapping[str, Any], key: str) -> JsonObject:
+def part(tree: JsonObject, key: str) -> JsonObject:
     """Return a section of a tree; empty if it is missing or not a mapping."""
     value = tree.get(key)
     return value if isinstance(value, dict) else {}

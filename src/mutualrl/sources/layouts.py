@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, TypeGuard
 
 from mutualrl.errors import DataError
 from mutualrl.tasks.base import unicode_text
@@ -196,9 +196,9 @@ def read_row(row: DatasetRow, layout: Layout, reasoning: Reasoning) -> RecordedR
     return RecordedRow(_ids(row, layout), tuple(prompts), tuple(responses), +skipped)
 
 
-def _value(row: DatasetRow, column: str) -> Any:
+def _value(row: DatasetRow, column: str) -> object:
     """Return the value of a column; None where a row lacks it."""
-    value: Any = row.values
+    value: object = row.values
     for part in [column] if column in row.values else column.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
@@ -215,7 +215,7 @@ def _ids(row: DatasetRow, layout: Layout) -> tuple[str, ...]:
     return tuple(ids)
 
 
-def _prompt_texts(row: DatasetRow, column: str, value: Any) -> list[str]:
+def _prompt_texts(row: DatasetRow, column: str, value: object) -> list[str]:
     """Return the texts by which a prompt may be known: the text itself; of messages, the last of the user, and all."""
     if isinstance(value, str):
         return [value]
@@ -226,7 +226,7 @@ def _prompt_texts(row: DatasetRow, column: str, value: Any) -> list[str]:
     return [*users[-1:], "\n".join(text for _, text in messages)]
 
 
-def _split(row: DatasetRow, column: str, value: Any) -> tuple[list[str], list[str]]:
+def _split(row: DatasetRow, column: str, value: object) -> tuple[list[str], list[str]]:
     """Return the texts of the prompt, which ends where the assistant begins, and the assistant's messages."""
     if value is None:
         return [], []
@@ -240,12 +240,12 @@ def _split(row: DatasetRow, column: str, value: Any) -> tuple[list[str], list[st
     return [*users[-1:], "\n".join(text for _, text in asked)], answered
 
 
-def _is_messages(value: Any) -> bool:
+def _is_messages(value: object) -> bool:
     """Return whether a value is a list of messages."""
     return _is_list(value) and any(isinstance(item, Mapping) for item in value)
 
 
-def _message(row: DatasetRow, column: str, message: Any) -> tuple[str, str]:
+def _message(row: DatasetRow, column: str, message: object) -> tuple[str, str]:
     """Return role and text of a message of `role` and `content`, or of `from` and `value`; of a node, of its
     message."""
     if isinstance(message, Mapping) and isinstance(message.get("message"), Mapping):
@@ -253,14 +253,16 @@ def _message(row: DatasetRow, column: str, message: Any) -> tuple[str, str]:
     if isinstance(message, Mapping):
         role = message.get("role", message.get("from"))
         text = message.get("content", message.get("value"))
-        if _is_list(text) and all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in text):
-            text = "".join(part["text"] for part in text)
+        if _is_list(text):
+            parts = [part.get("text") if isinstance(part, Mapping) else None for part in text]
+            texts = [part for part in parts if isinstance(part, str)]
+            text = "".join(texts) if len(texts) == len(parts) else text
         if isinstance(role, str) and (text is None or isinstance(text, str)):
             return role, text or ""
     return row.refuse(column, message, "a message with 'role' and 'content', or 'from' and 'value', both strings")
 
 
-def _texts(row: DatasetRow, column: str, value: Any) -> list[str | None]:
+def _texts(row: DatasetRow, column: str, value: object) -> list[str | None]:
     """Return the responses in a value: a string, or a list of strings; None for one that is null."""
     if value is None:
         return []
@@ -268,10 +270,12 @@ def _texts(row: DatasetRow, column: str, value: Any) -> list[str | None]:
         return [value]
     if not _is_list(value):
         row.refuse(column, value, "a string, a list of strings, or a list of messages")
+    texts: list[str | None] = []
     for item in value:
         if item is not None and not isinstance(item, str):
             row.refuse(column, item, "a string")
-    return list(value)
+        texts.append(item)
+    return texts
 
 
 def _are_cut(row: DatasetRow, layout: Layout, column: str, count: int) -> list[bool]:
@@ -297,7 +301,7 @@ def _rejected(row: DatasetRow, layout: Layout, count: int) -> list[bool]:
     return [_checked_truth(row, layout, layout.verdict, item) is False for item in values]
 
 
-def _per_text(row: DatasetRow, column: str, value: Any, count: int) -> list[Any]:
+def _per_text(row: DatasetRow, column: str, value: object, count: int) -> list[object]:
     """Return one value per text: those of a list, or one for all."""
     if not _is_list(value):
         return [value] * count
@@ -306,7 +310,7 @@ def _per_text(row: DatasetRow, column: str, value: Any, count: int) -> list[Any]
     return list(value)[:count]
 
 
-def _checked_truth(row: DatasetRow, layout: Layout, column: str, value: Any) -> bool | None:
+def _checked_truth(row: DatasetRow, layout: Layout, column: str, value: object) -> bool | None:
     """Return a truth value, None if there is none. Raises DataError for another value in a column that the user
     named."""
     truth = _truth(value)
@@ -315,12 +319,12 @@ def _checked_truth(row: DatasetRow, layout: Layout, column: str, value: Any) -> 
     return truth
 
 
-def _truth(value: Any) -> bool | None:
+def _truth(value: object) -> bool | None:
     text = str(value).strip().lower() if isinstance(value, bool | int | float | str) else ""
     return True if text in _TRUE else False if text in _FALSE else None
 
 
-def _is_list(value: object) -> bool:
+def _is_list(value: object) -> TypeGuard[Sequence[object]]:
     return isinstance(value, list | tuple)
 
 

@@ -10,7 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,11 +23,12 @@ from mutualrl.rollouts import SCHEMA, Rollouts
 from mutualrl.sources.layouts import Columns, Reasoning
 from mutualrl.sources.recorded import MatchedTexts, read_recorded
 from mutualrl.sources.source import StoredSource
+from mutualrl.storage.files import JsonObject
 from mutualrl.storage.parquet import require_bounded
 from mutualrl.tasks.boxed import boxed_score
-from mutualrl.tasks.prompting import prompt_ids
+from mutualrl.tasks.prompting import Template, prompt_ids
 from mutualrl.tasks.rewarding import BOXED, rewards_of
-from mutualrl.tasks.rewards import load_rewards, original
+from mutualrl.tasks.rewards import Reward, load_rewards, original
 from mutualrl.thl import retokenize
 from mutualrl.thl.rows import encode_exactly
 from mutualrl.thl.text import encode_in_context
@@ -66,7 +67,7 @@ class Learner:
     tokenizer: PreTrainedTokenizerBase
     max_completion_length: int | None
     reward_weights: tuple[float, ...] | None
-    template: Mapping[str, Any]
+    template: Template
     success_above: float = 0.0
 
 
@@ -75,7 +76,7 @@ class Prepared:
     """A source that is ready for training: its rollouts, and what is said of them before the start."""
 
     source: StoredSource
-    summary: dict[str, Any]
+    summary: JsonObject
     note: str
 
     @property
@@ -150,7 +151,7 @@ class TrainerState:
     def __init__(self) -> None:
         self.asked = False
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> NoReturn:
         object.__setattr__(self, "asked", True)
         raise AttributeError(f"there is no trainer_state outside a training (asked for {name!r})")
 
@@ -166,7 +167,7 @@ def has_one_verdict(rewards: Sequence[str], learners: Sequence[Learner]) -> bool
     return len(forms) == 1 and not any(_takes_state(function) for function in load_rewards(rewards))
 
 
-def _takes_state(function: Any) -> bool:
+def _takes_state(function: Reward) -> bool:
     try:
         return "trainer_state" in inspect.signature(original(function)).parameters
     except (TypeError, ValueError):  # no signature, as of a builtin
@@ -301,7 +302,7 @@ def _summary(
     learners: Sequence[Learner],
     *,
     verified: bool,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the counts that are said before training, by name."""
     learnable = [text for (_, text), good in zip(pairs, confirmed, strict=True) if good or not verified]
     return {
@@ -349,7 +350,7 @@ LEFT_OUT = {
 }
 
 
-def note_of(name: str, summary: Mapping[str, Any]) -> str:
+def note_of(name: str, summary: JsonObject) -> str:
     """Return what is said of a source before training."""
     left_out = [f"{summary[key]:,} {words}" for key, words in LEFT_OUT.items() if summary[key]]
     parts = [

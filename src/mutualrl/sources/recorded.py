@@ -22,6 +22,7 @@ from mutualrl.sources.references import EMBEDDED, TASK
 from mutualrl.storage.files import try_stat
 from mutualrl.storage.parquet import iter_rows
 from mutualrl.storage.rundir import RunDirectory
+from mutualrl.tasks.base import NumberedRows
 from mutualrl.tasks.hub_data import hub_rows, is_hub, parse_reference
 from mutualrl.tasks.rows import TABLES, DatasetRow, format_of, read_rows
 
@@ -146,10 +147,7 @@ def _shown(text: str) -> str:
 # ---- rows of a reference
 
 
-Rows = Iterator[tuple[int, dict[str, Any]]]
-
-
-def _readable(reference: str, columns: Columns, found: MatchedTexts) -> Iterator[tuple[str, Layout, Rows]]:
+def _readable(reference: str, columns: Columns, found: MatchedTexts) -> Iterator[tuple[str, Layout, NumberedRows]]:
     """Yield the files that a reference names, each with its layout and its rows. Raises DataError if there are none."""
     if reference.startswith(EMBEDDED):
         reference = str(embedded(reference))
@@ -178,7 +176,7 @@ def _readable(reference: str, columns: Columns, found: MatchedTexts) -> Iterator
 SAMPLE = 100  # rows from whose columns a layout is found
 
 
-def _with_layout(rows: Rows, columns: Columns, where: str) -> tuple[Layout, Rows]:
+def _with_layout(rows: NumberedRows, columns: Columns, where: str) -> tuple[Layout, NumberedRows]:
     """Return the layout of rows, from the columns of the first ones, and the rows. A later row with a column that would
     have changed the layout is refused."""
     first = list(itertools.islice(rows, SAMPLE))
@@ -187,7 +185,7 @@ def _with_layout(rows: Rows, columns: Columns, where: str) -> tuple[Layout, Rows
     names = dict.fromkeys(str(name) for _, values in first for name in values)
     layout = find_layout(list(names), columns, where)
 
-    def checked() -> Rows:
+    def checked() -> NumberedRows:
         known = set(names)
         for number, values in itertools.chain(first, rows):
             if not values.keys() <= known:
@@ -203,7 +201,7 @@ def _with_layout(rows: Rows, columns: Columns, where: str) -> tuple[Layout, Rows
     return layout, checked()
 
 
-def _of_file(file: Path, columns: Columns) -> Rows:
+def _of_file(file: Path, columns: Columns) -> NumberedRows:
     if format_of(file) == ".parquet":
         rows: Iterator[Mapping[str, Any]] = iter_rows(file, lambda names: _needed(names, columns, file))
         return ((number, dict(row)) for number, row in enumerate(rows, 1))
@@ -232,7 +230,7 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _of_run(path: Path) -> Rows:
+def _of_run(path: Path) -> NumberedRows:
     """Yield the rollouts in a run's exchange that have a text."""
 
     run = RunDirectory(path)

@@ -18,6 +18,7 @@ from mutualrl.errors import MachineError, UsageError
 from mutualrl.records import Prompt
 from mutualrl.sources.layouts import LONGEST, Reasoning, opens_reasoning, without_reasoning
 from mutualrl.sources.questions import Answer, Question
+from mutualrl.storage.files import JsonObject
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -180,7 +181,7 @@ class ServedModel:
         key = self.spec.key
         return text if key is None or len(key) < SHORTEST_KEY else text.replace(key, HIDDEN)
 
-    def _answer(self, value: Mapping[str, Any]) -> Answer:
+    def _answer(self, value: JsonObject) -> Answer:
         """Return what a response says. Raises ValueError for one that is none."""
         choices = value.get("choices")
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
@@ -229,9 +230,9 @@ class ServedModel:
         return clean(" ".join(text.split()), 300)
 
 
-def _parsed(data: bytes) -> Mapping[str, Any]:
+def _parsed(data: bytes) -> JsonObject:
     value = json.loads(data)
-    if not isinstance(value, Mapping):
+    if not isinstance(value, dict):
         raise ValueError(f"JSON of kind {type(value).__name__}, expected an object")
     return value
 

@@ -12,11 +12,10 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from mutualrl.errors import CheckpointDamagedError, DiskError, FileDamagedError
 from mutualrl.storage.artifacts import MARKER, FileDigest, compare_files
-from mutualrl.storage.files import read_checksummed, sync_directory, write_checksummed, write_json
+from mutualrl.storage.files import JsonObject, read_checksummed, sync_directory, write_checksummed, write_json
 
 FORMAT = 1
 LATEST = "latest.json"
@@ -36,11 +35,11 @@ class CheckpointMarker:
     attempt: int
     ranks: int
     files: dict[str, FileDigest]
-    progress: dict[str, Any] = field(default_factory=dict)
+    progress: JsonObject = field(default_factory=dict)
     format: int = FORMAT
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> CheckpointMarker:
+    def from_json(cls, value: JsonObject) -> CheckpointMarker:
         """Parse a marker. Raises KeyError, TypeError or ValueError when it is not one."""
         return cls(**{**value, "files": {name: FileDigest(**entry) for name, entry in value["files"].items()}})
 

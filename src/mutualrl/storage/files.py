@@ -336,13 +336,13 @@ def parse_or_none(data: bytes | None) -> JsonObject | None:
     return value if isinstance(value, dict) else None
 
 
-def checksummed_bytes(value: Mapping[str, Any]) -> bytes:
+def checksummed_bytes(value: JsonObject) -> bytes:
     """Encode a JSON object with its own sha256, replacing any it already has."""
     rest = {key: item for key, item in value.items() if key not in (CHECKSUM_KEY, OLD_CHECKSUM_KEY)}
     return _with_checksum(rest, CHECKSUM_KEY)
 
 
-def _with_checksum(rest: Mapping[str, Any], key: str) -> bytes:
+def _with_checksum(rest: JsonObject, key: str) -> bytes:
     checksum = hashlib.sha256(json.dumps(rest, ensure_ascii=False, allow_nan=False).encode()).hexdigest()
     return (json.dumps({**rest, key: checksum}, ensure_ascii=False, allow_nan=False) + "\n").encode()
 

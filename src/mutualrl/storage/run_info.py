@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from mutualrl.errors import FileDamagedError
-from mutualrl.storage.files import LARGEST_NUMBER, read_checksummed
+from mutualrl.storage.files import LARGEST_NUMBER, JsonObject, read_checksummed
 
 Fingerprint = dict[str, str | int]
 Finite = Annotated[float, Field(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
@@ -67,7 +67,7 @@ class RunInfo(Stored):
     versions: dict[str, str] = {}
     seed: int = 0
     regime: str = "unknown"
-    regime_info: dict[str, Any] = {}
+    regime_info: JsonObject = {}
     pool: str | None = None
     nodes: int = 1
     fingerprint: Fingerprint = {}
@@ -78,9 +78,9 @@ class RunInfo(Stored):
     recipe_sha256: str = ""
     recipe_before_sha256: str = ""
     scripts: bool = False
-    data: dict[str, Any] = {}
-    sources: dict[str, dict[str, Any]] = {}
-    asked_sources: dict[str, dict[str, Any]] = {}
+    data: JsonObject = {}
+    sources: dict[str, JsonObject] = {}
+    asked_sources: dict[str, JsonObject] = {}
 
     def to_json(self) -> dict[str, object]:
         """Return the stored form; without sources, that of versions that had none."""
@@ -144,8 +144,8 @@ class Summary(Stored):
     seed: int
     steps: int
     seconds: Finite
-    data: dict[str, Any] = {}
-    sources: dict[str, dict[str, Any]] = {}
+    data: JsonObject = {}
+    sources: dict[str, JsonObject] = {}
     policies: dict[str, PolicyResult]
     lost: list[str] = []
     notes: list[str] = []

@@ -75,7 +75,7 @@ def parse_settings(start: str, seed: int, assignments: Sequence[str]) -> Distill
     """Return the settings of a command: `--start`, `--seed`, and `--set KEY=VALUE` for the rest
     (`learning_rate=1e-4`, `lora=null`, `lora.r=8`, `trainer.gradient_accumulation_steps=4`). Raises RecipeError,
     UsageError."""
-    tree: dict[str, Any] = {"start": start, "seed": seed}
+    tree: JsonObject = {"start": start, "seed": seed}
     layers = Layers(tree)
     for assignment in assignments:
         if (key := assignment.partition("=")[0].strip()) in ("start", "seed"):

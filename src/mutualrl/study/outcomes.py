@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from mutualrl.errors import DataError, FileDamagedError
 from mutualrl.reporting.distilled import RESULT as DISTILLED
@@ -15,7 +14,7 @@ from mutualrl.reporting.report_tables import sampled_tokens
 from mutualrl.runs.curves import first_reaching, mean, series
 from mutualrl.runs.logs import LoggedRun, Series, points
 from mutualrl.runs.read import part
-from mutualrl.storage.files import read_any_json
+from mutualrl.storage.files import JsonObject, read_any_json
 from mutualrl.storage.run_info import PolicyResult, Validation
 
 LAST = 4  # signals are means over the last quarter of the steps
@@ -72,7 +71,7 @@ class Outcome:
         return {key: each for key, each in value.items() if each or key not in ("data", "version")}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Outcome:
+    def from_json(cls, value: JsonObject) -> Outcome:
         """Return the outcome that `to_json` wrote."""
         policies = {name: PolicyOutcome(**each) for name, each in value["policies"].items()}
         began, data, version = (str(value.get(key, "")) for key in ("began", "data", "version"))

@@ -305,11 +305,11 @@ def _require_known(
         raise RecipeError(unknown)
 
 
-def _assignments(settings: Mapping[str, Any]) -> list[str]:
+def _assignments(settings: Mapping[str, object]) -> list[str]:
     return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
 
 
-def assigned(settings: Mapping[str, Any]) -> list[str]:
+def assigned(settings: Mapping[str, object]) -> list[str]:
     """Return settings as `--set` flags."""
     return [word for assignment in _assignments(settings) for word in ("--set", assignment)]
 

@@ -19,6 +19,10 @@ from mutualrl.storage.files import open_regular
 
 logger = logging.getLogger(__name__)
 
+#: a row of a data set: values by column
+Row = dict[str, Any]
+#: (row number from 1, row)
+NumberedRows = Iterator[tuple[int, Row]]
 Split = Literal["train", "validation"]
 PAPER_TOKENS = 3072  # per completion (paper, Section "Hyperparameters")
 
@@ -154,7 +158,7 @@ def open_data(path: Path) -> Iterator[BinaryIO]:
         raise DataError(f"{path}: cannot be read ({error})") from error
 
 
-def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_jsonl(path: Path) -> NumberedRows:
     """Yield rows of a JSON Lines file as (line number from 1, object); blank lines are skipped.
 
     Raises DataError when the file is missing, is not UTF-8, is empty, or a line is not a JSON object.
@@ -178,7 +182,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise DataError(f"{path}: the file has no rows")
 
 
-def text_field(row: dict[str, Any], field: str, path: Path, number: int) -> str:
+def text_field(row: Row, field: str, path: Path, number: int) -> str:
     """Return a non-empty string field of a row. Raises DataError naming file, row and field."""
     if field not in row:
         fields = ", ".join(sorted(row)[:12])[:200] or "none"

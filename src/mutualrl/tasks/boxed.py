@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from numbers import Number
-from typing import Any
 
 # `\{` and `\}` are literal braces in LaTeX, not grouping: `\boxed{\{1, 2\}}` contains a set.
 # `\\` is a line break, whatever brace follows it, unless it is a box after a stray backslash.
@@ -55,7 +55,7 @@ def completion_text(completion: str | list[dict[str, str]]) -> str:
     return "".join(message.get("content") or "" for message in completion if message["role"] == "assistant")
 
 
-def answer_text(label: Any) -> str:
+def answer_text(label: object) -> str:
     """Return the text that the box must contain for an answer: a string unchanged, a number as Python writes it, any
     other value as JSON (`true`, `[1, 2]`). Raises TypeError or ValueError for a value that is not JSON."""
     if isinstance(label, str):
@@ -65,6 +65,6 @@ def answer_text(label: Any) -> str:
     return json.dumps(label, ensure_ascii=False, allow_nan=False)
 
 
-def boxed_reward(completions: list[str | list[dict[str, str]]], answer: list[Any], **_: object) -> list[float]:
+def boxed_reward(completions: list[str | list[dict[str, str]]], answer: Sequence[object], **_: object) -> list[float]:
     """Return the `boxed_score` of each completion with the data column `answer`: a reward function in TRL's form."""
     return [boxed_score(completion_text(c), answer_text(a)) for c, a in zip(completions, answer, strict=True)]

@@ -14,11 +14,10 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from mutualrl.errors import DataError
 from mutualrl.records import Prompt, prompt_id
-from mutualrl.tasks.base import PAPER_TOKENS, Split, TaskData, TaskSource, held_out, unicode_text
+from mutualrl.tasks.base import PAPER_TOKENS, Row, Split, TaskData, TaskSource, held_out, unicode_text
 from mutualrl.tasks.boxed import answer_text
 from mutualrl.tasks.hub_data import hub_rows, is_hub, parse_reference
 from mutualrl.tasks.rows import DatasetRow, read_rows, version_of
@@ -54,7 +53,7 @@ class DatasetTask:
         return TaskData(kept, f"held-out rows of {origin}" if validation else origin, held_out=validation)
 
 
-def first_row(path: Path) -> dict[str, Any]:
+def first_row(path: Path) -> Row:
     """Return the first row of a data set in a file or a directory. Raises DataError."""
     return next(iter(read_rows(path)))[1]
 
@@ -122,7 +121,7 @@ def _require_fields(row: DatasetRow) -> None:
                 raise DataError(f"{error}; if another field has it: --set {hint} (tasks show: {option})") from None
 
 
-def _label_text(label: Any, row: DatasetRow) -> str:
+def _label_text(label: object, row: DatasetRow) -> str:
     try:
         return answer_text(label)
     except (TypeError, ValueError):
@@ -161,7 +160,7 @@ def boxed_notes(prompts: Sequence[Prompt]) -> list[str]:
     return notes
 
 
-def _prompt(value: Any, path: Path, number: int) -> tuple[str, tuple[tuple[str, str], ...]]:
+def _prompt(value: object, path: Path, number: int) -> tuple[str, tuple[tuple[str, str], ...]]:
     """Return the text of a prompt, and its messages if it is a conversation."""
     where = f"{path}, row {number}, field 'prompt'"
     if isinstance(value, str):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from mutualrl.errors import DataError, DataUnavailableError
 from mutualrl.storage.files import user_path
 from mutualrl.storage.hub import OFFLINE, hub_problem
+from mutualrl.tasks.base import NumberedRows
 from mutualrl.tasks.rows import numbered, quiet_bars
 
 PREFIX = "hub:"
@@ -74,7 +73,7 @@ def _is_cached(name: str) -> bool:
     return (built / name.replace("/", "___")).is_dir() or (fetched / f"datasets--{name.replace('/', '--')}").is_dir()
 
 
-def hub_rows(source: HubSource, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def hub_rows(source: HubSource, split: str) -> NumberedRows:
     """Yield (row number from 1, row) of a split. Raises DataError, with the remedy, if it cannot be loaded."""
     problem = hub_problem()
     cause: Exception | None = None

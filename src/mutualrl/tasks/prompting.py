@@ -19,6 +19,8 @@ TEMPLATE_BYTES = 2 * 2**30
 TEMPLATE_CHARACTERS = 10_000_000
 
 Content = str | list[dict[str, str]]
+#: arguments of a chat template: TRL's `chat_template_kwargs`
+Template = Mapping[str, Any]
 
 
 def as_prompt(content: Content, tokenizer: PreTrainedTokenizerBase) -> Content:
@@ -35,7 +37,7 @@ def as_prompt(content: Content, tokenizer: PreTrainedTokenizerBase) -> Content:
 
 
 def prompt_ids(
-    texts: Sequence[Content], tokenizer: PreTrainedTokenizerBase, template: Mapping[str, Any] | None = None
+    texts: Sequence[Content], tokenizer: PreTrainedTokenizerBase, template: Template | None = None
 ) -> list[list[int]]:
     """Return the token ids of prompts exactly as in TRL: template and generation prompt, or plain text.
 
@@ -56,7 +58,7 @@ def prompt_ids(
 
 
 def within_limit(
-    prompts: Sequence[Prompt], readers: Sequence[tuple[PreTrainedTokenizerBase, Mapping[str, Any]]], limit: int
+    prompts: Sequence[Prompt], readers: Sequence[tuple[PreTrainedTokenizerBase, Template]], limit: int
 ) -> list[Prompt]:
     """Return the prompts of at most `limit` tokens under every policy's tokenizer and chat template arguments.
 
@@ -72,7 +74,7 @@ def within_limit(
     return [prompts[i] for i in sorted(fitting)]
 
 
-def _rehearse(prompts: Sequence[Content], tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> None:
+def _rehearse(prompts: Sequence[Content], tokenizer: PreTrainedTokenizerBase, arguments: Template) -> None:
     """Render each prompt once under limits. A chat template is a program from the model's files: it may loop, allocate
     without bound, or fail. Raises ModelError if it does."""
     for prompt in prompts:

@@ -162,7 +162,7 @@ def named_errors(what: str) -> Iterator[None]:
         raise RewardError(f"{what}: {describe(error)} ({where})") from error
 
 
-def _checked(values: Any, name: str, count: int) -> list[float | None]:
+def _checked(values: object, name: str, count: int) -> list[float | None]:
     """Return the rewards that a function returned as floats, None for one that cannot be used. Raises RewardError."""
     if hasattr(values, "tolist"):  # a tensor or an array
         values = values.tolist()
@@ -186,7 +186,7 @@ _WARNED: set[str] = set()  # functions that returned rewards that are not finite
 LARGEST = 3.4e38  # of a float32, in which TRL computes
 
 
-def _number(value: Any, name: str, place: int) -> float | None:
+def _number(value: object, name: str, place: int) -> float | None:
     """Return a reward as a float; None for None, NaN and what is infinite in float32."""
     if hasattr(value, "item"):  # a scalar tensor or NumPy number
         value = value.item()
@@ -233,10 +233,10 @@ def _call(function: Reward, name: str, arguments: dict[str, Any], timeout: float
         return values
 
 
-def _awaited(value: Awaitable[Any]) -> Any:
+def _awaited(value: Awaitable[list[float | None]]) -> list[float | None]:
     import asyncio  # a twentieth of a second, which every error of a recipe would wait for
 
-    async def result() -> Any:
+    async def result() -> list[float | None]:
         return await value
 
     return asyncio.run(result())

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from mutualrl.errors import DataError
 from mutualrl.records import Prompt, prompt_id
-from mutualrl.tasks.base import PAPER_TOKENS, Split, TaskData, TaskSource, held_out
+from mutualrl.tasks.base import PAPER_TOKENS, NumberedRows, Split, TaskData, TaskSource, held_out
 from mutualrl.tasks.hub_data import HubSource, hub_rows, is_hub, parse_reference
 from mutualrl.tasks.rows import TABLES, DatasetRow, format_of, read_rows, version_of
 
@@ -206,7 +205,7 @@ def _prompts(
     return TaskData(prompts, origin, tuple(dropped))
 
 
-def _open(part: HubSource | Path, split: Split) -> tuple[str, Iterator[tuple[int, dict[str, Any]]], str]:
+def _open(part: HubSource | Path, split: Split) -> tuple[str, NumberedRows, str]:
     if isinstance(part, Path):
         return str(part), read_rows(part), part.stem
     return part.origin(split), hub_rows(part, split), part.part or part.config or ""

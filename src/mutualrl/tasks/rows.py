@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from mutualrl.errors import DataError
 from mutualrl.storage.files import try_stat
-from mutualrl.tasks.base import open_data, read_jsonl, unicode_text
+from mutualrl.tasks.base import NumberedRows, Row, open_data, read_jsonl, unicode_text
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -23,21 +23,21 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 class DatasetRow:
     """One row: its fields, its file or hub data set, and its number there, from 1."""
 
-    values: Mapping[str, Any]
+    values: Mapping[str, object]
     where: str
     number: int
 
-    def take(self, field: str) -> Any:
+    def take(self, field: str) -> object:
         """Return the value of a field; `a.b` is field b of the object in field a, unless there is a field `a.b`. Raises
         DataError if it is missing."""
-        value: Any = self.values
+        value: object = self.values
         for part in [field] if field in self.values else field.split("."):
             if not isinstance(value, Mapping) or part not in value:
                 raise DataError(f"{self.where}, row {self.number}: no field '{field}' (found: {self._found()})")
             value = value[part]
         return value
 
-    def present(self, field: str) -> Any:
+    def present(self, field: str) -> object:
         """Return the value of a field. Raises DataError if it is missing, null, or a number that is not finite."""
         value = self.take(field)
         if value is None:
@@ -68,7 +68,7 @@ class DatasetRow:
             self.refuse(field, value, "a non-empty string")
         return value
 
-    def texts(self, field: str, value: Any) -> list[str]:
+    def texts(self, field: str, value: object) -> list[str]:
         """Return `value`, the field's value, if it is a list of two or more strings. Raises DataError otherwise."""
         items = list(value) if isinstance(value, list | tuple) else []
         if len(items) < 2 or len(items) > len(LETTERS) or not all(isinstance(item, str) for item in items):
@@ -89,7 +89,7 @@ class DatasetRow:
             self.refuse(field, self.take(field), f"{first} to {first + options - 1}")
         return int(value) - first
 
-    def refuse(self, field: str, value: Any, expected: str) -> NoReturn:
+    def refuse(self, field: str, value: object, expected: str) -> NoReturn:
         """Raise DataError for a field with an unexpected value."""
         raise DataError(
             f"{self.where}, row {self.number}, field '{field}': found {repr(value)[:80]}, expected {expected}"
@@ -99,7 +99,7 @@ class DatasetRow:
         return ", ".join(sorted(map(str, self.values))[:12])[:200] or "none"
 
 
-def _csv(path: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _csv(path: Path, delimiter: str) -> NumberedRows:
     """Yield the records of a CSV or TSV file, numbered from 1 after the header. Raises DataError for a record with more
     or fewer fields than the header, a stray quote, and bytes that are not UTF-8: each would change labels or swallow
     rows."""
@@ -161,7 +161,7 @@ def format_of(path: Path) -> str:
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
-def read_rows(path: Path, split: str = "train") -> Iterator[tuple[int, dict[str, Any]]]:
+def read_rows(path: Path, split: str = "train") -> NumberedRows:
     """Yield (row number from 1, row) of a file by its suffix (JSON Lines unless .csv, .tsv or .parquet), or of a
     directory that `datasets` reads. `split`: the split of a directory; for `validation` the test, validation or
     training split, whichever exists first. Raises DataError if it is missing or cannot be read."""
@@ -178,7 +178,7 @@ def read_rows(path: Path, split: str = "train") -> Iterator[tuple[int, dict[str,
         yield from read_jsonl(path)
 
 
-def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _parquet(path: Path) -> NumberedRows:
     from datasets import load_dataset
 
     from mutualrl.storage.parquet import read_table
@@ -190,7 +190,7 @@ def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     yield from numbered(data)
 
 
-def _of_directory(path: Path, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _of_directory(path: Path, split: str) -> NumberedRows:
     from datasets import load_dataset, load_from_disk
 
     with _named_errors(path):
@@ -216,7 +216,7 @@ def _named_errors(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: cannot be read as a data set ({error})") from error
 
 
-def numbered(data: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
+def numbered(data: Iterable[Row]) -> NumberedRows:
     """Yield (row number from 1, row) of a data set of `datasets`."""
     for number, row in enumerate(data, 1):
         yield number, dict(row)

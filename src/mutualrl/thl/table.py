@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -155,7 +155,7 @@ class _Cached:
     table: TokenTable
 
 
-_TABLES: WeakKeyDictionary[Any, _Cached] = WeakKeyDictionary()
+_TABLES: WeakKeyDictionary[PreTrainedTokenizerBase, _Cached] = WeakKeyDictionary()
 
 
 def table_of(tokenizer: PreTrainedTokenizerBase) -> TokenTable:

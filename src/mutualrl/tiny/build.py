@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from mutualrl.regimes.hints import with_hint
+from mutualrl.storage.files import JsonObject
 from mutualrl.tasks.arithmetic import OPERATIONS, split_problems
 from mutualrl.tasks.countdown import SIZES, STYLES, training
 from mutualrl.tiny.spec import Countdown, TinySpec
@@ -80,7 +81,7 @@ def build_model(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> Any:
     """Return an untrained model of the spec's architecture; its weights depend only on the spec's seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1000 + spec.seed)
-        sizes: dict[str, Any] = {
+        sizes: JsonObject = {
             "vocab_size": len(tokenizer),
             "hidden_size": spec.hidden,
             "intermediate_size": spec.intermediate,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -29,6 +29,7 @@ from mutualrl.recipes.batch_plan import plan_batch
 from mutualrl.recipes.pool_tokenizers import load_source_tokenizers, load_tokenizers
 from mutualrl.recipes.run_sources import read, recorded_digests
 from mutualrl.recipes.schema import TaskSection
+from mutualrl.recipes.trainer_table import Settings
 from mutualrl.regimes.regime import publish_schema
 from mutualrl.see import Exchange, Heartbeat, MissingPeers, ReadLog
 from mutualrl.seeds import policy_seed
@@ -165,12 +166,12 @@ def _warn_context_length(policy: str, trainer: MutualGRPOTrainer, longest: int) 
         )
 
 
-def _turns(task: TaskSection, policy: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def _turns(task: TaskSection, policy: str, tokenizer: PreTrainedTokenizerBase) -> Settings:
     """Return TRL's arguments for multi-turn rollouts; none for a task without tools and environment."""
     if not task.has_turns:
         return {}
     _require_tool_calling(policy, tokenizer)
-    turns: dict[str, Any] = {"tools": load_tools(task.tools)}
+    turns: Settings = {"tools": load_tools(task.tools)}
     if task.environment is not None:
         turns["environment_factory"] = load_environment(task.environment, owns_reward=not task.reward)
     return turns

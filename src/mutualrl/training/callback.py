@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from accelerate.utils import broadcast_object_list
@@ -16,6 +16,7 @@ from transformers import TrainerState as State
 from transformers import TrainingArguments as Args
 
 from mutualrl.see.liveness import Phase
+from mutualrl.storage.files import JsonObject
 from mutualrl.storage.run_info import Validation
 from mutualrl.training.peers import PeerLink
 from mutualrl.training.random_state import StepEnd, random_state
@@ -116,12 +117,12 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transfo
             self._log_validation(self._validation)
 
     def on_log(
-        self, args: Args, state: State, control: Control, logs: dict[str, Any] | None = None, **kwargs: object
+        self, args: Args, state: State, control: Control, logs: JsonObject | None = None, **kwargs: object
     ) -> None:
         """Append the line of the step."""
         if not state.is_world_process_zero or not logs or "loss" not in logs:
             return
-        line: dict[str, Any] = {"step": state.global_step}
+        line: JsonObject = {"step": state.global_step}
         line |= {key: _finite(value) for key, value in logs.items()}
         if torch.cuda.is_available():
             line["memory/peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
@@ -132,5 +133,5 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transfo
             file.write(json.dumps(line, allow_nan=False) + "\n")
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -7,14 +7,14 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from accelerate.utils import broadcast_object_list, gather_object
 
 from mutualrl.errors import DiskError
 from mutualrl.storage.artifacts import file_sum, relative_files
 from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints
-from mutualrl.storage.files import free_space, is_disk_failure
+from mutualrl.storage.files import JsonObject, free_space, is_disk_failure
 from mutualrl.training.trl_compat import micro_step, micro_steps_per_round
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Checkpointer:
     policy: str
     attempt: int
     keep: int
-    progress: Callable[[], dict[str, Any]]
+    progress: Callable[[], JsonObject]
     saved: int | None = None
     on_commit: Callable[[], None] = lambda: None
 

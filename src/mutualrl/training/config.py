@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from trl import GRPOConfig
 
 from mutualrl.errors import MachineError, RecipeError
 from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.recipes.schema import Recipe
+from mutualrl.recipes.trainer_table import Settings
+from mutualrl.storage.files import JsonObject
 from mutualrl.training.vllm_generation import vllm_keys
 
 # TRL's defaults are for GPUs. On CPU, bf16 is slower for small models, or without hardware support
 # (docs/results.md), and gradient checkpointing saves memory that is not scarce.
-CPU_DEFAULTS: dict[str, Any] = {
+CPU_DEFAULTS: Settings = {
     "use_cpu": True,
     "bf16": False,
     "gradient_checkpointing": False,
@@ -32,7 +33,7 @@ def grpo_config(
     cpu: bool,
     policies_per_gpu: int = 1,
     memory: float | None = None,
-    trackers: dict[str, Any] | None = None,
+    trackers: Settings | None = None,
 ) -> GRPOConfig:
     """Return the trainer's configuration, in ascending precedence: TRL's defaults, ours for the device, recipe, run.
 
@@ -79,7 +80,7 @@ def deepspeed_config(strategy: str) -> dict[str, object]:
     """Return the DeepSpeed configuration of a strategy; empty for DDP. Batch sizes are taken from the trainer."""
     if strategy == "ddp":
         return {}
-    stage: dict[str, Any] = {"stage": 3 if strategy == "zero3" else 2}
+    stage: JsonObject = {"stage": 3 if strategy == "zero3" else 2}
     if strategy == "zero3":
         stage["stage3_gather_16bit_weights_on_model_save"] = True
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,10 +16,12 @@ from mutualrl.records import Ids, row_id
 from mutualrl.regimes import Requests, Results
 from mutualrl.regimes.round import Passage, Response
 from mutualrl.thl import retokenize
+from mutualrl.thl.units import Floats
 from mutualrl.training.extra_rows import logps_at_temperature_1
 from mutualrl.training.samples import samples_of
 from mutualrl.training.tensors import as_batch, as_tensor, concatenated
 from mutualrl.training.trl_compat import (
+    Environments,
     HookedGRPOTrainer,
     Inputs,
     evaluating,
@@ -43,7 +45,7 @@ class PromptRows:
     def __init__(self, trainer: GRPOTrainer) -> None:
         self._trainer = trainer
         self._numbers: dict[str, int] | None = None
-        self.environments: dict[Any, list[Any]] = defaultdict(list)  # for samples, by name
+        self.environments: Environments = defaultdict(list)  # for samples, by name
 
     def __contains__(self, prompt_id: str) -> bool:
         return prompt_id in self._by_id()
@@ -117,14 +119,12 @@ def results_of(
     )
 
 
-def _score(
-    trainer: GRPOTrainer, passages: Passages, prompts: Mapping[str, Ids], logps: Logps
-) -> list[np.ndarray[Any, np.dtype[np.float64]]]:
+def _score(trainer: GRPOTrainer, passages: Passages, prompts: Mapping[str, Ids], logps: Logps) -> list[Floats]:
     """Return the log-probs of each passage's tokens. Passages are distributed round-robin, and all ranks run equally
     many passes of equally many rows: the first passage fills up a rank that has fewer."""
     accelerator = trainer.accelerator
     ranks, size = accelerator.num_processes, trainer.args.per_device_train_batch_size
-    results: list[np.ndarray[Any, np.dtype[np.float64]]] = []
+    results: list[Floats] = []
     pad, device = tokenizer_of(trainer).pad_token_id, accelerator.device
     with evaluating(trainer.model), torch.no_grad():
         for start in range(0, len(passages), size * ranks):

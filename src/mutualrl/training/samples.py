@@ -16,6 +16,7 @@ from mutualrl.tasks.turns import NO_TURNS
 from mutualrl.thl import decode_completion, ended
 from mutualrl.training.tensors import as_batch, as_tensor, concatenated
 from mutualrl.training.trl_compat import (
+    Environments,
     HookedGRPOTrainer,
     Inputs,
     evaluating,
@@ -58,7 +59,7 @@ def samples_of(
     trainer: HookedGRPOTrainer,
     samples: Sequence[Sample],
     data: Mapping[str, Inputs],
-    environments: dict[Any, list[Any]],
+    environments: Environments,
 ) -> dict[Sample, Sampled | None]:
     """Return the rollout of every sample, identical on all ranks, which must all call this with the same samples.
 
@@ -113,7 +114,7 @@ def _sampled(
     trainer: HookedGRPOTrainer,
     samples: Sequence[Sample],
     rows: Sequence[_Row],
-    environments: dict[Any, list[Any]],
+    environments: Environments,
     traced: bool,
 ) -> list[Sampled]:
     """Return this rank's rollouts of a batch. `traced`: whether log-probs of any rank's samples are requested."""

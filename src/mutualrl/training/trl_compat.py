@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Inputs = dict[str, Any]
+Environments = dict[Any, list[Any]]  # instances by name
 
 
 class Assumption(NamedTuple):
@@ -313,7 +314,7 @@ def reward_rows(
 def sampled_and_scored(
     trainer: HookedGRPOTrainer,
     inputs: list[Inputs],
-    environments: dict[Any, list[Any]],
+    environments: Environments,
     judged_on: list[Inputs] | None = None,
 ) -> GenerationBatch:
     """Return one rollout per data row, sampled and scored by TRL, also with tools or an environment. The model must be

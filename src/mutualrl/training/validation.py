@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers import GenerationConfig
@@ -21,7 +21,14 @@ from mutualrl.tasks.rewarding import reward_arguments
 from mutualrl.tasks.rewards import original, weighted
 from mutualrl.tasks.scoring import score, score_rewards
 from mutualrl.training.data import as_dataset
-from mutualrl.training.trl_compat import evaluating, replaced, sampled_and_scored, tokenizer_of, total_rewards
+from mutualrl.training.trl_compat import (
+    Environments,
+    evaluating,
+    replaced,
+    sampled_and_scored,
+    tokenizer_of,
+    total_rewards,
+)
 from mutualrl.training.vllm_generation import greedy, greedy_engine
 
 if TYPE_CHECKING:
@@ -40,7 +47,7 @@ class Validator:
         self._trainer = trainer
         self._prompts = prompts
         self._batch_size = batch_size
-        self._environments: dict[Any, list[Any]] = defaultdict(list)
+        self._environments: Environments = defaultdict(list)
 
     def __call__(self) -> Validation:
         """Return the score of all prompts, on every rank."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,9 @@ from accelerate import PartialState
 from mutualrl.errors import MachineError
 from mutualrl.process.ports import free_port
 from mutualrl.process.turns import turn
+from mutualrl.recipes.trainer_table import Settings
 from mutualrl.records import Completion
+from mutualrl.storage.files import JsonObject
 from mutualrl.thl import ended
 from mutualrl.training.trl_compat import load_weights_into_engine, replaced, tokenizer_of
 
@@ -24,7 +26,7 @@ DEFAULT_MEMORY_FRACTION = 0.3  # TRL's default
 GIB = 2**30
 
 
-def vllm_keys(settings: Mapping[str, Any], policies_per_gpu: int, memory: float | None = None) -> dict[str, Any]:
+def vllm_keys(settings: Settings, policies_per_gpu: int, memory: float | None = None) -> JsonObject:
     """Return GRPOConfig keys that depend on a policy's placement; empty without vLLM.
 
     `policies_per_gpu`: policies on each of its GPUs; `memory`: the policy's fraction of their memory if a device map
@@ -39,7 +41,7 @@ def vllm_keys(settings: Mapping[str, Any], policies_per_gpu: int, memory: float 
     return {"vllm_gpu_memory_utilization": share * memory if memory is not None else share / policies_per_gpu}
 
 
-def prepare_vllm(settings: Mapping[str, Any], *, cpu: bool) -> None:
+def prepare_vllm(settings: Settings, *, cpu: bool) -> None:
     """Set what vLLM reads on import. Must precede the trainer's construction."""
     if not settings.get("use_vllm") or settings.get("vllm_mode", "colocate") != "colocate":
         return
@@ -49,7 +51,7 @@ def prepare_vllm(settings: Mapping[str, Any], *, cpu: bool) -> None:
 
 
 @contextmanager
-def engine_turn(settings: Mapping[str, Any], lock: Path, *, shared: bool, say: Callable[[str], None]) -> Iterator[None]:
+def engine_turn(settings: Settings, lock: Path, *, shared: bool, say: Callable[[str], None]) -> Iterator[None]:
     """Start the engines of policies that share GPUs one after another: a vLLM engine measures the free memory of its
     GPU during start-up, and fails or allocates the wrong amount if another engine starts at the same time (vLLM issues
     55827, 56830). All ranks of a policy call this; the main rank takes the lock. Reports the memory that engine and
@@ -118,7 +120,7 @@ def shut_down(trainer: GRPOTrainer) -> None:
 @contextmanager
 def greedy_engine(trainer: GRPOTrainer) -> Iterator[None]:
     """Make the engine decode greedily, without the sampling settings of training: no random number is drawn."""
-    plain: dict[str, Any] = {"temperature": 0.0, "repetition_penalty": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None}
+    plain: JsonObject = {"temperature": 0.0, "repetition_penalty": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None}
     plain |= {"generation_kwargs": {}, "structured_outputs_regex": None}
     with replaced(trainer.vllm_generation, plain):
         yield

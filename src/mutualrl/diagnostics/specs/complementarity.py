@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mutualrl.console.lines import notify
 from mutualrl.console.markdown import name, number, sentence, table, with_interval
-from mutualrl.console.plots import Axes
 from mutualrl.diagnostics import dead_prompts, hints, revival
 from mutualrl.diagnostics.advice import SGT_CAVEAT, Advice, recommended, with_hints
 from mutualrl.diagnostics.diagnostic import INLINE, Beside, Diagnostic, Figures, Inputs, Scope
@@ -39,7 +38,12 @@ from mutualrl.diagnostics.overlap import (
     pool_rates,
 )
 from mutualrl.diagnostics.rollouts import Rollouts
+from mutualrl.diagnostics.statistics import Floats
 from mutualrl.sources.prepare import Prepared, prepare_sources
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MOST_PAIRS = 400  # rows of the table, enough for 20 models
 
@@ -218,7 +222,7 @@ def figures(result: Overlap) -> Figures:
     }
 
 
-def _draw_overlap(figure: Any, result: Overlap) -> None:
+def _draw_overlap(figure: Figure, result: Overlap) -> None:
     names = [row.learner for row in result.gate]
     overlap, rescue = np.ones((len(names), len(names))), np.full((len(names), len(names)), np.nan)
     for row in result.pairs:
@@ -230,7 +234,7 @@ def _draw_overlap(figure: Any, result: Overlap) -> None:
     right.set(ylabel="learner", xlabel="peer")
 
 
-def _matrix(axis: Axes, values: Any, names: Sequence[str], title: str) -> None:
+def _matrix(axis: Axes, values: Floats, names: Sequence[str], title: str) -> None:
     axis.imshow(values, vmin=0, vmax=1, cmap="cividis")
     labels = [short(n) for n in names]
     axis.set_xticks(range(len(names)), labels, rotation=30, ha="right", fontsize=8, parse_math=False)

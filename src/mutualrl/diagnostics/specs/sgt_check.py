@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mutualrl.console.markdown import name, number, sentence, table, with_interval
-from mutualrl.console.plots import Axes
 from mutualrl.diagnostics.diagnostic import Diagnostic, Figures, Inputs, Interval, Scope
 from mutualrl.diagnostics.drawing import legend, short
 from mutualrl.diagnostics.flags import SgtCheckFlags
@@ -23,6 +23,9 @@ from mutualrl.diagnostics.statistics import intervals, ratio
 from mutualrl.errors import DataError, UsageError
 from mutualrl.regimes.gating import Candidate, EncodedCandidate, draw_candidate
 from mutualrl.seeds import seeded
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 MOST_OWN = 512  # scored successes per learner
 MOST_TASKS = 12  # columns of the table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,7 +29,7 @@ from mutualrl.storage.artifacts import file_sum, relative_files, verify_director
 from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints
 from mutualrl.storage.files import JsonObject, is_disk_failure, read_checksummed, write_checksummed
 from mutualrl.study.distill_settings import DistillSettings
-from mutualrl.tasks.prompting import prompt_ids
+from mutualrl.tasks.prompting import Template, prompt_ids
 from mutualrl.thl import retokenize
 from mutualrl.training.adapters import lora_config, save_model
 from mutualrl.training.config import CPU_DEFAULTS
@@ -53,7 +53,7 @@ def examples(
     distillation_examples: Sequence[DistillationExample],
     prompts: Iterable[Prompt],
     tokenizer: PreTrainedTokenizerBase,
-    template: Mapping[str, Any],
+    template: Template,
     limit: int | None,
     end_token_id: int | None = None,
 ) -> Examples:

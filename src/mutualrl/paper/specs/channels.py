@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from mutualrl.paper.flags import ChannelsFlags
 from mutualrl.paper.specs.xgrpo_check import advantages
 from mutualrl.regimes import at_level
 from mutualrl.regimes.prp import RatioMoments, chi_square
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LOW, HIGH = 0.8, 1.2
 DATA, VALUE, OUTCOME = (at_level(level).name for level in ("data", "value", "outcome"))
@@ -299,7 +302,7 @@ def _ratio_table(ratios: Sequence[RatioRow]) -> str:
 def figures(result: Channels) -> Figures:
     """Return the stacked fractions of the rows, over all learners and per learner."""
 
-    def draw(figure: Any) -> None:
+    def draw(figure: Figure) -> None:
         axis = figure.subplots()
         groups = [("all learners", result.rows), *((short(each.learner), each.rows) for each in result.learners)]
         group_shares = [{row.usable: row.share for row in rows} for _, rows in groups]

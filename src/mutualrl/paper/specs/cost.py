@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow.compute as pc
@@ -22,6 +22,9 @@ from mutualrl.errors import UsageError
 from mutualrl.paper.flags import CostFlags
 from mutualrl.paper.specs.channels import DATA, OUTCOME, VALUE
 from mutualrl.regimes.gating import Candidate, EncodedCandidate, draw_candidate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _COLOURS = {DATA: "#4477AA", VALUE: "#CCBB44", OUTCOME: "#EE6677"}
 
@@ -200,7 +203,7 @@ def markdown(result: Cost, scope: Scope) -> str:
 def figures(result: Cost) -> Figures:
     """Return the extra cost of each regime, relative to the rollouts."""
 
-    def draw(figure: Any) -> None:
+    def draw(figure: Figure) -> None:
         axis = figure.subplots()
         regimes, ratios = [row.regime for row in result.rows], [row.extra.ratio for row in result.rows]
         colours = [_COLOURS[regime] for regime in regimes]

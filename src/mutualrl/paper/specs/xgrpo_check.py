@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from mutualrl.paper.flags import XgrpoCheckFlags
 from mutualrl.regimes import at_level
 from mutualrl.regimes.advantages import standard_deviation
 from mutualrl.seeds import seeded
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 POOLS = ("true", "shuffled")
 
@@ -163,7 +166,7 @@ def markdown(result: ValueCheck, scope: Scope) -> str:
 def figures(result: ValueCheck) -> Figures:
     """Return three measures under the true and the shuffled pool."""
 
-    def draw(figure: Any) -> None:
+    def draw(figure: Figure) -> None:
         measures = (
             ("correlation", "corr. of peer spread and change"),
             ("sign_changes", "sign changes, 0 counted"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from mutualrl.thl.offsets import locate_tokens, utf8
 from mutualrl.thl.table import table_of
 from mutualrl.thl.units import Floats
 from mutualrl.thl.words import segment_ends
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 #: the text of the paper's figure
 SENTENCE = "Thinking small is a self-fulfilling prophecy"
@@ -75,7 +78,9 @@ def example(text: str, source: LazyModel, target: LazyModel, anchor: Anchor, on_
     return Example(text, words)
 
 
-def _by_word(text: str, ids: Sequence[int], values: Floats, tokenizer: Any) -> list[list[tuple[str, float]]]:
+def _by_word(
+    text: str, ids: Sequence[int], values: Floats, tokenizer: PreTrainedTokenizerBase
+) -> list[list[tuple[str, float]]]:
     """Return the tokens of each word with their values, in nats."""
     data, table = utf8(text), table_of(tokenizer)
     ends = locate_tokens(table.check(ids), table, data).ends

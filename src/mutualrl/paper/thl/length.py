@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mutualrl.console.markdown import percent, table
-from mutualrl.console.plots import Axes
 from mutualrl.diagnostics.lazy_model import LazyModel, OnBatch
 from mutualrl.diagnostics.passages import Corpus
 from mutualrl.errors import DataError
@@ -22,6 +22,9 @@ from mutualrl.paper.thl.traces import (
 )
 from mutualrl.thl import Anchor, token_offsets, word_spans
 from mutualrl.thl.units import Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _TRIES = 200
 LENGTHS = (1024, 2048, 4096, 8192)  # target tokens

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mutualrl.console.markdown import significant, table
-from mutualrl.console.plots import Axes
 from mutualrl.diagnostics.lazy_model import LazyModel, OnBatch
 from mutualrl.diagnostics.passages import Corpus
 from mutualrl.diagnostics.vocabulary import direction
@@ -17,6 +17,9 @@ from mutualrl.errors import DataError
 from mutualrl.paper.thl.traces import Scored, common_corpus, score_texts, unit_mass
 from mutualrl.thl import Anchor
 from mutualrl.thl.units import Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 SHORTEST, LONGEST = 5, 80  # source tokens of a span
 _TRIES = 200

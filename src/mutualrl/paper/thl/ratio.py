@@ -10,17 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mutualrl.console.markdown import percent, significant, table
-from mutualrl.console.plots import Axes
 from mutualrl.diagnostics.lazy_model import LazyModel
 from mutualrl.paper.thl.responses import Response, Responses
 from mutualrl.thl import BOUND, Alignment, Anchor, align_logprobs
 from mutualrl.thl.transfer import transfer
 from mutualrl.thl.units import Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 LOW, HIGH = 0.8, 1.2  # the PPO band at epsilon 0.2
 TALL = 10.0
@@ -98,11 +100,11 @@ def log_ratios(
 ) -> dict[str, list[Floats]]:
     """Return log-ratios of the covered target tokens of every response, by denominator; `alignments`: of the source's
     trace under the anchor."""
-    variants = [
-        ("shuffled prompt", sampled.shuffled, anchor),
-        *([] if anchor == "paper" else [("paper's map", sampled.behaviour, "paper")]),
-        *([] if anchor == "paper-fallback" else [(DENOMINATORS[-1], sampled.behaviour, "paper-fallback")]),
-    ]
+    variants: list[tuple[str, Sequence[Floats], Anchor]] = [("shuffled prompt", sampled.shuffled, anchor)]
+    if anchor != "paper":
+        variants.append(("paper's map", sampled.behaviour, "paper"))
+    if anchor != "paper-fallback":
+        variants.append((DENOMINATORS[-1], sampled.behaviour, "paper-fallback"))
     aligned = {"aligned": _covered(sampled, alignments)}
     for name, traces, variant_anchor in variants:
         aligned[name] = _covered(sampled, align(sampled, traces, variant_anchor, source, target))
@@ -118,14 +120,14 @@ def _covered(sampled: Responses, alignments: Sequence[Alignment]) -> list[Floats
 
 
 def align(
-    sampled: Responses, traces: Sequence[Floats], anchor: Any, source: LazyModel, target: LazyModel
+    sampled: Responses, traces: Sequence[Floats], anchor: Anchor, source: LazyModel, target: LazyModel
 ) -> list[Alignment]:
     """Return the alignment of every response's trace with the target's tokens."""
     pairs = zip(sampled.responses, traces, strict=True)
     return [_aligned(response, trace, anchor, source, target) for response, trace in pairs]
 
 
-def _aligned(response: Response, trace: Floats, anchor: Any, source: LazyModel, target: LazyModel) -> Alignment:
+def _aligned(response: Response, trace: Floats, anchor: Anchor, source: LazyModel, target: LazyModel) -> Alignment:
     """Return the alignment of a response's trace with the target's tokens."""
     return align_logprobs(
         response.text,

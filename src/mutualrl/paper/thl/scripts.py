@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mutualrl.console.markdown import percent, table
-from mutualrl.console.plots import Axes
 from mutualrl.diagnostics.lazy_model import LazyModel, OnBatch
 from mutualrl.diagnostics.passages import family
 from mutualrl.paper.thl.traces import relative_error, score_texts, unit_mass
 from mutualrl.thl import Anchor
 from mutualrl.thl.words import Unit
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 FAMILIES = ("Western", "CJK", "other")
 #: the paper's three rules, and byte-synchronous groups

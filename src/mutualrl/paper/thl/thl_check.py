@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from mutualrl.console.display import cell
-from mutualrl.console.plots import Axes, save
+from mutualrl.console.plots import save
 from mutualrl.diagnostics.diagnostic import as_plain
 from mutualrl.diagnostics.endpoints import Endpoint
 from mutualrl.diagnostics.lazy_model import LazyModel, OnBatch
@@ -34,6 +34,9 @@ from mutualrl.paper.thl import example, length, mass, ratio, scripts
 from mutualrl.paper.thl.responses import Track, respond
 from mutualrl.paper.thl.thl_request import BUNDLED, EXAMPLE, OPENING, SAMPLED, ThlRequest
 from mutualrl.paper.thl.traces import common_corpus
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _TRIES = 4  # draws per opening, since some are duplicates
 
