@@ -25,8 +25,8 @@ import yaml
 
 import harness
 from gpu_check import gpus
+from mutualrl.paper.embedded.spec import POLICIES
 from mutualrl.storage.rundir import versions
-from mutualrl.tiny.spec import POLICIES
 
 NAMES = ("ada", "bob")
 REGIMES = ("grpo", "sgt", "xgrpo", "prp")
@@ -58,8 +58,8 @@ Timing = dict[str, float]
 
 def make_models(directory: Path, *, cpu: bool, smoke: bool) -> None:
     """Build and warm up both models."""
-    from mutualrl.tiny.build import build_model, build_tokenizer
-    from mutualrl.tiny.warmup import warm_up
+    from mutualrl.paper.embedded.build import build_model, build_tokenizer
+    from mutualrl.paper.embedded.warmup import warm_up
 
     for name in NAMES:
         spec = replace(POLICIES[name], **(SMALL if smoke else LARGE))

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import harness
 import sweep_results as sweeps
+from mutualrl.paper.embedded.book import rows as book_rows
 from mutualrl.tasks import TaskSource, get_task
 from mutualrl.tasks.boxed import boxed_score
 from mutualrl.tiny import path_of
-from mutualrl.tiny.book import rows as book_rows
 
 LEARNER = "ada"
 INPUTS = ("confirmed", "all")

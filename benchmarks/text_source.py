@@ -27,9 +27,9 @@ import pyarrow.parquet as pq
 
 import harness
 import sweep_results as sweeps
+from mutualrl.paper.embedded.spec import POLICIES, Countdown
 from mutualrl.tasks import Split, TaskSource, get_task
 from mutualrl.tiny import path_of
-from mutualrl.tiny.spec import POLICIES, Countdown
 
 POOL = sweeps.SWEEPS / "text-source-pool.yaml"
 LEARNERS = ("fay", "gus")

@@ -137,6 +137,22 @@ def test_models_are_compared_although_they_met_a_prompt_at_other_steps(cli_here:
     assert (result["prompts"], result["rounds"]) == (4, 1)
 
 
+def test_models_without_a_common_prompt_have_their_dead_prompts_and_no_comparison(
+    cli_here: Cli, tmp_path: Path
+) -> None:
+    one = dump(tmp_path, "one", 1, rows(1, {"a": (0.0, 0.0), "b": (1.0, 1.0)}))
+    other = dump(tmp_path, "two", 1, rows(1, {"c": (0.0, 0.0), "d": (0.0, 1.0)}))
+    result = cli_here("complementarity", "--rollouts", one, "--rollouts", other, "--json")
+    assert result.returncode == 0, result.stderr
+    assert "the models are not compared" in result.stderr
+    assert "no prompt was answered by all of 'one', 'two'" in result.stderr
+    assert [row["dead"] for row in json.loads(result.stdout)["dead_prompts"]] == [1, 1]
+    assert "pairs" not in json.loads(result.stdout)
+    refused = cli_here("paper", "xgrpo-check", "--rollouts", one, "--rollouts", other)
+    assert refused.returncode == 2
+    assert "no prompt was answered by all of 'one', 'two'" in refused.stderr
+
+
 def test_directories_of_one_name_are_two_models(cli_here: Cli, tmp_path: Path) -> None:
     one, other = dump(tmp_path / "x", "run", 1, rows()), dump(tmp_path / "y", "run", 1, rows())
     assert [row["model"] for row in found(cli_here, "--rollouts", one, "--rollouts", other)] == ["x/run", "y/run"]

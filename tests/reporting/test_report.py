@@ -16,9 +16,9 @@ import pytest
 
 from conftest import Cli
 from made_runs import edit_recipe, made_run, publish, rescue, set_recipe, with_rescues
+from mutualrl.paper.figures import across, figures
 from mutualrl.recipes import Request, resolve
 from mutualrl.reporting.comparability import comparisons
-from mutualrl.reporting.multi_run import across, figures
 from mutualrl.runs.logs import read_runs
 from mutualrl.storage.files import write_checksummed
 from mutualrl.storage.rundir import RunDirectory, hold

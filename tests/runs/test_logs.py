@@ -10,6 +10,7 @@ import pytest
 
 from made_runs import made_run, validation
 from mutualrl.runs.logs import LEVELS, points, read_logged
+from mutualrl.runs.overview import read_overview
 from mutualrl.storage.files import write_checksummed
 
 
@@ -79,6 +80,14 @@ def test_validation_without_any_reward_is_not_measured(tmp_path: Path) -> None:
     assert points(read_logged(root).accuracy_of("ada")) == [(2, 0.5)]
 
 
+def test_validation_that_is_none_is_left_out_and_noted(tmp_path: Path) -> None:
+    rows = [{"step": 1, "reward": 1.0, "validation": {"accuracy": "high"}}, {"step": 2, "validation": validation(0.5)}]
+    run = read_logged(written(made_run(tmp_path / "r", finished=False), *map(json.dumps, rows)))
+    assert [step for step, _ in points(run.accuracy_of("ada")) if step] == [2]
+    assert points(run.series("ada", "reward")) == [(1, 1.0)]
+    assert "policies/ada/metrics.jsonl: the validation of step 1 is not valid and is left out" in run.notes
+
+
 def test_run_without_policies_has_an_empty_frame(tmp_path: Path) -> None:
     run = read_logged(made_run(tmp_path / "r", policies=()))
     assert len(run.metrics) == 0
@@ -91,6 +100,7 @@ def test_step_that_is_none_is_a_damaged_line(tmp_path: Path, step: object) -> No
     run = read_logged(written(made_run(tmp_path / "r", finished=False), *rows))
     assert points(run.series("ada", "reward")) == [(1, 1.0)]
     assert any("1 lines are not valid records (2)" in note for note in run.notes)
+    assert read_overview(run.root).policies["ada"].step == 1
 
 
 def test_names_with_lone_surrogates_and_groups_without_a_number(tmp_path: Path) -> None:

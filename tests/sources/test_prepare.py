@@ -17,12 +17,12 @@ from recorded_files import LAYOUTS, write_jsonl
 
 from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.errors import DataError, FileDamagedError, RewardError
+from mutualrl.paper.embedded.book import rows as book_rows
 from mutualrl.records import Prompt
 from mutualrl.sources.layouts import Columns
 from mutualrl.sources.prepare import Learner, Prepared, RecordedSpec, prepare_sources, read_stored
 from mutualrl.sources.recorded import read_recorded
 from mutualrl.tiny import path_of
-from mutualrl.tiny.book import rows as book_rows
 
 PROMPTS = [Prompt(f"id{n}", f"{n}+{n}:", str(2 * n), "+") for n in range(2, 8)]
 VALIDATION = [Prompt(f"v{n}", f"{n}*{n}:", str(n * n), "*") for n in range(2, 8)]

@@ -15,8 +15,8 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from conftest import REAL_DATA
 from mutualrl.engines.transformers_engine import load_tokenizer
-from mutualrl.tiny.build import build_tokenizer
-from mutualrl.tiny.spec import POLICIES
+from mutualrl.paper.embedded.build import build_tokenizer
+from mutualrl.paper.embedded.spec import POLICIES
 
 CORPUS = ["Once upon a time there was a number, 12 + 30 = 42.", "So \\boxed{42} it is; and 7 * 6 = 42 as well."] * 4
 MIXED = [

@@ -11,7 +11,7 @@ from mutualrl.console.display import cell, print_text
 from mutualrl.runs.overview import Overview
 from mutualrl.runs.record import FEW
 from mutualrl.storage.files import JsonObject
-from mutualrl.storage.run_info import Summary, Validation
+from mutualrl.storage.run_info import Summary, Validation, measured
 
 
 def show_summary(summary: Summary, run_dir: Path | str) -> None:
@@ -53,7 +53,8 @@ def show_summary(summary: Summary, run_dir: Path | str) -> None:
 def _accuracy(validation: Validation | None) -> str:
     if validation is None:
         return ""
-    return f"{validation.accuracy:.2f}" if validation.is_measured else "no reward"
+    accuracy = measured(validation)
+    return "no reward" if accuracy is None else f"{accuracy:.2f}"
 
 
 def _of_group(validation: Validation | None, group: str) -> str:

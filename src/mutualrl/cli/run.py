@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from mutualrl.cli.output import emit, prose
+from mutualrl.cli.report import page_of
 from mutualrl.cli.results import show_summary
 from mutualrl.console.display import print_text
 from mutualrl.errors import MutualRLError
@@ -14,10 +15,7 @@ from mutualrl.launch.session import Launch
 from mutualrl.launch.supervisor import train
 from mutualrl.recipes import Recipe
 from mutualrl.reporting.card import write_cards
-from mutualrl.reporting.report import write_report
 from mutualrl.reporting.upload import push, require_hub
-from mutualrl.storage.rundir import command_line
-from mutualrl.study.verdict import verdicts
 
 
 def run(recipe: Recipe, launch: Launch, *, report: bool, push_to: str | None = None, as_json: bool) -> None:
@@ -41,7 +39,7 @@ def run(recipe: Recipe, launch: Launch, *, report: bool, push_to: str | None = N
 def _write_report(root: Path) -> str:
     """Write the report, and return a message. A failure to write it does not fail a successful run."""
     try:
-        written = write_report([root], root / "report", " ".join(command_line()), verdicts)
+        written = page_of([root], root / "report")
     except (OSError, MutualRLError) as error:
         return f"The report could not be written ({error}); to retry: mutualrl report {root} --out DIR"
     return f"Report: {written.page}"

@@ -22,7 +22,7 @@ from mutualrl.runs.read import read_run
 from mutualrl.runs.record import Run
 from mutualrl.runs.remote import fetch_run, run_directory, run_name
 from mutualrl.storage.bucket_url import is_bucket
-from mutualrl.storage.rundir import RunDirectory, command_line, holder_of
+from mutualrl.storage.rundir import RunDirectory, holder_of
 
 LOCAL_SECONDS = 0.5  # between two polls
 REMOTE_SECONDS = 10.0  # between two polls of a bucket
@@ -98,10 +98,9 @@ def _follow_on_screen(source: str, current: Run, is_live: Callable[[], bool], se
 
 def _report(run: RunDirectory, out: Path) -> Path:
     """Write the report, and return its page. What draws it is imported when it is asked for."""
-    from mutualrl.reporting.report import write_report
-    from mutualrl.study.verdict import verdicts
+    from mutualrl.cli.report import page_of
 
-    return write_report([run.root], out, " ".join(command_line()), verdicts).page
+    return page_of([run.root], out).page
 
 
 def stop_run(run: RunDirectory) -> str:

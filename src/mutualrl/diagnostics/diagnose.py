@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from mutualrl.console.lines import notify
 from mutualrl.diagnostics.diagnostic import Beside, Diagnostic, Figures, Inputs, Options, Result, Scope, as_plain
 from mutualrl.diagnostics.diagnostic_request import DiagnosticRequest
 from mutualrl.diagnostics.flags import DiagnosticFlags
 from mutualrl.diagnostics.load_rollouts import ProgressBars, arranged, load_table
+from mutualrl.diagnostics.rollouts import NoCommonPromptError
 from mutualrl.errors import UsageError
 from mutualrl.storage.files import JsonObject
 
@@ -55,7 +57,13 @@ def diagnose(diagnostic: Diagnostic[Options, Result], options: DiagnosticFlags, 
         beside = diagnostic.beside(request, loaded, bars)
         if loaded is None or (beside.results and len(loaded.table["policy"].unique()) < 2):
             return Diagnosed(diagnostic, request, beside)
-        rollouts, pool = arranged(loaded, request, bars)
+        try:
+            rollouts, pool = arranged(loaded, request, bars)
+        except NoCommonPromptError as error:  # what needs no second model was found
+            if not beside.results:
+                raise
+            notify(f"the models are not compared: {error}")
+            return Diagnosed(diagnostic, request, beside)
         if unknown := set(request.thresholds.own) - set(rollouts.policies):
             expected = ", ".join(rollouts.policies)
             raise UsageError(f"no policy {min(unknown)!r} in {rollouts.origin}; expected one of: {expected}")

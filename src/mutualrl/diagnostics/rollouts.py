@@ -25,6 +25,10 @@ Ints = npt.NDArray[np.int64]
 MOST_CELLS = 50_000_000
 
 
+class NoCommonPromptError(DataError):
+    """No prompt was answered by all models: they cannot be compared."""
+
+
 @dataclass(frozen=True, eq=False)
 class Rollouts:
     """Rollouts by policy, unit and place in their group.
@@ -115,7 +119,7 @@ def to_arrays(table: pa.Table, origin: str, contents: Mapping[str, Content] | No
     rows[m[order], unit[order], place] = order
     complete = (rows[:, :, 0] >= 0).all(axis=0)
     if not complete.any():
-        raise DataError(f"{origin}: no prompt was answered by all of {', '.join(map(repr, policies))}")
+        raise NoCommonPromptError(f"{origin}: no prompt was answered by all of {', '.join(map(repr, policies))}")
     rows = rows[:, complete]
     rewards = np.where(rows >= 0, table.column("reward").to_numpy()[rows], np.nan)
     ids = tuple(names[code] for code in keys[1, complete])

@@ -11,6 +11,7 @@ from mutualrl.engines.model_files import ADAPTER, adapter_message
 from mutualrl.records import name_problem
 from mutualrl.storage.files import user_path
 from mutualrl.tasks.hub_data import is_hub
+from mutualrl.tiny import PREFIX, names
 
 HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
 
@@ -24,11 +25,10 @@ class Section(BaseModel):
 def known_model(value: str) -> str:
     """Validate a model: an embedded one (`tiny:ada`), an existing directory, or a hub id; missing paths are
     rejected."""
-    if value.startswith("tiny:"):
-        from mutualrl.tiny.spec import POLICIES
-
-        if value[5:] not in POLICIES:
-            raise ValueError(f"no embedded model {value!r}; expected one of {', '.join(f'tiny:{p}' for p in POLICIES)}")
+    if value.startswith(PREFIX):
+        models = [PREFIX + name for name in names()]
+        if value not in models:
+            raise ValueError(f"no embedded model {value!r}; expected one of {', '.join(models)}")
         return value
     path = user_path(value)
     if path.is_dir():

@@ -1,34 +1,35 @@
-"""Figures that compare runs: the paper's figures, drawn from the runs' data."""
+"""Figures that compare the arms of several runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
 from mutualrl.process.status import RunState
-from mutualrl.regimes import at_level, baseline
+from mutualrl.regimes import baseline
 from mutualrl.reporting.comparability import Comparison
 from mutualrl.reporting.figure_specs import Figure, Panel, filled
-from mutualrl.runs.curves import Bars, mean, mean_bars, mean_curve, policies_of, smooth, tokens_per_second
+from mutualrl.runs.curves import Bars, mean, mean_bars, mean_curve, policies_of, smooth
 from mutualrl.runs.logs import LoggedRun, Series
 from mutualrl.runs.record import Evaluation
 
-PLAIN_TRL = "trl"  # the regime in run.json of a run of plain TRL (benchmarks/fidelity.py)
 Arms = Mapping[str, Sequence[LoggedRun]]
 
 
-def figures(comparison: Comparison, slug: str) -> list[Figure]:
-    """Return the paper's figures for which a comparison has the arms."""
+def figures(comparison: Comparison, slug: str, studies: Callable[[Arms, str], list[Figure]]) -> list[Figure]:
+    """Return the figures for which a comparison has the arms. `studies`: returns figures of some arms; the arms that
+    neither they nor the main figures show have a figure of their own."""
     arms = comparison.arms
     main = _main(arms)
+    of_studies = studies(arms, slug)
+    shown = {*main, *(label for figure in of_studies for panel in figure.panels for label in panel.lines)}
     drawn = [
         _probes(main, slug, _omitted_arms(arms, main)),
         _regularizers(main, slug, _omitted_arms(arms, main)),
         _gates(arms, slug),
-        *(ablations := _ablations(arms, slug)),
-        _further(arms, {*main, *(label for f in ablations for panel in f.panels for label in panel.lines)}, slug),
-        _fidelity(arms, slug),
-        *(evaluated := _evaluations(arms, slug)),
-        _group_bars(arms, slug, paper="" if evaluated else PER_TASK),
+        *of_studies,
+        _further(arms, shown, slug),
+        *_evaluations(arms, slug),
+        _group_bars(arms, slug),
     ]
     return [figure for figure in drawn if figure is not None and figure.panels]
 
@@ -38,11 +39,11 @@ MOST_ARMS = 6  # in one panel
 
 def _main(arms: Arms) -> Arms:
     """Return the arms of the main figures: of many arms, each regime as published; others have separate figures."""
-    probes = _probe_arms(arms)
+    probes = probe_arms(arms)
     return probes if len(arms) > MOST_ARMS and len(probes) > 1 else arms
 
 
-def _probe_arms(arms: Arms) -> Arms:
+def probe_arms(arms: Arms) -> Arms:
     """Return one arm per regime: neither an ablation nor a control, with the fewest non-default settings."""
     chosen: dict[str, str] = {}
     for arm, runs in arms.items():
@@ -58,30 +59,22 @@ def _omitted_arms(arms: Arms, main: Arms) -> str:
     return f" In the figures below: {', '.join(omitted)}." if omitted else ""
 
 
-def _of_level(arms: Arms, level: str) -> dict[str, Sequence[LoggedRun]]:
-    """Return the baseline and the arms that share at one of the paper's levels: published regimes first, then variants
-    and controls."""
-    grpo = baseline().name
-    at_this_level = {arm: runs for arm, runs in arms.items() if runs[0].rule.level == level}
-    probes = _probe_arms(at_this_level)
-    order = sorted(at_this_level, key=lambda arm: (arm not in probes, arm))
-    return {arm: arms[arm] for arm in (grpo, *order) if arm in arms}
-
-
 Extract = Callable[[LoggedRun, str], Series]  # of a policy of a run
 
 
-def _metric(key: str) -> Extract:
+def metric_of(key: str) -> Extract:
+    """Return what extracts a metric."""
     return lambda run, name: run.series(name, key)
 
 
-def _names(arms: Arms) -> list[str]:
+def policy_names(arms: Arms) -> list[str]:
+    """Return the policies of all runs."""
     return policies_of([run for runs in arms.values() for run in runs])
 
 
-def _panels(arms: Arms, metric: str, unit: str, extract: Extract, *, smoothed: bool, average: bool) -> list[Panel]:
+def panels_of(arms: Arms, metric: str, unit: str, extract: Extract, *, smoothed: bool, average: bool) -> list[Panel]:
     """Return one panel per policy and one for the mean over the pool, with one curve per arm."""
-    names, panels = _names(arms), []
+    names, panels = policy_names(arms), []
     transform = smooth if smoothed else _unchanged
     for name in names:
         lines = {}
@@ -91,7 +84,7 @@ def _panels(arms: Arms, metric: str, unit: str, extract: Extract, *, smoothed: b
     if average and len(names) > 1:
         lines = {}
         for arm, runs in arms.items():
-            lines[arm] = mean_curve(transform(values) for values in _pool_means(runs, names, extract))
+            lines[arm] = mean_curve(transform(values) for values in pool_means(runs, names, extract))
         panels.append(Panel(f"mean of the pool: {metric}", unit, lines))
     return panels
 
@@ -100,26 +93,26 @@ def _unchanged(values: Series) -> Series:
     return values
 
 
-def _pool_means(runs: Sequence[LoggedRun], names: Sequence[str], extract: Extract) -> list[Series]:
+def pool_means(runs: Sequence[LoggedRun], names: Sequence[str], extract: Extract) -> list[Series]:
     """Return the mean over the pool's policies of every run without a lost policy."""
     return [mean([extract(run, name) for name in names]) for run in runs if _no_policy_lost(run)]
 
 
-def _accuracy_panels(arms: Arms, *, average: bool) -> list[Panel]:
-    return _panels(
+def accuracy_panels(arms: Arms, *, average: bool) -> list[Panel]:
+    """Return the validation accuracy of each policy and, with `average`, of the pool."""
+    return panels_of(
         arms, "validation accuracy", "greedy accuracy", LoggedRun.accuracy_of, smoothed=False, average=average
     )
 
 
-def _accuracy_figure(arms: Arms, name: str, title: str, paper: str = "") -> Figure:
+def accuracy_figure(arms: Arms, name: str, title: str) -> Figure:
     """Return a figure of the validation accuracy of each policy and of the pool."""
     return Figure(
         name,
         title,
-        f"Greedy validation accuracy; {_spread(arms)}.",
-        filled(*_accuracy_panels(arms, average=True)),
+        f"Greedy validation accuracy; {spread(arms)}.",
+        filled(*accuracy_panels(arms, average=True)),
         columns=_columns(arms),
-        paper=paper,
     )
 
 
@@ -132,7 +125,7 @@ def _no_policy_lost(run: LoggedRun) -> bool:
     return run.state != RunState.FINISHED or all(policy.result is not None for policy in run.policies.values())
 
 
-def _spread(arms: Arms) -> str:
+def spread(arms: Arms) -> str:
     """Return a caption for the lines: the values of one run, or a mean with a band."""
     if all(len(runs) == 1 for runs in arms.values()):
         return "one run per arm"
@@ -140,7 +133,7 @@ def _spread(arms: Arms) -> str:
 
 
 def _columns(arms: Arms) -> int:
-    names = len(_names(arms))
+    names = len(policy_names(arms))
     return names + 1 if 1 < names < 4 else max(1, min(names, 4))
 
 
@@ -149,27 +142,25 @@ def _probes(arms: Arms, slug: str, omitted: str) -> Figure:
         f"{slug}-probes",
         "Probe comparison",
         "Greedy validation accuracy (top) and training reward (bottom, moving average) of each policy and of the "
-        f"pool's mean; {_spread(arms)}.{omitted}",
+        f"pool's mean; {spread(arms)}.{omitted}",
         filled(
-            *_accuracy_panels(arms, average=True),
-            *_panels(arms, "training reward", "mean reward", _metric("reward"), smoothed=True, average=True),
+            *accuracy_panels(arms, average=True),
+            *panels_of(arms, "training reward", "mean reward", metric_of("reward"), smoothed=True, average=True),
         ),
         columns=_columns(arms),
-        paper="Outcome-level sharing gives the best stability-support point (probe comparison)",
     )
 
 
 def _regularizers(arms: Arms, slug: str, omitted: str) -> Figure:
     panels: list[Panel] = []
     for metric, key in (("entropy", "entropy"), ("PPO KL", "ppo_kl"), ("KL loss", "kl")):
-        panels += _panels(arms, metric, "nats per token", _metric(key), smoothed=True, average=False)
+        panels += panels_of(arms, metric, "nats per token", metric_of(key), smoothed=True, average=False)
     return Figure(
         f"{slug}-regularizers",
         "Optimization diagnostics by regime",
-        f"Entropy, PPO KL and KL to the initial model; moving averages, {_spread(arms)}.{omitted}",
+        f"Entropy, PPO KL and KL to the initial model; moving averages, {spread(arms)}.{omitted}",
         filled(*panels),
-        columns=max(1, len(_names(arms))),
-        paper="The regimes have distinct optimization signatures; SGT preserves entropy",
+        columns=max(1, len(policy_names(arms))),
     )
 
 
@@ -177,9 +168,9 @@ def _gates(arms: Arms, slug: str) -> Figure:
     return Figure(
         f"{slug}-gate",
         "Gate rate over time",
-        f"Fraction of a round's prompts on which the gate opens; moving average, {_spread(arms)}.",
+        f"Fraction of a round's prompts on which the gate opens; moving average, {spread(arms)}.",
         filled(
-            *_panels(
+            *panels_of(
                 arms,
                 "gate rate",
                 "fraction of prompts",
@@ -188,38 +179,8 @@ def _gates(arms: Arms, slug: str) -> Figure:
                 average=False,
             )
         ),
-        columns=max(1, min(len(_names(arms)), 3)),
+        columns=max(1, min(len(policy_names(arms)), 3)),
     )
-
-
-#: per ablation: file name, title, figure in the paper, level of sharing
-_ABLATIONS = (
-    (
-        "prp-ablation",
-        "Importance correction under PRP",
-        "THL-aligned importance correction is required for tractable data-level sharing",
-        "data",
-    ),
-    (
-        "xgrpo-ablation",
-        "Structured pool versus noise under XGRPO",
-        "XGRPO gains come from structured cross-policy normalization",
-        "value",
-    ),
-    ("sgt-variants", "SGT: weights, and the data's solution in place of a peer's", "", "outcome"),
-)
-
-
-def _ablations(arms: Arms, slug: str) -> list[Figure]:
-    """Return one figure for each level that has a variant or a control."""
-    figures = []
-    for name, title, paper, level in _ABLATIONS:
-        selected = _of_level(arms, level)
-        probes = _probe_arms(selected)
-        variants = [arm for arm, runs in selected.items() if runs[0].rule.level == level and arm not in probes]
-        if len(selected) > 1 and variants:
-            figures.append(_accuracy_figure(selected, f"{slug}-{name}", title, paper))
-    return figures
 
 
 def _further(arms: Arms, shown: set[str], slug: str) -> Figure | None:
@@ -228,40 +189,10 @@ def _further(arms: Arms, shown: set[str], slug: str) -> Figure | None:
     remaining = {arm: runs for arm, runs in arms.items() if arm not in shown or arm == grpo}
     if not set(remaining) - {grpo}:
         return None
-    return _accuracy_figure(remaining, f"{slug}-further-arms", "Further arms")
-
-
-def _fidelity(arms: Arms, slug: str) -> Figure | None:
-    """Return a figure of mutualrl's grpo and plain TRL."""
-    grpo = baseline().name
-    if PLAIN_TRL not in arms or grpo not in arms:
-        return None
-    pair = {grpo: arms[grpo], PLAIN_TRL: arms[PLAIN_TRL]}
-    panels = [
-        *_accuracy_panels(pair, average=False),
-        *_panels(pair, "training reward", "mean reward", _metric("reward"), smoothed=True, average=False),
-        *_panels(
-            pair,
-            "speed on steps without validation",
-            "tokens per second",
-            lambda run, name: tokens_per_second(run, name, without_validation=True),
-            smoothed=True,
-            average=False,
-        ),
-        *_panels(pair, "loss, with the KL penalty", "loss", _metric("loss"), smoothed=True, average=False),
-    ]
-    return Figure(
-        f"{slug}-fidelity",
-        "Fidelity against plain TRL",
-        "The same policies trained with mutualrl's regime grpo and with TRL's GRPOTrainer alone.",
-        filled(*panels),
-        columns=max(1, len(_names(pair))),
-        paper="System sanity check on single-policy GRPO",
-    )
+    return accuracy_figure(remaining, f"{slug}-further-arms", "Further arms")
 
 
 BEFORE = "before training"
-PER_TASK = "Outcome-level transfer extends beyond the main MATH comparison (per-task bars)"
 
 
 def _evaluations(arms: Arms, slug: str) -> list[Figure]:
@@ -288,7 +219,7 @@ def _task_bars(
     tasks = next(iter(by_arm.values()))[0].tasks
     evaluated = {BEFORE: initial, **by_arm} if initial else by_arm
     panels = []
-    for name in _names(arms):
+    for name in policy_names(arms):
         bars = {}
         for arm, evaluations in evaluated.items():
             by_task: dict[str, list[float]] = {task: [] for task in tasks}
@@ -304,16 +235,15 @@ def _task_bars(
     return Figure(
         f"{slug}-tasks" if number == 1 else f"{slug}-tasks-{number}",
         "Accuracy by task",
-        f"Accuracy of the models by task (mutualrl eval); {_spread(arms)}.{note}",
+        f"Accuracy of the models by task (mutualrl eval); {spread(arms)}.{note}",
         filled(*panels),
         columns=1 if len(tasks) > 4 else max(1, min(len(panels), 2)),
-        paper=PER_TASK,
     )
 
 
-def _group_bars(arms: Arms, slug: str, paper: str) -> Figure | None:
+def _group_bars(arms: Arms, slug: str) -> Figure | None:
     """Return accuracy by group (for a mixture, by task) before training and after each arm."""
-    names = _names(arms)
+    names = policy_names(arms)
     finished: dict[str, list[LoggedRun]] = {}
     group_names: set[str] = set()
     for arm, runs in arms.items():
@@ -333,10 +263,9 @@ def _group_bars(arms: Arms, slug: str, paper: str) -> Figure | None:
     return Figure(
         f"{slug}-groups",
         "Accuracy by group",
-        f"Final greedy accuracy by group (for a mixture, by task); {_spread(arms)}.",
+        f"Final greedy accuracy by group (for a mixture, by task); {spread(arms)}.",
         filled(*panels),
         columns=1 if len(groups) > 4 else max(1, min(len(names), 2)),
-        paper=paper,
     )
 
 
@@ -348,30 +277,3 @@ def _group_means(groups: Sequence[str], runs: Sequence[LoggedRun], name: str, *,
             chosen = measured[measured.index == 0] if before else measured.tail(1)
             by_group[group] += chosen.tolist()
     return mean_bars(by_group)
-
-
-def across(comparisons: Sequence[Comparison]) -> list[Figure]:
-    """Return figures over several comparisons of one task: GRPO and XGRPO by pool."""
-    by_task: dict[str, list[Panel]] = {}
-    compared: dict[str, Sequence[LoggedRun]] = {}
-    for comparison in comparisons:
-        pair = (baseline().name, at_level("value").name)
-        arms = {arm: runs for arm, runs in _probe_arms(comparison.arms).items() if runs[0].info.regime in pair}
-        if len(arms) == 2:
-            compared |= {f"{comparison.name}: {arm}": runs for arm, runs in arms.items()}
-            names = _names(arms)
-            lines = {arm: mean_curve(_pool_means(runs, names, LoggedRun.accuracy_of)) for arm, runs in arms.items()}
-            panel = Panel(f"{comparison.name}: mean of the pool", "greedy accuracy", lines)
-            by_task.setdefault(comparison.runs[0].task, []).append(panel)
-    return [
-        Figure(
-            "value-level-pools" if number == 1 else f"value-level-pools-{number}",
-            f"Value-level sharing across pools ({task})",
-            f"Greedy validation accuracy, mean over the pool's policies; {_spread(compared)}.",
-            filled(*panels),
-            columns=min(3, len(panels)),
-            paper="Value-level sharing preserves the GRPO stability profile across model pools",
-        )
-        for number, (task, panels) in enumerate(by_task.items(), 1)
-        if len(panels) > 1
-    ]

@@ -12,7 +12,7 @@ from pathlib import Path
 from mutualrl import __version__
 from mutualrl.console.plots import directory_for
 from mutualrl.errors import UsageError
-from mutualrl.reporting import multi_run, report_tables, rescues, single_run
+from mutualrl.reporting import report_tables, rescues, single_run
 from mutualrl.reporting.comparability import Comparison, comparisons
 from mutualrl.reporting.distilled import RESULT, distillation_bars
 from mutualrl.reporting.drawing import draw_figure
@@ -34,12 +34,19 @@ class Report:
     notes: tuple[str, ...]
 
 
-def write_report(
-    paths: Sequence[Path], out: Path, command: str, judge: Callable[[Sequence[Comparison]], Sequence[Verdict]]
-) -> Report:
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What compares runs in a report: the verdicts on all comparisons, shown first; the figures of one, named with a
+    prefix; and figures over all."""
+
+    verdicts: Callable[[Sequence[Comparison]], Sequence[Verdict]]
+    figures: Callable[[Comparison, str], list[Figure]]
+    across: Callable[[Sequence[Comparison]], list[Figure]]
+
+
+def write_report(paths: Sequence[Path], out: Path, command: str, compared: Compared) -> Report:
     """Write `out`/index.html, report.json (all plotted values) and figures/*.png, *.svg for runs and for directories
-    written by `mutualrl paper distill`. `judge` returns the verdicts on comparisons, which are shown first. Raises
-    UsageError for any other path."""
+    written by `mutualrl paper distill`. Raises UsageError for any other path."""
     distilled = [user_path(path) for path in paths if (user_path(path) / RESULT).is_file()]
     runs = read_runs([path for path in paths if user_path(path) not in distilled])
     directory = directory_for(out, "--out")
@@ -66,8 +73,8 @@ def write_report(
             slug = f"{number}-{_slug(comparison.name)}"
             notes = [*comparison.notes, *(f"{run.name}: {note}" for run in comparison.runs for note in run.notes)]
             tables = [report_tables.arms(comparison)]
-            sections.append(PageSection(comparison.name, notes, tables, drawing(multi_run.figures(comparison, slug))))
-    if pools := multi_run.across(groups):
+            sections.append(PageSection(comparison.name, notes, tables, drawing(compared.figures(comparison, slug))))
+    if pools := compared.across(groups):
         sections.append(PageSection("By pool", (), (), drawing(pools)))
     if bars := _distillations(distilled):
         sections.append(PageSection("Sequential distillation", (), (), drawing(bars)))
@@ -80,7 +87,7 @@ def write_report(
         title,
         command,
         __version__,
-        judge(groups),
+        compared.verdicts(groups),
         sections,
         provenance,
         _recipes(runs, directory),

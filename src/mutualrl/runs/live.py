@@ -18,6 +18,7 @@ from mutualrl.runs.read import is_step, validation_of
 from mutualrl.see import open_store
 from mutualrl.see.liveness import last_heartbeat
 from mutualrl.storage.files import JsonObject, finite_number, open_regular, parse_or_none, read_checksummed
+from mutualrl.storage.run_info import measured
 from mutualrl.storage.rundir import RunDirectory
 
 MOST_POINTS = 512  # per curve
@@ -125,8 +126,8 @@ class LivePolicy:
             before = validation_of(read_checksummed(self._run.policy(self.name).before, root=self._run.root))
         except (FileDamagedError, OSError):  # `report` shows the problem
             return
-        if before is not None and before.is_measured:
-            self._before = before.accuracy
+        self._before = measured(before)
+        if self._before is not None:
             self.accuracy.points.insert(0, (0, self._before))
 
     def update(self) -> None:
@@ -163,8 +164,8 @@ class LivePolicy:
             self.seconds += seconds
             self._recent.append(seconds)
         validation = validation_of(row.get("validation"))
-        if validation is not None and validation.is_measured:
-            self.accuracy.add(self.step, validation.accuracy)
+        if validation is not None and (accuracy := measured(validation)) is not None:
+            self.accuracy.add(self.step, accuracy)
             self.by_group = validation.by_group
 
     def update_log(self) -> None:

@@ -20,7 +20,7 @@ from mutualrl.runs.read import is_step, read_run, short, validation_of
 from mutualrl.runs.record import Policy, Run
 from mutualrl.storage.artifacts import FileDigest
 from mutualrl.storage.files import JsonObject, finite_number, parse_or_none, read_regular, user_path
-from mutualrl.storage.run_info import Validation
+from mutualrl.storage.run_info import Validation, measured
 from mutualrl.storage.run_logs import recorded_sums
 from mutualrl.storage.rundir import RunDirectory
 
@@ -86,6 +86,10 @@ def read_logged(path: Path) -> LoggedRun:
         lines = _lines(files.metrics, sums.get(files.metrics), notes, run.root)
         rescues[name] = _lines(files.rescues, sums.get(files.rescues), notes, run.root)
         rows[name] = [*_measured(lines), *_validations(policy, lines)]
+        for row in lines:
+            if row.get("validation") is not None and validation_of(row["validation"]) is None:
+                where = files.metrics.relative_to(run.root)
+                notes.append(f"{where}: the validation of step {row['step']} is not valid and is left out")
         steps[name] = max((row["step"] for row in lines), default=0)
         notes += [f"{name}: {note}" for note in LearningNotes.of(run.rule.metrics, lines).notes()]
         notes += unscorable_note(name, policy.validation)
@@ -156,8 +160,8 @@ def _validations(policy: Policy, lines: Iterable[JsonObject]) -> Iterable[tuple[
     if result is not None:
         by_step[result.steps] = result.validation
     for step, validation in by_step.items():
-        if validation is not None and validation.is_measured:
-            yield ACCURACY, step, validation.accuracy
+        if validation is not None and (accuracy := measured(validation)) is not None:
+            yield ACCURACY, step, accuracy
             yield from ((f"{ACCURACY}/{group}", step, value) for group, value in validation.by_group.items())
 
 

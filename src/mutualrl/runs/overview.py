@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mutualrl.errors import FileDamagedError
-from mutualrl.runs.read import read_run, short, validation_of
+from mutualrl.runs.read import is_step, read_run, short, validation_of
 from mutualrl.runs.record import Policy, Record, Run
 from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.files import open_regular, parse_or_none
-from mutualrl.storage.run_info import Validation
+from mutualrl.storage.run_info import Validation, measured
 from mutualrl.storage.run_logs import recorded_sums, verify_log
 from mutualrl.storage.rundir import RunDirectory
 
@@ -57,12 +57,8 @@ def read_overview(path: Path) -> Overview:
 def _policy(policy: Policy, metrics: Path) -> PolicyOverview:
     before = policy.before if policy.result is None else policy.result.initial_validation or policy.before
     step, last = _ends(metrics, needs_accuracy=policy.final is None)
-    measured = [value for value in (policy.final, _accuracy(last), _accuracy(before)) if value is not None]
-    return PolicyOverview(step=step, before=_accuracy(before), last=measured[0] if measured else None)
-
-
-def _accuracy(validation: Validation | None) -> float | None:
-    return validation.accuracy if validation is not None and validation.is_measured else None
+    known = [value for value in (policy.final, measured(last), measured(before)) if value is not None]
+    return PolicyOverview(step=step, before=measured(before), last=known[0] if known else None)
 
 
 def _ends(path: Path, *, needs_accuracy: bool) -> tuple[int, Validation | None]:
@@ -71,11 +67,11 @@ def _ends(path: Path, *, needs_accuracy: bool) -> tuple[int, Validation | None]:
     while True:
         data, complete = _tail(path, size)
         parsed = [parse_or_none(line) for line in data.split(b"\n")]
-        rows = [row for row in parsed if row is not None and type(row.get("step")) is int]
+        rows = [row for row in parsed if row is not None and is_step(row.get("step"))]
         validations = [validation_of(row.get("validation")) for row in rows]
-        measured = [each for each in validations if _accuracy(each) is not None]
-        if measured or complete or (rows and not needs_accuracy):
-            return rows[-1]["step"] if rows else 0, measured[-1] if measured else None
+        known = [each for each in validations if measured(each) is not None]
+        if known or complete or (rows and not needs_accuracy):
+            return rows[-1]["step"] if rows else 0, known[-1] if known else None
         size *= 8
 
 

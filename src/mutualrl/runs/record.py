@@ -17,7 +17,7 @@ from mutualrl.records import POLICY_NAME
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.regimes.regime import SUCCESS_ABOVE, flat
 from mutualrl.storage.files import JsonObject, finite_number
-from mutualrl.storage.run_info import PolicyResult, RunInfo, Summary, Validation
+from mutualrl.storage.run_info import PolicyResult, RunInfo, Summary, Validation, measured
 
 FEW = 16  # held-out problems below which a result decides nothing
 _POLICY = re.compile(POLICY_NAME)
@@ -45,7 +45,7 @@ class Policy(Record):
     @property
     def final(self) -> float | None:
         """Return the final accuracy; None for a policy that has not finished, was lost, or has no reward."""
-        return self.validation.accuracy if self.validation is not None and self.validation.is_measured else None
+        return measured(self.validation)
 
 
 class Evaluation(Record):

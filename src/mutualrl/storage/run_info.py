@@ -110,10 +110,12 @@ class Validation(Stored):
     solved: str = ""
     unscorable: int = 0
 
-    @property
-    def is_measured(self) -> bool:
-        """Return whether any completion had a reward."""
-        return not (self.unscorable and self.unscorable == self.n)
+
+def measured(validation: Validation | None) -> float | None:
+    """Return the accuracy of a validation; None without one, or if no completion had a reward."""
+    if validation is None or (validation.unscorable and validation.unscorable == validation.n):
+        return None
+    return validation.accuracy
 
 
 class PolicyResult(Stored):

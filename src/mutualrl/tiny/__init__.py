@@ -1,20 +1,26 @@
-"""Tiny embedded models, shipped with weights after warm-up, so that every machine starts from the same floats."""
+"""Tiny embedded models, shipped with weights after warm-up, so that every machine starts from the same floats.
+`mutualrl.paper.embedded` makes them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from mutualrl.errors import UsageError
-from mutualrl.tiny.spec import POLICIES
 
 PREFIX = "tiny:"
+_MODELS = Path(__file__).parent / "models"
+
+
+def names() -> list[str]:
+    """Return the names of the embedded models."""
+    return sorted(path.parent.name for path in _MODELS.glob("*/config.json"))
 
 
 def path_of(name: str) -> Path:
     """Return the directory of an embedded model. Raises UsageError for an unknown name."""
-    if name not in POLICIES:
-        raise UsageError(f"no embedded model {name!r}; expected one of: {', '.join(POLICIES)}")
-    return Path(__file__).parent / "models" / name
+    if name not in names():
+        raise UsageError(f"no embedded model {name!r}; expected one of: {', '.join(names())}")
+    return _MODELS / name
 
 
 def resolve_path(model: str) -> str:
@@ -24,4 +30,4 @@ def resolve_path(model: str) -> str:
 
 def is_embedded(model: str) -> bool:
     """Return whether a model is an embedded one, by its name or by its directory."""
-    return model.startswith(PREFIX) or Path(model).parent == Path(__file__).parent / "models"
+    return model.startswith(PREFIX) or Path(model).parent == _MODELS

@@ -37,6 +37,15 @@ if TYPE_CHECKING:
 
 Passages = Sequence[Passage]
 Logps = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+#: metrics of what a regime requests in a round
+COUNTS = (
+    "plan/passages",
+    "plan/passage_tokens",
+    "plan/texts_scored",
+    "plan/samples",
+    "plan/sampled_tokens",
+    "plan/samples_too_long",
+)
 
 
 class PromptRows:
@@ -159,3 +168,17 @@ def _rewards(trainer: HookedGRPOTrainer, texts: Sequence[Response], rows: Prompt
     rewards = total_rewards(trainer, reward_rows(trainer, inputs, [text for _, text, _ in own], ids))
     values: list[float] = rewards.tolist()
     return values[: len(texts)]
+
+
+def counts_of(made: Sequence[Requests], results: Results) -> dict[str, int]:
+    """Return how much was requested in a round, by the keys of COUNTS."""
+    drawn = [sampled for sampled in results.samples.values() if sampled is not None]
+    counts = (
+        sum(requests.passages for requests in made),
+        sum(len(ids) for each in made for _, ids in (*each.logprobs, *each.nll)),
+        sum(len(requests.rewards) for requests in made),
+        len(drawn),
+        sum(len(sampled.ids) for sampled in drawn),
+        len(results.samples) - len(drawn),
+    )
+    return dict(zip(COUNTS, counts, strict=True))

@@ -18,35 +18,40 @@ import torch
 from accelerate.utils import broadcast_object_list, gather_object
 
 from mutualrl.console.lines import notify
-from mutualrl.errors import PlanMismatchError, RegimeError, RoundAbortedError, UsageError
-from mutualrl.records import Ids, Rollout, row_id
+from mutualrl.errors import RegimeError, RoundAbortedError
+from mutualrl.records import Rollout, row_id
 from mutualrl.regimes import GuideView, Plan, Requests, RoundView, check_plan, whitened_plan
-from mutualrl.regimes.advantages import success_rate, whiten
+from mutualrl.regimes.advantages import whiten
 from mutualrl.regimes.losses import BY_ROWS
-from mutualrl.regimes.regime import success_above
 from mutualrl.regimes.round import PHASES
 from mutualrl.rollouts import Rollouts
 from mutualrl.see.liveness import Phase
-from mutualrl.sources.answers import read_account
 from mutualrl.thl import decode_completion, end_token, ended, last_tokens
 from mutualrl.training.extra_rows import ExtraRows
 from mutualrl.training.memory import PastRound
 from mutualrl.training.peers import PeerRounds
-from mutualrl.training.requests import PromptRows, results_of
+from mutualrl.training.requests import COUNTS, PromptRows, counts_of, results_of
+from mutualrl.training.round_metrics import exchange_metrics
+from mutualrl.training.round_prompts import (
+    Prompts,
+    prompt_text,
+    remember,
+    require_one_group_per_id,
+    require_same_prompts,
+)
 from mutualrl.training.sharing import Sharing
-from mutualrl.training.source_rounds import source_metrics, unverified, with_rewards
+from mutualrl.training.source_rounds import unverified, with_rewards
 from mutualrl.training.split_transfer import SplitTransfer
+from mutualrl.training.traces import behaviour_trace
 from mutualrl.training.transfer import TokenTransfer
 from mutualrl.training.trl_compat import (
     GenerationBatch,
     HookedGRPOTrainer,
     Inputs,
-    evaluating,
     log_value,
     micro_step,
     micro_steps_per_round,
     replace_advantages,
-    token_logps,
     tokenizer_of,
     total_rewards,
 )
@@ -54,18 +59,8 @@ from mutualrl.training.trl_compat import (
 if TYPE_CHECKING:
     from mutualrl.see import Shard
 
-Prompts = dict[str, Ids]  # token ids of the learner's prompts, by prompt id
 #: fields that only the main rank needs: it makes the plan
 HEAVY = ("prompt", "text", "token_ids", "logprobs")
-#: metrics of what a regime requests in a round
-COUNTS = (
-    "plan/passages",
-    "plan/passage_tokens",
-    "plan/texts_scored",
-    "plan/samples",
-    "plan/sampled_tokens",
-    "plan/samples_too_long",
-)
 
 
 class OwnRound(NamedTuple):
@@ -130,7 +125,7 @@ class Rounds:
         rows = len(generation.inputs)
         first = trainer.accelerator.process_index * rows
         rewards, advantages = self.own_rewards(generation), batch["advantages"].tolist()
-        traces = self._behaviour_trace(batch, generation)
+        traces = behaviour_trace(trainer, batch, generation) if sharing.publishes("logprobs") else None
         # copied once: each read from a GPU waits until the GPU is idle
         prompt_ids, prompt_mask = (batch[key].cpu().numpy() for key in ("prompt_ids", "prompt_mask"))
         rollouts: list[Rollout] = []
@@ -151,7 +146,7 @@ class Rounds:
                     ended=ended(generation.completion_ids[row], trainer.eos_token_ids),
                     length=len(ids) - prefix,
                     advantage=advantages[row],
-                    prompt=_prompt_text(example),
+                    prompt=prompt_text(example),
                     text=text,
                     token_ids=ids,
                     logprobs=None if traces is None or prefix else traces[row][: len(ids)].float().numpy(),
@@ -273,16 +268,7 @@ class Rounds:
             end = self.transfer.end_token_id
             results = results_of(trainer, requests, self.prompt_rows, shared.own.prompts, end_token_id=end)
             view = replace(view, results=view.results.merged(results))
-        drawn = [sampled for sampled in view.results.samples.values() if sampled is not None]
-        counts = (
-            sum(requests.passages for requests in made),
-            sum(len(ids) for each in made for _, ids in (*each.logprobs, *each.nll)),
-            sum(len(requests.rewards) for requests in made),
-            len(drawn),
-            sum(len(sampled.ids) for sampled in drawn),
-            len(view.results.samples) - len(drawn),
-        )
-        self.counts.update(dict(zip(COUNTS, counts, strict=True)))
+        self.counts.update(counts_of(made, view.results))
         return view
 
     def plan(self, view: RoundView, shared: SharedRound, peers: PeerRounds) -> Plan:
@@ -403,27 +389,6 @@ class Rounds:
         torch.distributed.gather_object(mine, parts, dst=0)
         return None if parts is None else Rollouts.join(parts)
 
-    def _behaviour_trace(self, batch: Inputs, generation: GenerationBatch) -> torch.Tensor | None:
-        """Return the sampling policy's log-probs, shape (rows, T), if they are published: the sampling engine's, else
-        TRL's from before the update, else those of a forward pass, which draws no random number."""
-        if not self.sharing.publishes("logprobs"):
-            return None
-        trainer = self.trainer
-        # TRL masks truncated rows before its passes: its log-probs of them are unusable as a trace.
-        usable = () if trainer.mask_truncated_completions else ("old_per_token_logps",)
-        for key in ("sampling_per_token_logps", *usable):
-            if key in batch:
-                trace: torch.Tensor = batch[key].cpu()
-                return trace
-        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-        lengths = torch.tensor([len(row) for row in generation.completion_ids], device=ids.device)
-        sampled = torch.arange(batch["completion_ids"].size(1), device=ids.device) < lengths[:, None]
-        mask = torch.cat([batch["prompt_mask"], sampled.to(batch["prompt_mask"].dtype)], dim=1)
-        keep, size = batch["completion_ids"].size(1), trainer.args.per_device_train_batch_size
-        with evaluating(trainer.model), torch.no_grad():
-            logps = token_logps(trainer, trainer.model, ids, mask, keep, batch_size=size)
-        return logps.cpu()
-
     def _sources(self, number: int, prompt_ids: Iterable[str]) -> dict[str, Shard]:
         """Return the sources' rollouts on a round's prompts, published if no learner has yet."""
         step, prompts = self.trainer.state.global_step, set(prompt_ids)
@@ -433,20 +398,6 @@ class Rounds:
     def _policies(self, peers: Mapping[str, Shard]) -> dict[str, Shard]:
         """Return the peers that are policies."""
         return {name: shard for name, shard in peers.items() if name not in self.sharing.asked}
-
-    def _accounts(self, peers: PeerRounds) -> dict[str, float]:
-        """Return what the asked sources did for the rounds that were read in this one, and the seconds for which only
-        they were awaited."""
-        link = self.sharing.link
-        metrics: dict[str, float] = {}
-        for name in self.sharing.asked:
-            for shards in (*peers.late.values(), peers.current):
-                if name in shards:
-                    account = read_account(link.exchange.store, name, shards[name].marker.round)
-                    for key, value in ({} if account is None else account.metrics(name)).items():
-                        metrics[key] = metrics.get(key, 0.0) + value
-            metrics[f"source/{name}/wait_seconds"] = link.waited_only_for(name, self.sharing.asked)
-        return metrics
 
     def _verified(self, view: RoundView, shared: SharedRound) -> RoundView:
         """Return the view with this policy's rewards of the texts of sources that are not verified."""
@@ -476,19 +427,7 @@ class Rounds:
             plan = whitened_plan(plan, view)
         if not regime.reads_peers:
             return plan
-        metrics = {
-            **plan.metrics,
-            "see/round": float(view.round),
-            "see/peers": float(len(view.of_policies().peers)),
-            "see/bytes": float(sum(shard.bytes for shard in (*peers.current.values(), *peers.sources.values()))),
-            "see/wait_seconds": peers.waited,
-            **capabilities(view.of_policies()),
-            **source_metrics(view.peers, self.sharing.source_names, success_above(regime)),
-            **self._accounts(peers),
-        }
-        if self.sharing.link.staleness:
-            metrics["see/lag"] = max(peers.lags.values(), default=0.0)
-        return replace(plan, metrics=metrics)
+        return replace(plan, metrics={**plan.metrics, **exchange_metrics(view, peers, self.sharing)})
 
     def _log_rescues(self, plan: Plan, own: OwnRound) -> None:
         if self.sharing.rescues is not None and self.trainer.accelerator.is_main_process:
@@ -498,49 +437,3 @@ class Rounds:
     def _follow(self, rollouts: Rollouts) -> None:
         for name, value in self.sharing.memory.follow(rollouts).items():
             log_value(self.trainer, name, value)
-
-
-def capabilities(view: RoundView) -> dict[str, float]:
-    """Return `capability/POLICY` of each policy in the round: the fraction of its scored rollouts with reward above 0.
-    Rollouts of the learner that start from a prefix are left out; if there are any, the peers were guided too, and are
-    left out."""
-    own = [reward for reward, prefix in zip(view.rewards, view.rollouts.prefixes, strict=True) if not prefix]
-    peers = {} if len(own) < len(view.rollouts) else view.peers
-    rewards = {view.learner: own, **{name: peer.rewards for name, peer in sorted(peers.items())}}
-    fractions = {name: success_rate(values) for name, values in rewards.items()}
-    return {f"capability/{name}": fraction for name, fraction in fractions.items() if fraction is not None}
-
-
-def remember(prompts: Prompts, prompt_id: str, ids: Ids) -> None:
-    """Store a prompt's token ids under its id. Raises UsageError when another prompt has the same id."""
-    if not np.array_equal(prompts.setdefault(prompt_id, ids), ids):
-        raise UsageError(f"two different prompts have the id {prompt_id!r}; give every prompt a unique id")
-
-
-def require_one_group_per_id(rollouts: Rollouts) -> None:
-    """Raise UsageError if two groups of a round have the same prompt id: they would be pooled as one."""
-    counts = Counter(zip(rollouts.prompt_ids, rollouts.indices, strict=True))
-    duplicates = sorted({prompt_id for (prompt_id, _), count in counts.items() if count > 1})
-    if duplicates:
-        raise UsageError(
-            f"two rows of a round have the prompt id {duplicates[0]!r}: they would be pooled as one prompt; give every "
-            "row a unique id (column prompt_id), and remove duplicate rows"
-        )
-
-
-def require_same_prompts(learner: str, round_index: int, prompts: Iterable[str], peers: Mapping[str, Rollouts]) -> None:
-    """Raise PlanMismatchError naming the first peer that saw other prompts."""
-    own = set(prompts)
-    for peer, rollouts in peers.items():
-        other = set(rollouts.prompt_ids)
-        if own != other:
-            example = sorted(own ^ other)[0]
-            raise PlanMismatchError(
-                f"round {round_index}: {learner!r} and {peer!r} did not see the same prompts ({len(own - other)} only "
-                f"here, {len(other - own)} only there, such as {example!r}); give both the same data, seed and batch"
-            )
-
-
-def _prompt_text(example: Inputs) -> str:
-    prompt = example["prompt"]
-    return prompt if isinstance(prompt, str) else "\n".join(str(message["content"]) for message in prompt)

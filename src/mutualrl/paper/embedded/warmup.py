@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from mutualrl.paper.embedded.build import build_model, build_tokenizer
+from mutualrl.paper.embedded.spec import POLICIES, Countdown, TinySpec
 from mutualrl.regimes.hints import with_hint
 from mutualrl.tasks.arithmetic import Operation, split_problems
 from mutualrl.tasks.countdown import SIZES, STYLES, distinct, held_out, training
-from mutualrl.tiny.build import build_model, build_tokenizer
-from mutualrl.tiny.spec import POLICIES, Countdown, TinySpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

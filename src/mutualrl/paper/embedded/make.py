@@ -1,6 +1,6 @@
 """Rebuild the embedded models: the script behind `mutualrl/tiny/models`.
 
-    python -m mutualrl.tiny.make DIRECTORY [NAME ...]
+    python -m mutualrl.paper.embedded.make DIRECTORY [NAME ...]
 
 About 15 seconds per model on one core, a minute for `fay` and `gus`, two for `hal` and `ivy`. Training is chaotic:
 another processor, or another version of torch, sums in another order and yields other weights of the same quality.
@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from mutualrl.tiny.spec import POLICIES
+from mutualrl.paper.embedded.spec import POLICIES
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("names", nargs="*", choices=[*POLICIES], metavar="NAME")
     args = parser.parse_args(arguments)
 
-    from mutualrl.tiny.warmup import make
+    from mutualrl.paper.embedded.warmup import make
 
     for name in args.names or POLICIES:
         target = args.directory / name

@@ -16,13 +16,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mutualrl.errors import UsageError
+from mutualrl.paper.embedded.build import build_model, build_tokenizer
+from mutualrl.paper.embedded.make import main
+from mutualrl.paper.embedded.spec import POLICIES, Countdown
+from mutualrl.paper.embedded.warmup import batch
 from mutualrl.tasks.arithmetic import OPERATIONS, split_problems
 from mutualrl.tasks.countdown import SIZES, STYLES, held_out
 from mutualrl.tiny import path_of, resolve_path
-from mutualrl.tiny.build import build_model, build_tokenizer
-from mutualrl.tiny.make import main
-from mutualrl.tiny.spec import POLICIES, Countdown
-from mutualrl.tiny.warmup import batch
 
 EXAMPLES = {
     **{operation: [(p.prompt, p.working) for p in split_problems(operation)[1]] for operation in OPERATIONS},

@@ -2,7 +2,7 @@ r"""Recorded texts for the embedded pool: the file behind `--source book=recorde
 
 A row is a training problem of task `arithmetic` with two solutions (`generations`) and what its author claims of them
 (`correct`). On purpose 40 % of the solutions are wrong and are claimed to be correct: only the verifier tells. The file
-is written by `python -m mutualrl.tiny.book`.
+is written by `python -m mutualrl.paper.embedded.book`.
 """
 
 from __future__ import annotations

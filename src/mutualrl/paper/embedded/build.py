@@ -16,11 +16,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from mutualrl.paper.embedded.spec import Countdown, TinySpec
 from mutualrl.regimes.hints import with_hint
 from mutualrl.storage.files import JsonObject
 from mutualrl.tasks.arithmetic import OPERATIONS, split_problems
 from mutualrl.tasks.countdown import SIZES, STYLES, training
-from mutualrl.tiny.spec import Countdown, TinySpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -1,0 +1,51 @@
+"""The prompts of a round: their token ids by id, and what a shared round requires of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from mutualrl.errors import PlanMismatchError, UsageError
+from mutualrl.records import Ids
+from mutualrl.rollouts import Rollouts
+from mutualrl.training.trl_compat import Inputs
+
+Prompts = dict[str, Ids]  # token ids of the learner's prompts, by prompt id
+
+
+def remember(prompts: Prompts, prompt_id: str, ids: Ids) -> None:
+    """Store a prompt's token ids under its id. Raises UsageError when another prompt has the same id."""
+    if not np.array_equal(prompts.setdefault(prompt_id, ids), ids):
+        raise UsageError(f"two different prompts have the id {prompt_id!r}; give every prompt a unique id")
+
+
+def require_one_group_per_id(rollouts: Rollouts) -> None:
+    """Raise UsageError if two groups of a round have the same prompt id: they would be pooled as one."""
+    counts = Counter(zip(rollouts.prompt_ids, rollouts.indices, strict=True))
+    duplicates = sorted({prompt_id for (prompt_id, _), count in counts.items() if count > 1})
+    if duplicates:
+        raise UsageError(
+            f"two rows of a round have the prompt id {duplicates[0]!r}: they would be pooled as one prompt; give every "
+            "row a unique id (column prompt_id), and remove duplicate rows"
+        )
+
+
+def require_same_prompts(learner: str, round_index: int, prompts: Iterable[str], peers: Mapping[str, Rollouts]) -> None:
+    """Raise PlanMismatchError naming the first peer that saw other prompts."""
+    own = set(prompts)
+    for peer, rollouts in peers.items():
+        other = set(rollouts.prompt_ids)
+        if own != other:
+            example = sorted(own ^ other)[0]
+            raise PlanMismatchError(
+                f"round {round_index}: {learner!r} and {peer!r} did not see the same prompts ({len(own - other)} only "
+                f"here, {len(other - own)} only there, such as {example!r}); give both the same data, seed and batch"
+            )
+
+
+def prompt_text(example: Inputs) -> str:
+    """Return the text of a data row's prompt; of a conversation, the contents of its messages."""
+    prompt = example["prompt"]
+    return prompt if isinstance(prompt, str) else "\n".join(str(message["content"]) for message in prompt)
