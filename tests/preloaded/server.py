@@ -59,6 +59,12 @@ def serve(listener: socket.socket, log: Path) -> None:
     from mutualrl.process.loading import fast_imports
 
     with fast_imports():
+        import deepspeed  # noqa: F401  (accelerate imports it in every worker)
+        import openai  # noqa: F401  (of sources that are asked)
+        from transformers.models.llama import modeling_llama  # noqa: F401
+        from transformers.models.qwen3 import modeling_qwen3  # noqa: F401
+
+        from mutualrl.engines import frozen, transformers_engine  # noqa: F401
         from mutualrl.training import adapters, build, callback, resume, trackers, validation, vllm_generation, worker  # noqa: F401
     gc.collect()
     gc.freeze()

@@ -7,7 +7,6 @@ from pathlib import Path
 from rich.console import Console
 
 from mutualrl.cli.output import emit, prose
-from mutualrl.cli.report import page_of
 from mutualrl.cli.results import show_summary
 from mutualrl.console.display import print_text
 from mutualrl.errors import MutualRLError
@@ -38,6 +37,8 @@ def run(recipe: Recipe, launch: Launch, *, report: bool, push_to: str | None = N
 
 def _write_report(root: Path) -> str:
     """Write the report, and return a message. A failure to write it does not fail a successful run."""
+    from mutualrl.cli.report import page_of  # what draws is imported at the end of a run
+
     try:
         written = page_of([root], root / "report")
     except (OSError, MutualRLError) as error:

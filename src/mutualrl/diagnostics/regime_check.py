@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mutualrl.errors import MutualRLError
+from mutualrl.process.loading import fast_imports
 from mutualrl.records import Prompt, PublishSchema, Rollout, plain_ids
 from mutualrl.regimes import Plan, Regime, Requests, Results, RoundView, check_plan, plain_state
 from mutualrl.regimes.advantages import group_by_prompt, pool_advantages, ungroup
@@ -47,7 +48,8 @@ class Finding:
 @cache
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Return the tokenizer of an embedded model."""
-    from transformers import AutoTokenizer
+    with fast_imports():
+        from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(path_of(name))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mutualrl.process.loading import fast_imports
 from mutualrl.recipes.schema import Recipe
 from mutualrl.tiny import resolve_path
 
@@ -28,6 +29,7 @@ def load_source_tokenizers(recipe: Recipe) -> dict[str, PreTrainedTokenizerBase]
 
 
 def _load(model: str, revision: str | None, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    from mutualrl.engines.transformers_engine import load_tokenizer  # it takes seconds to import transformers
+    with fast_imports():  # transformers takes seconds
+        from mutualrl.engines.transformers_engine import load_tokenizer
 
     return load_tokenizer(resolve_path(model), revision=revision, trust_remote_code=trust_remote_code)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mutualrl.process.loading import fast_imports
 from mutualrl.records import Completion, Prompt
 from mutualrl.tasks.rewarding import rewards_of
 
@@ -44,7 +45,8 @@ def try_rewards(
         kinds["the answer alone"] = [prompt.answer for prompt in prompts]
         kinds["the answer in \\boxed{}"] = [f"\\boxed{{{prompt.answer}}}" for prompt in prompts]
     kinds["no text"] = ["" for _ in prompts]
-    from transformers import TrainerState
+    with fast_imports():
+        from transformers import TrainerState
 
     state, trials = TrainerState(), []
     for kind, texts in kinds.items():
