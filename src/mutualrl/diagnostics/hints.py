@@ -19,7 +19,7 @@ from mutualrl.console.markdown import name, number, table
 from mutualrl.diagnostics.diagnostic_request import DiagnosticRequest, Sampled
 from mutualrl.diagnostics.gates import Thresholds
 from mutualrl.diagnostics.load_rollouts import ProgressBars, completions, rewards_by
-from mutualrl.diagnostics.statistics import Floats, intervals, ratio
+from mutualrl.diagnostics.statistics import mean_interval, ratio
 from mutualrl.engines.base import Sampling
 from mutualrl.records import Prompt, Rollout
 from mutualrl.regimes.hinted import Answer, Hinted
@@ -192,7 +192,7 @@ def _row(
         success_with=float(means[0]),
         success_without=float(means[1]),
         difference=float(means[0] - means[1]),
-        difference_ci=_interval(rates, request.seed),
+        difference_ci=mean_interval(rates[:, 0] - rates[:, 1], request.seed),
         copies=float(ratio(sum(a.copied >= regime.max_copy for a in successes), len(successes))),
         bare=float(ratio(sum(a.bare for a in successes), len(successes))),
         learnable=float(ratio(len(learnable), len(answers))),
@@ -200,13 +200,6 @@ def _row(
         tokens_per_round=sum(len(answer.drawn.ids) for answer in answers) * round_share,
         too_long=gated - len(fitting),
     )
-
-
-def _interval(rates: Floats, seed: int) -> tuple[float, float]:
-    """Return the interval of the mean difference between two columns, over prompts."""
-    if not len(rates):
-        return float("nan"), float("nan")
-    return intervals(rates, lambda sums: ((sums[:, 0] - sums[:, 1]) / len(rates))[:, None], seed)[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,13 @@ def intervals(
     return [(float(low), float(high)) for low, high in ends.T]
 
 
+def mean_interval(values_P: Floats, seed: int) -> tuple[float, float]:
+    """Return the 95 % bootstrap interval of a mean over units; NaN without any."""
+    if not len(values_P):
+        return float("nan"), float("nan")
+    return intervals(values_P[:, None], lambda sums: sums / len(values_P), seed)[0]
+
+
 def pooled_advantages(
     own_P_G: Floats, pool_P_H: Floats, *, scale: str, batch_standard_deviation: float | Floats = np.nan
 ) -> Floats:

@@ -132,9 +132,7 @@ def predictions(
 ) -> dict[str, Prediction]:
     """Return what each source that is asked will do, by name. `recipe`: with its epochs converted to steps; `models`:
     the servers' names of their models."""
-    iterations = int(recipe.trainer_settings(recipe.policies[0].name).get("num_iterations", 1))
-    steps = batch.optimizer_steps * iterations
-    predicted = {each.name: prediction_of(recipe, each, batch.prompts, steps) for each in recipe.asked_sources}
+    predicted = {each.name: prediction_of(recipe, each, batch) for each in recipe.asked_sources}
     return {name: replace(each, model=models.get(name)) for name, each in predicted.items()}
 
 

@@ -123,8 +123,7 @@ def require_same_plan(info: RunInfo, placement: Placement, plan: Fingerprint, mo
 def counted(recipe: Recipe, batch: BatchPlan, prompts: int) -> Recipe:
     """Return the recipe with its epochs converted to optimizer steps. Prompts that are later dropped as too long for a
     policy make an epoch slightly shorter than this."""
-    iterations = int(recipe.trainer_settings(recipe.policies[0].name).get("num_iterations", 1))
-    return recipe.with_steps(prompts, batch.prompts, batch.optimizer_steps * iterations)
+    return recipe.with_steps(prompts, batch.prompts, recipe.steps_per_round(batch.optimizer_steps))
 
 
 def start_run(

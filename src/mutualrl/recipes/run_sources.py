@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from mutualrl.errors import FileDamagedError, PlanMismatchError, UsageError
+from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.recipes.schema import Recipe
 from mutualrl.recipes.source_section import SourceSection
 from mutualrl.records import Prompt
@@ -126,15 +127,15 @@ class Prediction:
         return text if self.budget_tokens is None else f"{text}; its budget is {self.budget_tokens:,} tokens"
 
 
-def prediction_of(recipe: Recipe, section: SourceSection, prompts_per_round: int, steps_per_round: int) -> Prediction:
-    """Return what a source that is asked will do. `steps_per_round`: optimizer steps."""
+def prediction_of(recipe: Recipe, section: SourceSection, batch: BatchPlan) -> Prediction:
+    """Return what a source that is asked will do."""
     sampling = sampling_of(recipe, section)
     return Prediction(
         section.kind,
         "gated" if section.gated else "all",
-        prompts_per_round,
-        prompts_per_round * sampling.samples,
-        -(-recipe.run.steps // steps_per_round),
+        batch.prompts,
+        batch.prompts * sampling.samples,
+        recipe.rounds(batch.optimizer_steps),
         sampling.max_tokens,
         section.budget_tokens,
     )

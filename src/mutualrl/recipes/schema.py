@@ -342,6 +342,14 @@ class Recipe(Section):
         """Return the class of the regime. Raises RegimeError for one that cannot be imported."""
         return get_regime(self.regime_name)
 
+    def steps_per_round(self, optimizer_steps: int) -> int:
+        """Return the optimizer steps of a round that is cut into `optimizer_steps` and used `num_iterations` times."""
+        return optimizer_steps * int(self.trainer_settings(self.policies[0].name).get("num_iterations", 1))
+
+    def rounds(self, optimizer_steps: int) -> int:
+        """Return the rounds of a run whose rounds are cut into `optimizer_steps`."""
+        return -(-self.run.steps // self.steps_per_round(optimizer_steps))
+
     def with_steps(self, prompts: int, prompts_per_round: int, steps_per_round: int) -> Recipe:
         """Return the recipe with `run.epochs` converted: `run.steps = epochs * (prompts // prompts_per_round) *
         steps_per_round`. A recipe without epochs is returned unchanged."""

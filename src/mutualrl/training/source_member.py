@@ -340,9 +340,7 @@ def remaining_rounds(
 ) -> list[int]:
     """Return the rounds that a source still has to answer: not published, and not before the first that a learner may
     read."""
-    iterations = int(recipe.trainer_settings(recipe.policies[0].name).get("num_iterations", 1))
-    per_round = int(info.fingerprint.get("optimizer_steps_per_round", 1)) * iterations
-    total = -(-recipe.run.steps // per_round)
+    total = recipe.rounds(int(info.fingerprint.get("optimizer_steps_per_round", 1)))
     files = [run.policy(name) for name in recipe.readers_of(section)]
     cursors = [Checkpoints(each.root).newest_cursor() for each in files if not each.result.exists()]
     first = max(0, min(cursors, default=total) - recipe.exchange.staleness)

@@ -19,7 +19,7 @@ from mutualrl.diagnostics.flags import SgtCheckFlags
 from mutualrl.diagnostics.gates import Thresholds, observed_gate
 from mutualrl.diagnostics.model_pool import ModelPool
 from mutualrl.diagnostics.rollouts import Bools, Floats, Ints, Rollouts
-from mutualrl.diagnostics.statistics import intervals, ratio
+from mutualrl.diagnostics.statistics import mean_interval, ratio
 from mutualrl.errors import DataError, UsageError
 from mutualrl.regimes.gating import Candidate, EncodedCandidate, draw_candidate
 from mutualrl.seeds import seeded
@@ -278,7 +278,7 @@ def teacher_nll(rollouts: Rollouts, thresholds: Thresholds, pool: ModelPool, see
                 matched=_mean(matched),
                 mismatched=_mean(mismatched),
                 difference=_mean(mismatched - matched),
-                difference_ci=_interval(mismatched - matched, seed),
+                difference_ci=mean_interval(mismatched - matched, seed),
                 own=_mean(own),
                 own_successes=len(own),
             )
@@ -299,13 +299,6 @@ def _own_nll(successes: Sequence[Success], pool: ModelPool, learner: int) -> Flo
 
 def _mean(values: Floats) -> float:
     return float(values.mean()) if len(values) else float("nan")
-
-
-def _interval(values: Floats, seed: int) -> Interval:
-    """Return the 95 % bootstrap interval of a mean over prompts."""
-    if not len(values):
-        return float("nan"), float("nan")
-    return intervals(values[:, None], lambda sums: sums / len(values), seed)[0]
 
 
 # ---- how it is shown

@@ -35,8 +35,7 @@ class SourceRun:
     @property
     def rounds(self) -> int:
         """Return the number of rounds of its run."""
-        plan, iterations = self.info.fingerprint, self.recipe.trainer_settings(self.policy).get("num_iterations", 1)
-        return -(-int(plan["steps"]) // (int(plan["optimizer_steps_per_round"]) * int(iterations)))
+        return self.recipe.rounds(int(self.info.fingerprint["optimizer_steps_per_round"]))
 
     @property
     def template(self) -> dict[str, Any]:
