@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -48,3 +49,36 @@ def test_first_imports_are_frozen_and_garbage_of_models_is_collected() -> None:
     ]
     result = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+#: prints whether garbage is collected while transformers is imported, then runs a command
+WATCHED = """
+import gc, sys
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "transformers.generation.utils":
+            print("collects" if gc.isenabled() else "does not collect", file=sys.stderr)
+
+sys.meta_path.insert(0, Watch())
+from mutualrl.cli.app import app
+app(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("train", "--pool", "tiny", "--dry-run"),
+        ("train", "--model", "tiny:ada", "--source", "book=recorded:tiny:book", "--regime", "sgt", "--dry-run"),
+        ("regimes", "check", "sgt"),
+    ],
+    ids=" ".join,
+)
+def test_commands_import_transformers_without_collection(command: tuple[str, ...], tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", WATCHED, *command], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert result.returncode == 0, result.stderr
+    assert "does not collect\n" in result.stderr
+    assert "\ncollects\n" not in f"\n{result.stderr}"
