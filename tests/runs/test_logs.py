@@ -81,11 +81,15 @@ def test_validation_without_any_reward_is_not_measured(tmp_path: Path) -> None:
 
 
 def test_validation_that_is_none_is_left_out_and_noted(tmp_path: Path) -> None:
-    rows = [{"step": 1, "reward": 1.0, "validation": {"accuracy": "high"}}, {"step": 2, "validation": validation(0.5)}]
+    rows: list[dict[str, object]] = [
+        *({"step": step, "reward": 1.0, "validation": {"accuracy": "high"}} for step in range(1, 8)),
+        {"step": 8, "validation": validation(0.5)},
+    ]
     run = read_logged(written(made_run(tmp_path / "r", finished=False), *map(json.dumps, rows)))
-    assert [step for step, _ in points(run.accuracy_of("ada")) if step] == [2]
-    assert points(run.series("ada", "reward")) == [(1, 1.0)]
-    assert "policies/ada/metrics.jsonl: the validation of step 1 is not valid and is left out" in run.notes
+    assert [step for step, _ in points(run.accuracy_of("ada")) if step] == [8]
+    assert len(run.series("ada", "reward")) == 7
+    note = "policies/ada/metrics.jsonl: 7 validations are not valid (step 1, 2, 3, 4, 5, ...) and are left out"
+    assert note in run.notes
 
 
 def test_run_without_policies_has_an_empty_frame(tmp_path: Path) -> None:

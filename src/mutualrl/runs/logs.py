@@ -86,10 +86,10 @@ def read_logged(path: Path) -> LoggedRun:
         lines = _lines(files.metrics, sums.get(files.metrics), notes, run.root)
         rescues[name] = _lines(files.rescues, sums.get(files.rescues), notes, run.root)
         rows[name] = [*_measured(lines), *_validations(policy, lines)]
-        for row in lines:
-            if row.get("validation") is not None and validation_of(row["validation"]) is None:
-                where = files.metrics.relative_to(run.root)
-                notes.append(f"{where}: the validation of step {row['step']} is not valid and is left out")
+        given = [row for row in lines if row.get("validation") is not None]
+        if wrong := [row["step"] for row in given if validation_of(row["validation"]) is None]:
+            where = files.metrics.relative_to(run.root)
+            notes.append(f"{where}: {len(wrong)} validations are not valid (step {_first(wrong)}) and are left out")
         steps[name] = max((row["step"] for row in lines), default=0)
         notes += [f"{name}: {note}" for note in LearningNotes.of(run.rule.metrics, lines).notes()]
         notes += unscorable_note(name, policy.validation)
@@ -190,6 +190,9 @@ def _lines(path: Path, recorded: FileDigest | None, notes: list[str], root: Path
     if data and not data.endswith(b"\n"):
         notes.append(f"{where}: its last line is incomplete (being written, or torn by a kill) and is left out")
     if bad:
-        shown = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
-        notes.append(f"{where}: {len(bad)} lines are not valid records ({shown}) and are left out")
+        notes.append(f"{where}: {len(bad)} lines are not valid records ({_first(bad)}) and are left out")
     return tuple(rows)
+
+
+def _first(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
