@@ -100,6 +100,19 @@ def test_refusal_for_a_finished_policy_leaves_the_checkpoints_of_its_peers(tmp_p
         assert [Checkpoints(run.policy(name).root).steps() for name in ("ada", "cyd")] == [[2, 4], [2]]
 
 
+def test_finished_policy_has_published_a_round_per_iteration_over_it(tmp_path: Path) -> None:
+    """Eight steps with num_iterations 2 are four rounds: a peer that stopped early resumes."""
+    recipe = resolve(Request(pool="tiny-three", regime="sgt", assignments=("trainer.num_iterations=2",)))
+    result = PolicyResult(initial_validation=None, validation=None, steps=8)
+    with ExitStack() as stack:
+        run = stopped_run(tmp_path / "r", stack)
+        write_checksummed(run.policy("bob").result, result.model_dump(mode="json"), root=run.root)
+        for name, round_index in ((name, number) for name in ("ada", "bob") for number in (2, 3)):
+            (run.exchange / name / marker_name(round_index)).write_text("{}")
+        rewind(run, recipe, Console(file=io.StringIO(), width=400))
+        assert [Checkpoints(run.policy(name).root).steps() for name in ("ada", "cyd")] == [[2, 4], [2]]
+
+
 def test_policies_go_back_to_the_rounds_that_are_there(tmp_path: Path) -> None:
     recipe = resolve(Request(pool="tiny-three", regime="sgt"))
     with ExitStack() as stack:

@@ -92,6 +92,15 @@ def test_validation_that_is_none_is_left_out_and_noted(tmp_path: Path) -> None:
     assert note in run.notes
 
 
+def test_last_validation_of_a_finished_policy_is_its_results(tmp_path: Path) -> None:
+    root = made_run(tmp_path / "r")
+    rows = [json.loads(line) for line in (root / "policies" / "ada" / "metrics.jsonl").read_text().splitlines()]
+    rows[-1]["validation"] = {"accuracy": "high"}
+    run = read_logged(written(root, *map(json.dumps, rows)))
+    assert run.accuracy_of("ada").index[-1] == rows[-1]["step"]
+    assert not any("not valid" in note for note in run.notes)
+
+
 def test_run_without_policies_has_an_empty_frame(tmp_path: Path) -> None:
     run = read_logged(made_run(tmp_path / "r", policies=()))
     assert len(run.metrics) == 0

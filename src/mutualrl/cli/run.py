@@ -37,11 +37,11 @@ def run(recipe: Recipe, launch: Launch, *, report: bool, push_to: str | None = N
 
 def _write_report(root: Path) -> str:
     """Write the report, and return a message. A failure to write it does not fail a successful run."""
-    from mutualrl.cli.report import page_of  # what draws is imported at the end of a run
-
     try:
+        from mutualrl.cli.report import page_of  # what draws is imported at the end of a run
+
         written = page_of([root], root / "report")
-    except (OSError, MutualRLError) as error:
+    except (OSError, ImportError, MutualRLError) as error:
         return f"The report could not be written ({error}); to retry: mutualrl report {root} --out DIR"
     return f"Report: {written.page}"
 

@@ -28,7 +28,7 @@ WIDTH = 50  # characters per bar
 class DeadRow:
     """One model. Its `prompts` are dead (all rollouts fail), solved (all succeed), unscored (none has a reward), or
     between; `rollouts`: the fewest and the most per prompt; `revived`: dead prompts on which another model has a
-    success, None for a model alone."""
+    success, None if no other model has any of its prompts."""
 
     model: str
     prompts: int
@@ -57,7 +57,12 @@ def dead_prompts(rollouts: pa.Table, thresholds: Thresholds) -> DeadPrompts:
         for prompt_id, rewards in by_prompt.items():
             if any(reward > success for reward in rewards):
                 solvers.setdefault(prompt_id, set()).add(model)
-    return DeadPrompts([_row(model, groups[model], solvers, thresholds, len(groups)) for model in sorted(groups)])
+    rows = []
+    for model in sorted(groups):
+        others = {prompt_id for other in groups if other != model for prompt_id in groups[other]}
+        compared = bool(others & groups[model].keys())
+        rows.append(_row(model, groups[model], solvers if compared else None, thresholds))
+    return DeadPrompts(rows)
 
 
 def last_groups(rollouts: pa.Table) -> dict[str, dict[str, list[float]]]:
@@ -71,8 +76,10 @@ def last_groups(rollouts: pa.Table) -> dict[str, dict[str, list[float]]]:
 
 
 def _row(
-    model: str, groups: Mapping[str, Sequence[float]], solvers: Mapping[str, set[str]], rule: Thresholds, models: int
+    model: str, groups: Mapping[str, Sequence[float]], solvers: Mapping[str, set[str]] | None, rule: Thresholds
 ) -> DeadRow:
+    """Return the row of a model. `solvers`: models with a success by prompt, None if no other model has any of its
+    prompts."""
     own = rule.of(model)
     dead = [key for key, rewards in groups.items() if all(reward < own.failure for reward in rewards)]
     solved = sum(all(reward > own.success for reward in rewards) for rewards in groups.values())
@@ -86,7 +93,7 @@ def _row(
         len(groups) - len(dead) - solved - unscored,
         solved,
         unscored,
-        sum(bool(solvers.get(key)) for key in dead) if models > 1 else None,
+        None if solvers is None else sum(bool(solvers.get(key)) for key in dead),
     )
 
 

@@ -54,8 +54,12 @@ def diagnose(diagnostic: Diagnostic[Options, Result], options: DiagnosticFlags, 
     bars = ProgressBars(console)
     with bars.progress:
         loaded = load_table(request, bars)
+        policies = [] if loaded is None else loaded.table["policy"].unique().to_pylist()
+        if loaded is not None and (unknown := set(request.thresholds.own) - set(policies)):
+            expected = ", ".join(sorted(policies))
+            raise UsageError(f"no policy {min(unknown)!r} in {request.origin}; expected one of: {expected}")
         beside = diagnostic.beside(request, loaded, bars)
-        if loaded is None or (beside.results and len(loaded.table["policy"].unique()) < 2):
+        if loaded is None or (beside.results and len(policies) < 2):
             return Diagnosed(diagnostic, request, beside)
         try:
             rollouts, pool = arranged(loaded, request, bars)
@@ -64,9 +68,6 @@ def diagnose(diagnostic: Diagnostic[Options, Result], options: DiagnosticFlags, 
                 raise
             notify(f"the models are not compared: {error}")
             return Diagnosed(diagnostic, request, beside)
-        if unknown := set(request.thresholds.own) - set(rollouts.policies):
-            expected = ", ".join(rollouts.policies)
-            raise UsageError(f"no policy {min(unknown)!r} in {rollouts.origin}; expected one of: {expected}")
         assert isinstance(options, diagnostic.options)
         result = diagnostic.compute(Inputs(options, request, rollouts, pool, beside))
     scope = Scope(

@@ -83,7 +83,7 @@ def rewind(run: RunDirectory, recipe: Recipe, console: Console) -> None:
     run_id = info.run_id
     markers: dict[str, dict[int, int]] = {}
     finished = set()
-    per_round = int(info.fingerprint.get("optimizer_steps_per_round", 1))
+    per_round = recipe.steps_per_round(int(info.fingerprint.get("optimizer_steps_per_round", 1)))
     for policy in (p.name for p in recipe.policies):
         checkpoints = Checkpoints(run.policy(policy).root)
         result = policy_result(run.policy(policy).result, run.root)

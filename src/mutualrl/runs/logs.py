@@ -86,7 +86,8 @@ def read_logged(path: Path) -> LoggedRun:
         lines = _lines(files.metrics, sums.get(files.metrics), notes, run.root)
         rescues[name] = _lines(files.rescues, sums.get(files.rescues), notes, run.root)
         rows[name] = [*_measured(lines), *_validations(policy, lines)]
-        given = [row for row in lines if row.get("validation") is not None]
+        last = None if policy.result is None else policy.result.steps  # its validation is in the result
+        given = [row for row in lines if row.get("validation") is not None and row["step"] != last]
         if wrong := [row["step"] for row in given if validation_of(row["validation"]) is None]:
             where = files.metrics.relative_to(run.root)
             notes.append(f"{where}: {len(wrong)} validations are not valid (step {_first(wrong)}) and are left out")
