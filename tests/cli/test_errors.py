@@ -187,6 +187,21 @@ def test_dry_run_shows_recipe_and_placement_and_writes_nothing(cli: Cli, tmp_pat
     assert [len(allocation["gpus"]) for allocation in allocations] == [2, 2, 4]
 
 
+def test_dry_run_counts_the_steps_of_a_round_that_is_used_twice(cli_here: Cli) -> None:
+    result = cli_here(
+        TRAIN,
+        "--pool",
+        "tiny",
+        "--dry-run",
+        "--set",
+        "trainer.num_iterations=2",
+        COLUMNS="200",
+        CUDA_VISIBLE_DEVICES="",
+    )
+    assert result.returncode == 0, result.stderr
+    assert "32 prompts x 4 rollouts = 2 step(s)" in result.stdout
+
+
 def test_recipes_are_listed_and_shown(cli: Cli) -> None:
     listed = json.loads(cli("recipes", "ls", "--json").stdout)["recipes"]
     assert {r["name"] for r in listed if r["kind"] == "pools"} == {

@@ -212,7 +212,7 @@ def show_plan(plan: Plan) -> None:
         if isinstance(placement, str):
             print_text(console, f"Placement on {label}: {placement}")
         else:
-            show_table(_placement_table(label, placement, plan.memory.get(label, {})))
+            show_table(_placement_table(label, placement, plan.memory.get(label, {}), plan.recipe))
     if recipe.bucket is not None:
         counts = requests(recipe)
         message = (
@@ -351,7 +351,7 @@ def _placements_json(planned: dict[str, Placement | str]) -> dict[str, object]:
     return placements
 
 
-def _placement_table(label: str, placement: Placement, memory: dict[str, Estimate | None]) -> Table:
+def _placement_table(label: str, placement: Placement, memory: dict[str, Estimate | None], recipe: Recipe) -> Table:
     table = Table(
         "policy",
         "devices",
@@ -365,12 +365,13 @@ def _placement_table(label: str, placement: Placement, memory: dict[str, Estimat
     )
     for allocation in placement.allocations:
         plan = allocation.batch
+        steps = recipe.steps_per_round(plan.optimizer_steps)
         strategy = allocation.strategy if allocation.processes > 1 or allocation.gpus else "one process"
         table.add_row(
             allocation.policy,
             allocation.devices,
             strategy,
-            f"{plan.prompts} prompts x {plan.rollouts} rollouts = {plan.optimizer_steps} step(s)",
+            f"{plan.prompts} prompts x {plan.rollouts} rollouts = {steps} step(s)",
             f"{plan.micro_batches} x {plan.per_device} completions x {allocation.processes} device(s)",
             format_estimate(memory.get(allocation.policy)) if allocation.gpus else "-",
         )
