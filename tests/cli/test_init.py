@@ -64,7 +64,7 @@ def test_user_models_data_and_reward_are_checked_shown_and_written(
     assert all(command in readme and command in result.stdout for command in NEXT)
 
 
-@pytest.mark.release
+@pytest.mark.extended
 @pytest.mark.slow
 def test_suggested_next_commands_run(cli: Cli, cli_here: Cli, rows: Path, tmp_path: Path) -> None:
     result = cli_here("init", tmp_path, *TWO, "--data", rows, "--reward", "own", *SHORT, "--json")

@@ -139,7 +139,7 @@ def test_rewards_of_none_are_never_shown_as_zero(cli_here: Cli, rows: Path, tmp_
     assert "| no reward |" in cli_here("eval", "--pool", name, "--limit", "2").stdout
 
 
-@pytest.mark.release
+@pytest.mark.extended
 @pytest.mark.slow
 def test_reward_that_aborts_is_named_by_every_command(cli: Cli, rows: Path, tmp_path: Path) -> None:
     name = pool(tmp_path, "aborts")

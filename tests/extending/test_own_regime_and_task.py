@@ -82,7 +82,9 @@ def test_user_regime_and_task_resume_to_the_unbroken_run_unless_their_code_chang
     assert {"rescued pairs", "weight", "NLL of the successes"} <= titles
 
     (killed.path / "summary.json").unlink()
-    regime.write_text(regime.read_text().replace("weight: float = Field(0.1", "weight: float = Field(0.9"))
+    changed = regime.read_text().replace("weight: float = setting(0.1", "weight: float = setting(0.9")
+    assert changed != regime.read_text()
+    regime.write_text(changed)
     result = cli_here("train", "--resume", "--run-dir", killed.path)
     assert result.returncode == 2
     assert "regime_sha256" in result.stderr

@@ -404,7 +404,7 @@ def test_a_frozen_model_is_a_member_of_which_every_regime_can_read(tmp_path: Pat
     assert all(np.isfinite(row["loss"]) for row in rows)
 
 
-@pytest.mark.release
+@pytest.mark.extended
 def test_what_a_frozen_source_cannot_give_is_refused(cli: Cli) -> None:
     pool = ("--pool", "tiny", "--source", "old=frozen:tiny:cyd", "--dry-run")
     refused = {

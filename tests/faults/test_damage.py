@@ -159,7 +159,7 @@ def test_verify_checks_every_file_of_an_intact_run(copy: Path, cli_here: Cli) ->
     assert "| model" in table
 
 
-@pytest.mark.release
+@pytest.mark.extended
 def test_verify_rejects_swapped_files(copy: Path) -> None:
     files = [path for path in sorted(copy.rglob("*.json")) if CHECKSUM_KEY in (try_read_json(path) or {})]
     content = {path: path.read_bytes() for path in files}

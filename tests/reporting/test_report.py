@@ -285,7 +285,7 @@ def test_main_figures_show_the_published_arms_and_captions_name_the_others(tmp_p
     assert any("pool=shuffled" in arm for arm in shown["c-xgrpo-ablation"])
 
 
-@pytest.mark.release
+@pytest.mark.extended
 def test_evaluations_are_drawn_as_bars_by_task(cli_here: Cli, tmp_path: Path) -> None:
     tasks = {name: {"n": 100, "max_new_tokens": 3072} for name in ("math", "arc")}
     runs = []
@@ -601,7 +601,7 @@ def test_every_arm_is_drawn_and_settings_of_a_policy_make_an_arm(tmp_path: Path)
     assert across(comparisons(read_runs(tasks))) == []
 
 
-@pytest.mark.release
+@pytest.mark.extended
 def test_malformed_files_have_a_page_or_an_error_message(cli_here: Cli, tmp_path: Path) -> None:
     def variant(name: str, recipe: str | None = None, **changes: Any) -> Path:
         run = made_run(tmp_path / "runs" / name, "sgt", steps=60, **changes)
