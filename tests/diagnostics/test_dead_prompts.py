@@ -146,8 +146,8 @@ def test_models_without_a_common_prompt_have_their_dead_prompts_and_no_compariso
     assert result.returncode == 0, result.stderr
     assert "the models are not compared" in result.stderr
     assert "no prompt was answered by all of 'one', 'two'" in result.stderr
-    found = [(row["dead"], row["revived"]) for row in json.loads(result.stdout)["dead_prompts"]]
-    assert found == [(1, None), (1, None)]  # nobody else has met them: not "revived by none"
+    counts = [(row["dead"], row["revived"]) for row in json.loads(result.stdout)["dead_prompts"]]
+    assert counts == [(1, None), (1, None)]  # nobody else has met them: not "revived by none"
     assert "pairs" not in json.loads(result.stdout)
     wrong = cli_here("complementarity", "--rollouts", one, "--rollouts", other, "--success-above", "three=0.3")
     assert wrong.returncode == 2

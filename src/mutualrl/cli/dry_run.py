@@ -212,7 +212,7 @@ def show_plan(plan: Plan) -> None:
         if isinstance(placement, str):
             print_text(console, f"Placement on {label}: {placement}")
         else:
-            show_table(_placement_table(label, placement, plan.memory.get(label, {}), plan.recipe))
+            show_table(_placement_table(label, placement, plan.memory.get(label, {}), recipe))
     if recipe.bucket is not None:
         counts = requests(recipe)
         message = (

@@ -6,6 +6,7 @@ this prompt."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -57,10 +58,10 @@ def dead_prompts(rollouts: pa.Table, thresholds: Thresholds) -> DeadPrompts:
         for prompt_id, rewards in by_prompt.items():
             if any(reward > success for reward in rewards):
                 solvers.setdefault(prompt_id, set()).add(model)
+    models_with = Counter(prompt_id for by_prompt in groups.values() for prompt_id in by_prompt)
     rows = []
     for model in sorted(groups):
-        others = {prompt_id for other in groups if other != model for prompt_id in groups[other]}
-        compared = bool(others & groups[model].keys())
+        compared = any(models_with[prompt_id] > 1 for prompt_id in groups[model])
         rows.append(_row(model, groups[model], solvers if compared else None, thresholds))
     return DeadPrompts(rows)
 

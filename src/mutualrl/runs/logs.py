@@ -85,10 +85,9 @@ def read_logged(path: Path) -> LoggedRun:
         sums = recorded_sums(files)
         lines = _lines(files.metrics, sums.get(files.metrics), notes, run.root)
         rescues[name] = _lines(files.rescues, sums.get(files.rescues), notes, run.root)
-        rows[name] = [*_measured(lines), *_validations(policy, lines)]
-        last = None if policy.result is None else policy.result.steps  # its validation is in the result
-        given = [row for row in lines if row.get("validation") is not None and row["step"] != last]
-        if wrong := [row["step"] for row in given if validation_of(row["validation"]) is None]:
+        validations, wrong = _validations(policy, lines)
+        rows[name] = [*_measured(lines), *validations]
+        if wrong:
             where = files.metrics.relative_to(run.root)
             notes.append(f"{where}: {len(wrong)} validations are not valid (step {_first(wrong)}) and are left out")
         steps[name] = max((row["step"] for row in lines), default=0)
@@ -153,17 +152,26 @@ def _measured(lines: Iterable[JsonObject]) -> Iterable[tuple[str, int, float]]:
                 yield metric, row["step"], number
 
 
-def _validations(policy: Policy, lines: Iterable[JsonObject]) -> Iterable[tuple[str, int, float]]:
-    """Yield the validations of a policy in which a completion had a reward."""
+def _validations(policy: Policy, lines: Iterable[JsonObject]) -> tuple[list[tuple[str, int, float]], list[int]]:
+    """Return the validations of a policy in which a completion had a reward, and the steps of those in its log that are
+    not valid; the last one of a finished policy is in its result."""
     result = policy.result
-    by_step: dict[int, Validation | None] = {row["step"]: validation_of(row.get("validation")) for row in lines}
+    by_step: dict[int, Validation | None] = {}
+    wrong = []
+    for row in lines:
+        given, step = row.get("validation"), row["step"]
+        by_step[step] = validation_of(given)
+        if given is not None and by_step[step] is None and (result is None or step != result.steps):
+            wrong.append(step)
     by_step[0] = policy.before if result is None else result.initial_validation or policy.before
     if result is not None:
         by_step[result.steps] = result.validation
+    rows = []
     for step, validation in by_step.items():
         if validation is not None and (accuracy := measured(validation)) is not None:
-            yield ACCURACY, step, accuracy
-            yield from ((f"{ACCURACY}/{group}", step, value) for group, value in validation.by_group.items())
+            rows.append((ACCURACY, step, accuracy))
+            rows += [(f"{ACCURACY}/{group}", step, value) for group, value in validation.by_group.items()]
+    return rows, wrong
 
 
 def _lines(path: Path, recorded: FileDigest | None, notes: list[str], root: Path) -> tuple[JsonObject, ...]:

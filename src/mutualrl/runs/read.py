@@ -133,6 +133,8 @@ def is_step(value: object) -> bool:
 
 def validation_of(value: object) -> Validation | None:
     """Return the validation in a row of metrics.jsonl; None for anything else."""
+    if value is None:  # of most rows
+        return None
     try:
         return Validation.model_validate(value)
     except ValidationError:

@@ -19,7 +19,7 @@ from mutualrl.storage.files import open_regular
 
 logger = logging.getLogger(__name__)
 
-#: a row of a data set: values by column
+#: a row of a data set or of an evaluation: values by column
 Row = dict[str, Any]
 #: (row number from 1, row)
 NumberedRows = Iterator[tuple[int, Row]]
