@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,22 +46,20 @@ COLOURS = {"helps": "#2a9d6f", "hurts": "#c8454f", "not decided": "#8c8c8c"}
 @dataclass(frozen=True)
 class Row:
     """One arm of a pool. `gain`: final greedy accuracy minus GRPO's of the same seed; `tokens`: sampled, trained on
-    besides, and asked of sources, as multiples of the tokens that GRPO sampled; `newer`: runs that are not older than
-    their claims, None without claims; `commit`: of the code, or its version."""
+    besides, and asked of sources, as multiples of the tokens that GRPO sampled; `newer`: which runs began after the
+    claims about them were written; `commit`: of the code, or its version."""
 
     arm: str
     lesson: str
     gain: Estimate
     tokens: tuple[float | None, float | None, float | None]
-    newer: int | None
+    newer: str
     commit: str
 
     @property
     def reading(self) -> str:
         """Return what the 95 % interval says."""
-        if self.gain.n < MIN_VALUES or self.gain.low <= 0 <= self.gain.high:
-            return "not decided"
-        return "helps" if self.gain.low > 0 else "hurts"
+        return {"above": "helps", "below": "hurts"}.get(self.gain.reading, self.gain.reading)
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def read(path: Path) -> object:
 
 def _of_results(pool: Mapping[str, Any], lessons: Mapping[str, str]) -> Section:
     outcomes: dict[tuple[str, int], Outcome] = {}
-    newer: dict[str, int | None] = {}
+    newer: dict[str, str] = {}
     commits: dict[str, str] = {}
     for name in pool["results"]:
         content = sweeps.stored(name)
@@ -106,11 +105,15 @@ def _of_results(pool: Mapping[str, Any], lessons: Mapping[str, str]) -> Section:
     return Section(pool["title"], pool["page"], _rows(compared, pool["pool"], lessons, newer, commits))
 
 
-def _newer(outcomes: Sequence[Outcome], arm: str, registered: Mapping[str, str] | None) -> int | None:
-    """Return how many runs of an arm are not older than their claims; None without claims."""
+def _newer(outcomes: Sequence[Outcome], arm: str, registered: Mapping[str, str] | None) -> str:
+    """Return how many runs of an arm began after their claims were written, and of how many that is not recorded."""
     if registered is None:
-        return None
-    return sum(not each.is_older_than(registered["changed"]) for each in outcomes if each.arm == arm)
+        return "no claim"
+    ages = Counter(each.age(registered["changed"]) for each in outcomes if each.arm == arm)
+    if not ages["not recorded"]:
+        return f"{ages['newer']} of {ages.total()}"
+    parts = [f"{ages[age]} {age}" for age in ("newer", "older") if ages[age]]
+    return "; ".join(["not recorded" if not parts else f"{ages['not recorded']} not recorded", *parts])
 
 
 def of_entry(content: object, name: str) -> list[Section]:
@@ -166,7 +169,7 @@ def _rows(
     compared: Compared,
     pool: str,
     lessons: Mapping[str, str],
-    newer: Mapping[str, int | None],
+    newer: Mapping[str, str],
     commits: Mapping[str, str],
 ) -> list[Row]:
     rows = []
@@ -197,8 +200,8 @@ def _line(row: Row) -> str:
     reading = {"helps": "**helps**", "hurts": "**hurts**"}.get(row.reading, row.reading)
     sampled, trained, asked = row.tokens
     tokens = " + ".join("?" if each is None else f"{each:.2f}" for each in (sampled, trained, asked or 0.0))
-    newer = "no claim" if row.newer is None else f"{row.newer} of {row.gain.n}"
-    cells = (f"`{shown(row.arm)}`", row.lesson, gain, reading, tokens, str(row.gain.n), newer, shown(row.commit))
+    arm = BOARD["shown"].get(row.arm, row.arm)
+    cells = (f"`{shown(arm)}`", row.lesson, gain, reading, tokens, str(row.gain.n), row.newer, shown(row.commit))
     return f"| {' | '.join(cells)} |"
 
 

@@ -228,7 +228,7 @@ def measure(repeats: int, steps: int, arms: Sequence[str]) -> dict[str, dict[str
                 trainer.train()
                 times[arm] += list(zip(clock.steps, clock.generation, strict=True))[1:]
                 logs = [row for row in trainer.state.log_history if "loss" in row][-1]
-                extra = sum(value for key, value in logs.items() if key.endswith("/extra_tokens"))
+                extra = logs.get("plan/extra_tokens", 0.0)
                 results[arm] = {"extra_tokens": extra, "scored_tokens": logs.get("plan/passage_tokens", 0.0)}
         for number, arm in enumerate(arms):
             trainer, _ = make_trainer(model, directory / f"m-{number}", arm, 1, seed=0)

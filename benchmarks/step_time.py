@@ -134,7 +134,7 @@ def run_ours(regime: str, steps: int, pool: str, directory: Path, save_every: in
     for name, policy in policies.items():
         lines = (target / "policies" / name / "metrics.jsonl").read_text().splitlines()
         policy["tokens"] = json.loads(lines[-1])["num_tokens"]
-        policy["extra_tokens"] = sum(json.loads(line).get("sgt/extra_tokens", 0.0) for line in lines)
+        policy["extra_tokens"] = sum(json.loads(line).get("plan/extra_tokens", 0.0) for line in lines)
     return policies
 
 

@@ -78,17 +78,27 @@ def exec_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(WORKER_SERVER, raising=False)
 
 
+#: tests of what README, docs, recipes and benchmarks print and state (.ci/lanes.json)
+DOCUMENTS = (
+    *("invariants/test_board.py", "invariants/test_claims.py", "invariants/test_readme.py"),
+    *("invariants/test_sweep_results.py", "invariants/test_benchmarks.py", "cli/test_printed_commands.py"),
+)
 #: modules that mostly wait, begun first: their tests would otherwise be the last ones, alone on the machine
 LONGEST = ("faults/test_ray.py", "faults/test_kills.py", "faults/test_bucket_faults.py", "faults/test_fuzz.py")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark extended and release tests as slow, so that `-m "not slow"` leaves them out, and order the tests: the
-    longest modules first."""
+    """Mark extended and release tests as slow, so that `-m "not slow"` leaves them out, tests of documents by their
+    files, and tests that share what their module trains once as a group of one process; order the longest first."""
     for item in items:
+        module = item.nodeid.partition("::")[0]
         if item.get_closest_marker("extended") or item.get_closest_marker("release"):
             item.add_marker("slow")
+        else:
+            item.add_marker(pytest.mark.xdist_group(module))
+        if module.endswith(DOCUMENTS):
+            item.add_marker("documents")
 
     def rank(item: pytest.Item) -> int:
         return next((number for number, name in enumerate(LONGEST) if name in item.nodeid), len(LONGEST))

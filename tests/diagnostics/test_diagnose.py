@@ -145,7 +145,9 @@ def test_diagnostics_of_a_run_agree_with_its_metrics(cli_here: Cli, recorded_run
     one_round = diagnose(cli_here, "sgt-check", "--run", recorded_run, "--rounds", "1")
     assert one_round["prompts"] * 3 == full["prompts"]
     costs = diagnose(cli_here, "paper", "cost", "--run", recorded_run)
-    extra = sum(line["sgt/extra_tokens"] for lines in metrics.values() for line in lines if "sgt/extra_tokens" in line)
+    extra = sum(
+        line["plan/extra_tokens"] for lines in metrics.values() for line in lines if "plan/extra_tokens" in line
+    )
     sgt = {row["regime"]: row["extra_tokens"] for row in costs["rows"]}["sgt"]
     assert sgt == extra  # the teachers that the run drew
     usable = diagnose(cli_here, "paper", "channels", "--run", recorded_run)

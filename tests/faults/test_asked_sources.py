@@ -319,7 +319,7 @@ def test_late_answers_are_read_in_the_next_round(tmp_path: Path) -> None:
     rescues = sum(row.get("source/teacher/rescues", 0) for row in rows)
     assert sum(row.get("sgt/pairs", 0) for row in rows) == rescues
     assert sum(row.get("source/teacher/confirmed", 0) for row in rows) >= rescues
-    assert sum(row.get("sgt/extra_tokens", 0) for row in rows) > 0
+    assert sum(row.get("plan/extra_tokens", 0) for row in rows) > 0
     assert "never acted" not in run.errors.read_text()
 
 

@@ -34,6 +34,7 @@ def test_benchmark_store_reads_back_a_round(tmp_path: Path, name: str) -> None:
         assert [row[5] for row in stored] == [row.text for row in rows]
 
 
+@pytest.mark.release
 def test_picture_of_a_rescue_is_of_the_present_page() -> None:
     described = json.loads((pictures.IMAGES / "rescue.json").read_text())
     assert described["sources"] == pictures.sources(), "stale: python benchmarks/pictures.py"

@@ -38,6 +38,7 @@ def test_every_measured_table_is_on_a_page_with_its_script(path: Path) -> None:
     assert all(command in page for page in pages)
 
 
+@pytest.mark.release
 def test_readme_is_one_page() -> None:
     words = len(README.split())
     tables = re.findall(r"(?m)^\|[ -]*-{3}", README)

@@ -118,11 +118,14 @@ def test_pieces_older_than_their_claims_are_marked_and_left_out() -> None:
     assert (seen.estimates["pool"].n, unseen.estimates["pool"].n) == (6, 3)
     assert seen.estimates["pool"].mean == pytest.approx(0.1)
     assert unseen.estimates["pool"].mean == pytest.approx(0.0)
-    assert "on the pieces made after they were written" in markdown(comparison)
+    assert "without the pieces that are older" in markdown(comparison)
     value = comparison.to_json()
     assert (len(value["claims"]), len(value["claims_unseen"])) == (1, 1)
     later = compare(Outcomes([replace(piece, began="", known=False) for piece in pieces]), "grpo", claims)
-    assert later.unseen == () and "made after they were written" not in markdown(later)
+    assert later.unseen == () and "without the pieces" not in markdown(later)
+    assert later.notes[0] == "12 of 12 pieces do not record whether they began after the claims were written"
+    known = compare(Outcomes([replace(piece, known=True) for piece in pieces]), "grpo", claims)
+    assert known.unseen == () and known.notes[0].startswith("all 12 pieces are older than the claims")
 
 
 def test_marked_pieces_of_the_papers_claims_are_those_of_the_first_study() -> None:

@@ -70,7 +70,6 @@ def test_confirmed_answers_in_own_words_are_learnt_with_sgts_weight_and_mean() -
     assert plan.metrics["hinted/bare"] == 2
     assert plan.metrics["hinted/hint_nll"] == 2.5
     assert plan.metrics["hinted/sampled_tokens"] == sum(2 * (len(text) + 1) for text, _ in texts.values())
-    assert plan.metrics["hinted/extra_tokens"] == sum(len(row.token_ids) for row in plan.rows)
 
 
 def test_answers_of_a_prompt_share_its_weight_where_the_mean_is_over_prompts() -> None:

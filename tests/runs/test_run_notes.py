@@ -34,12 +34,12 @@ def test_open_gate_that_taught_nothing_names_the_reason_and_the_setting() -> Non
     row = {**VARIED, "sgt/gate_rate": 0.875, "sgt/pairs": 0.0, "thl/too_long": 4.0, "thl/changed": 1.0}
     (note,) = notes("sgt", row, row)
     assert note == (
-        "the regime never acted in all 2 steps, although its gate opened for 88% of the prompts: 8 texts of peers were "
+        "the regime never acted in all 2 steps, although its gate opened for 88% of the prompts: 8 texts of peers and sources were "
         "longer than trainer.max_completion_length in this policy's tokens; raise it for this policy (policies: "
         "trainer.max_completion_length)"
     )
     (note,) = notes("sgt", {**row, "thl/too_long": 0.0})
-    assert "this policy's tokenizer changes 1 texts of peers" in note
+    assert "this policy's tokenizer changes 1 texts of peers and sources" in note
     assert notes("sgt", row, {**row, "sgt/pairs": 1.0}) == []
 
 

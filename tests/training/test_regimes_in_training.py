@@ -374,7 +374,7 @@ def test_texts_of_peers_that_have_published_are_encoded_while_others_are_awaited
     trained = train(ReplayedMutual, tiny["ada"], tmp_path / "b", waits(root, regime, tiny), max_steps=1)
     assert (encoded[0] > 0) == begun
     same_training(expected, trained)
-    for key in ("thl/too_long", "see/bytes", f"{regime}/extra_tokens", f"{regime}/unencodable"):
+    for key in ("thl/too_long", "see/bytes", "plan/extra_tokens", f"{regime}/unencodable"):
         assert expected.kept[0][key] == trained.kept[0][key], key
 
 

@@ -11,7 +11,7 @@ from mutualrl.console.display import cell, print_text
 from mutualrl.runs.overview import Overview
 from mutualrl.runs.record import FEW
 from mutualrl.storage.files import JsonObject
-from mutualrl.storage.run_info import Summary, Validation, measured
+from mutualrl.storage.run_info import PolicyFacts, Summary, Validation, measured
 
 
 def show_summary(summary: Summary, run_dir: Path | str) -> None:
@@ -20,13 +20,16 @@ def show_summary(summary: Summary, run_dir: Path | str) -> None:
     validations = {name: (result.initial_validation, result.validation) for name, result in summary.policies.items()}
     groups = sorted({group for _, after in validations.values() if after is not None for group in after.by_group})
     shown = groups if 1 < len(groups) <= 4 else []
-    table = Table("policy", "all", *map(cell, shown), *(("rescued pairs", "waited") if summary.shares else ()))
+    shared = ("dead prompts", "taught", "waited") if summary.shares else ("dead prompts",)
+    table = Table("policy", "all", *map(cell, shown), *shared)
     for name, result in summary.policies.items():
         both = validations[name]
         cells = [" -> ".join(map(_accuracy, both))]
         cells += [" -> ".join(_of_group(validation, group) for validation in both) for group in shown]
+        facts = result.facts or PolicyFacts()
+        cells.append("" if facts.dead is None else f"{facts.dead} (most: {facts.most_dead})")
         if summary.shares:
-            cells += [str(result.rescued_pairs), f"{result.wait_seconds:.0f} s"]
+            cells += [str(facts.taught), f"{result.wait_seconds:.0f} s"]
         table.add_row(cell(name), *cells)
     ends = [after for _, after in validations.values() if after is not None]
     rewarded = any(after.no_box is None for after in ends)  # by user reward functions
@@ -37,6 +40,7 @@ def show_summary(summary: Summary, run_dir: Path | str) -> None:
     )
     print_text(console, heading)
     show_table(table)
+    _show_sources(summary)
     for name in summary.lost:
         console.print(f"{cell(name)} was lost during the run; the others continued without it", highlight=False)
     if (count := min((after.n for after in ends), default=0)) and count < FEW:
@@ -48,6 +52,25 @@ def show_summary(summary: Summary, run_dir: Path | str) -> None:
     for note in summary.notes:
         print_text(console, f"Note: {note}")
     print_text(console, f"{summary.seconds:.0f} s in total; the run is in {run_dir!s}")
+
+
+def _show_sources(summary: Summary) -> None:
+    """Print what each source gave and, if it was asked, cost."""
+    if not summary.source_facts:
+        return
+    if not any(facts.asked for facts in summary.source_facts.values()):
+        table = Table("source", "rescues")
+        for name, facts in summary.source_facts.items():
+            table.add_row(cell(name), f"{facts.rescues:,}")
+        show_table(table)
+        return
+    table = Table("source", "questions", "without an answer", "tokens", "rescues", "tokens per rescue")
+    for name, facts in summary.source_facts.items():
+        per_rescue = facts.tokens_per_rescue
+        asked = [f"{facts.questions - facts.left_out:,}", f"{facts.failed:,}", f"{facts.tokens:,}"]
+        each = "" if per_rescue is None or not facts.asked else f"{per_rescue:,.0f}"
+        table.add_row(cell(name), *(asked if facts.asked else ("", "", "")), f"{facts.rescues:,}", each)
+    show_table(table)
 
 
 def _accuracy(validation: Validation | None) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -41,7 +42,9 @@ class SourceRow:
 @dataclass(frozen=True, slots=True)
 class RevivalRow:
     """One model and one source (`(any)`: all together): the model's `prompts`, those it `failed` on, those of them with
-    a confirmed text of the source (`revived`), and their fraction with its 95 % bootstrap interval over prompts."""
+    a confirmed text of the source that the model can learn (`revived`), and their fraction with its 95 % bootstrap
+    interval over prompts. `out_of_reach`: those with confirmed texts, none of which the model can learn;
+    `needed_length`: the `max_completion_length` that would do for those whose texts are too long, None without any."""
 
     learner: str
     source: str
@@ -50,6 +53,8 @@ class RevivalRow:
     revived: int
     rate: float
     rate_ci: tuple[float, float]
+    out_of_reach: int = 0
+    needed_length: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +138,43 @@ def revival_rows(
     for learner in [] if rollouts is None else sorted(set(rollouts["policy"].to_pylist())):
         rule = thresholds.of(learner)
         failed = failures(rollouts, learner, rule.failure)
-        solved = {key: solved_prompts(source, rule.success) for key, source in sources.items()}
-        if len(solved) > 1:
-            solved[ANY] = set().union(*solved.values())
-        rows += [_row(learner, key, failed, prompts, seed) for key, prompts in solved.items()]
+        found = {key: _texts_for(source, learner, rule.success) for key, source in sources.items()}
+        if len(found) > 1:
+            found[ANY] = _together(list(found.values()))
+        rows += [_row(learner, key, failed, texts, seed) for key, texts in found.items()]
     return rows
 
 
-def _row(learner: str, source: str, failed: Mapping[str, bool], solved: set[str], seed: int) -> RevivalRow:
-    columns = np.array([[fails, fails and prompt_id in solved] for prompt_id, fails in sorted(failed.items())], float)
+class _Texts(NamedTuple):
+    """Prompts with a confirmed text (`solved`), those of them with one that a model can learn, and the fewest tokens of
+    the others' that are too long."""
+
+    solved: set[str]
+    learnable: set[str]
+    lengths: Mapping[str, int]
+
+
+def _texts_for(source: Prepared, learner: str, success: float) -> _Texts:
+    """Return what a source has for a model; of one whose tokenizer is not known, all can be learnt."""
+    solved = solved_prompts(source, success)
+    known = source.learnable.get(learner)
+    return _Texts(solved, solved, {}) if known is None else _Texts(solved, solved & known.prompts, known.lengths)
+
+
+def _together(texts: Sequence[_Texts]) -> _Texts:
+    lengths: dict[str, int] = {}
+    for each in texts:
+        for prompt_id, length in each.lengths.items():
+            lengths[prompt_id] = min(length, lengths.get(prompt_id, length))
+    return _Texts(set().union(*(t.solved for t in texts)), set().union(*(t.learnable for t in texts)), lengths)
+
+
+def _row(learner: str, source: str, failed: Mapping[str, bool], texts: _Texts, seed: int) -> RevivalRow:
+    columns = np.array(
+        [[fails, fails and prompt_id in texts.learnable] for prompt_id, fails in sorted(failed.items())], float
+    )
+    beyond = [key for key, fails in failed.items() if fails and key in texts.solved - texts.learnable]
+    needed = max((texts.lengths[key] for key in beyond if key in texts.lengths), default=None)
 
     def statistic(sums: Floats) -> Floats:
         return ratio(sums[:, 1], sums[:, 0])[:, None]
@@ -149,7 +182,8 @@ def _row(learner: str, source: str, failed: Mapping[str, bool], solved: set[str]
     totals = columns.sum(axis=0)
     (interval,) = intervals(columns, statistic, seed)
     rate = float(ratio(totals[1], totals[0]))
-    return RevivalRow(learner, source, len(failed), int(totals[0]), int(totals[1]), rate, interval)
+    revived = int(totals[1])
+    return RevivalRow(learner, source, len(failed), int(totals[0]), revived, rate, interval, len(beyond), needed)
 
 
 def overlaps(sources: Mapping[str, Prepared], success: float) -> list[SourcePair]:
@@ -195,13 +229,25 @@ def markdown(result: Revival) -> str:
         parts.append(
             table(
                 "Prompts on which a model fails entirely, and those that a source would revive [95 % bootstrap]",
-                ["model", "prompts", "dead", "source", "revived", "of the dead"],
+                ["model", "prompts", "dead", "source", "revived", "of the dead", "cannot learn"],
                 [_cells(row) for row in result.revival],
             )
         )
+        parts += [sentence for row in result.revival if (sentence := _out_of_reach(row)) is not None]
     return "\n\n".join(part.rstrip("\n") for part in parts)
 
 
 def _cells(row: RevivalRow) -> Sequence[str]:
     rate = with_interval(row.rate, row.rate_ci) if row.failed else "-"
-    return [name(row.learner), str(row.prompts), str(row.failed), name(row.source), str(row.revived), rate]
+    counts = [str(row.prompts), str(row.failed), name(row.source), str(row.revived), rate, str(row.out_of_reach)]
+    return [name(row.learner), *counts]
+
+
+def _out_of_reach(row: RevivalRow) -> str | None:
+    """Return why a model cannot learn confirmed texts of a source; None if it can learn one on each dead prompt."""
+    if not row.out_of_reach:
+        return None
+    why = f"{name(row.learner)} can learn no confirmed text of {name(row.source)} on {row.out_of_reach} dead prompts"
+    if row.needed_length is None:
+        return f"{why}: its tokenizer changes them."
+    return f"{why}: they are too long. A max_completion_length (here --max-new-tokens) of {row.needed_length} would do."

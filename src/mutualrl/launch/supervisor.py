@@ -49,7 +49,9 @@ from mutualrl.recipes import Recipe, load_run
 from mutualrl.recipes.agreement import source_digests
 from mutualrl.recipes.run_sources import Prediction, described, recorded_digests, restore, store
 from mutualrl.reporting.progress import Progress
+from mutualrl.runs.facts import accounts_of, policy_facts, rows_of, silence_note, source_facts, values_of
 from mutualrl.runs.notes import notes_of
+from mutualrl.see.location import record_store
 from mutualrl.storage.files import try_stat, write_checksummed
 from mutualrl.storage.run_info import Fingerprint, Summary, policy_result
 from mutualrl.storage.rundir import RunDirectory, clean_run, directory_is_gone, hold, require_creatable
@@ -285,7 +287,13 @@ def summarize(run: RunDirectory, recipe: Recipe, names: Sequence[str], seconds: 
             lost.append(name)
         else:
             raise MutualRLError(f"policy {name!r} ended without a result; logs: {run.policy(name).logs}")
-    info = run.info()
+    info, notes = run.info(), list[str]()
+    rows = {name: rows_of(run, name) for name in names}
+    values = {name: values_of(each) for name, each in rows.items()}
+    policies = {name: each.model_copy(update={"facts": policy_facts(values[name])}) for name, each in policies.items()}
+    accounts = accounts_of(record_store(run), [source.name for source in recipe.asked_sources], notes)
+    sources = {each.name: source_facts(each.name, values, accounts.get(each.name)) for each in recipe.active_sources}
+    silences = [note for name, facts in sources.items() if (note := silence_note(name, facts)) is not None]
     return Summary(
         regime=recipe.regime_class.name,
         shares=recipe.regime_class.shares and len(recipe.members) > 1,
@@ -296,7 +304,8 @@ def summarize(run: RunDirectory, recipe: Recipe, names: Sequence[str], seconds: 
         seconds=round(seconds, 3),
         data=info.data,
         sources=info.sources if recipe.active_sources else {},
+        source_facts=sources,
         policies=policies,
         lost=lost,
-        notes=notes_of(run, names, recipe.regime_class.metrics, recipe.task.max_prompt_tokens),
+        notes=notes + silences + notes_of(run, rows, recipe.regime_class.metrics, recipe.task.max_prompt_tokens),
     )

@@ -48,7 +48,6 @@ class HACPO(Regime):
     metrics = (
         Metric("hacpo/rows", "rows", "peer rows that joined the batch", role="action"),
         Metric("hacpo/unencodable", "rows", "peer rows that the learner cannot encode, or that were not scored"),
-        Metric("hacpo/extra_tokens", "tokens", "tokens of the peer rows"),
         Metric("hacpo/capability", "fraction", "mean success rate over the last rounds", "capability"),
         Metric("hacpo/advantage_max", "advantage", "largest absolute own advantage"),
         Metric("hacpo/weight", "ratio", "mean weight of the peer rows, 1 / w", "weight of peer rows"),
@@ -102,7 +101,6 @@ class HACPO(Regime):
             metrics={
                 "hacpo/rows": float(len(rows)),
                 "hacpo/unencodable": float(unencodable),
-                "hacpo/extra_tokens": float(sum(len(row.token_ids) for row in rows)),
                 "hacpo/capability": capabilities[view.learner],
                 "hacpo/advantage_max": max((float(np.abs(a).max()) for a in own_advantages.values()), default=0.0),
                 "hacpo/weight": float(np.mean([1 / weight[row.source.policy] for row in rows])) if rows else 0.0,

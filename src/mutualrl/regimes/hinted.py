@@ -86,7 +86,6 @@ class Hinted(Regime):
         ),
         Metric("hinted/bare", "rollouts", "confirmed answers left out since they are nothing but the final answer"),
         Metric("hinted/sampled_tokens", "tokens", "tokens of the answers sampled with the hint"),
-        Metric("hinted/extra_tokens", "tokens", "tokens of the rows that joined the loss"),
         Metric("hinted/nll", "nats per token", "mean NLL of the learnt answers (and of fallback's pairs)"),
         Metric("hinted/hint_nll", "nats per token", "mean NLL of the hints whose prompts gave an answer to learn"),
         Metric("hinted/ratio", "ratio", "mean over the tokens of policy-gradient rows of pi(. | x) over pi(. | x, h)"),
@@ -215,7 +214,6 @@ class Hinted(Regime):
         metrics = {
             "hinted/gate_rate": len(self.opened(view)) / max(len(view.own_groups()), 1),
             "hinted/fallback": float(len(fallback)),
-            "hinted/extra_tokens": float(sum(len(row.token_ids) for row in (*rows, *fallback))),
             **self._metrics(answers, confirmed),
             **self._hint_nll(view, shown, confirmed),
         }

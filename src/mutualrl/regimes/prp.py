@@ -39,7 +39,6 @@ class PRP(Regime):
         Metric("prp/rows", "rows", "peer rows that joined the batch", role="action"),
         Metric("prp/unencodable", "rows", "peer rows that the learner cannot encode, or that were not scored"),
         Metric("prp/untrusted", "rows", "peer rows outside the band, under `trust: band`"),
-        Metric("prp/extra_tokens", "tokens", "tokens of the peer rows"),
         Metric("prp/uncovered", "fraction", "tokens of the peer rows without an aligned log-prob"),
         Metric("prp/delta_thl", "nats", "mean mass of a peer row's trace assigned to no token", "delta_THL"),
         Metric("prp/mismatched", "tokens", "mean number of a peer row's tokens with mass assigned to no token"),
@@ -112,7 +111,6 @@ class PRP(Regime):
             metrics={
                 **counts,
                 "prp/rows": float(len(rows)),
-                "prp/extra_tokens": float(tokens),
                 "prp/uncovered": (tokens - covered) / max(tokens, 1),
                 **residual_metrics(residuals),
             },

@@ -294,6 +294,11 @@ class ExtraRow:
         """Return the mask as an array."""
         return np.ones(len(self.token_ids), dtype=np.bool_) if self.mask is None else self.mask
 
+    @property
+    def is_taught(self) -> bool:
+        """Return whether the learner is taught its text: nll rows, and own answers after a hint."""
+        return self.loss == "nll" or bool(self.hint)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:

@@ -54,7 +54,6 @@ class SGT(Regime):
         ),
         Metric("sgt/pairs", "rows", "pairs that joined the loss", role="rescues"),
         Metric("sgt/unencodable", "rows", "successes that the learner cannot encode"),
-        Metric("sgt/extra_tokens", "tokens", "tokens of the pairs"),
         Metric("sgt/remembered", "rows", "pairs with a success of an earlier round"),
         Metric("sgt/nll", "nats per token", "mean NLL of the pairs"),
     )
@@ -246,7 +245,6 @@ def _metrics(gated: Gated, rows: Sequence[ExtraRow]) -> dict[str, float]:
         "sgt/gate_rate": gated.gated / max(gated.prompts, 1),
         "sgt/pairs": float(len(rows)),
         "sgt/unencodable": float(gated.unencodable),
-        "sgt/extra_tokens": float(sum(len(row.token_ids) for row in rows)),
     }
 
 

@@ -47,7 +47,6 @@ class Swarm(Regime):
         Metric("swarm/denied", "groups", "peers' groups whose rewards the learner's verifier rejects"),
         Metric("swarm/unencodable", "groups", "peers' groups that the learner cannot encode"),
         Metric("swarm/rows", "rows", "peer rows that joined the batch", role="action"),
-        Metric("swarm/extra_tokens", "tokens", "tokens of the peer rows"),
         Metric("swarm/other_prompts", "prompts", "prompts of the peer rows that the learner did not sample itself"),
     )
 
@@ -120,7 +119,6 @@ class Swarm(Regime):
                 "swarm/denied": float(varied - len(groups)),
                 "swarm/unencodable": float(len(groups) - len(usable)),
                 "swarm/rows": float(len(rows)),
-                "swarm/extra_tokens": float(sum(len(row.token_ids) for row in rows)),
                 "swarm/other_prompts": float(len({row.prompt_id for row in rows} - set(own))),
             },
         )

@@ -13,6 +13,7 @@ from mutualrl.regimes import baseline
 from mutualrl.reporting.comparability import Comparison
 from mutualrl.reporting.pace import simulate
 from mutualrl.runs.curves import busy_seconds, first_reaching, mean, mean_curve, policies_of
+from mutualrl.runs.facts import silence_note
 from mutualrl.runs.logs import LoggedRun, Series
 from mutualrl.runs.read import part
 
@@ -94,7 +95,7 @@ def sharing(run: LoggedRun) -> Table:
                 name,
                 policy.model,
                 str(run.steps[name]),
-                f"{run.by_role(name, 'rescues').sum():.0f}",
+                str(run.facts(name).taught),
                 "" if result is None else str(result.rescued_prompts),
                 f"{run.total(name, 'see/wait_seconds'):.1f}",
                 "" if result is None else _waited_for(result.waited_for_seconds),
@@ -151,21 +152,16 @@ def asked_sources(run: LoggedRun) -> Table:
     rows = []
     sampled = sum(sampled_tokens(run, policy) for policy in run.policies)
     for source in run.info.asked_sources:
-        readers = [policy for policy in run.policies if len(run.series(policy, f"source/{source}/prompts"))]
-        if not readers:
-            continue
-        total = {key: _of_source(run, source, key) for key in ASKED}
-        tokens = total["prompt_tokens"] + total["completion_tokens"]
-        rescues = sum(run.total(policy, f"source/{source}/rescues") for policy in readers)
-        waits = {policy: waited_share(run, policy, source) for policy in readers}
-        counts = [f"{total[key]:,.0f}" for key in ASKED]
+        facts = run.source_facts(source)
+        per_rescue = facts.tokens_per_rescue
+        waits = {policy: waited_share(run, policy, source) for policy in run.policies}
         rows.append(
             [
                 source,
-                *counts,
-                f"{tokens / sampled:.1%}" if sampled else "",
-                f"{rescues:,.0f}",
-                f"{tokens / rescues:,.0f}" if rescues else "",
+                *(f"{getattr(facts, key):,}" for key in ASKED),
+                f"{facts.tokens / sampled:.1%}" if sampled else "",
+                f"{facts.rescues:,}",
+                "" if per_rescue is None else f"{per_rescue:,.0f}",
                 ", ".join(f"{policy} {share:.0%}" for policy, share in waits.items() if share),
             ]
         )
@@ -176,7 +172,7 @@ def asked_sources(run: LoggedRun) -> Table:
     return Table("Sources that were asked", head, rows)
 
 
-#: sums over a run, as a policy logs them
+#: facts of a source that was asked, in the order of the table
 ASKED = (
     *("prompts", "questions", "asked_again", "failed", "cut_off", "left_out"),
     *("prompt_tokens", "completion_tokens", "confirmed"),
@@ -198,15 +194,18 @@ def waited_share(run: LoggedRun, policy: str, source: str) -> float:
 
 
 def asked_notes(run: LoggedRun) -> list[str]:
-    """Return a note for each source most of whose answers were cut off, and for each for which a policy waited more
-    than a twentieth of its time."""
+    """Return the notes on each source that was asked: without answers, and why; most answers cut off; waited for by a
+    policy for more than a twentieth of its time."""
     notes = []
     staleness = run.setting("exchange.staleness")
     for source in run.info.asked_sources:
-        cut, asked = (_of_source(run, source, key) for key in ("cut_off", "questions"))
+        facts = run.source_facts(source)
+        if (silence := silence_note(source, facts)) is not None:
+            notes.append(silence)
+        cut, asked = facts.cut_off, facts.questions
         if cut > asked / 2:
             notes.append(
-                f"{cut:,.0f} of {asked:,.0f} answers of source {source} were cut off, and a text that was cut off is "
+                f"{cut:,} of {asked:,} answers of source {source} were cut off, and a text that was cut off is "
                 f"no success; raise sources.{source}.max_tokens, or see whether the server knows the model's end tokens"
             )
         share = max((waited_share(run, policy, source) for policy in run.policies), default=0.0)
@@ -220,11 +219,6 @@ def asked_notes(run: LoggedRun) -> list[str]:
 
 
 WAITED = 0.05
-
-
-def _of_source(run: LoggedRun, source: str, key: str) -> float:
-    """Return a sum over what a source did: the same for each reader, but one that was lost saw less."""
-    return max((run.total(policy, f"source/{source}/{key}") for policy in run.policies), default=0.0)
 
 
 def _last(run: LoggedRun, policy: str, metric: str) -> float | None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from mutualrl.reporting.figure_specs import Figure, Panel, filled
 from mutualrl.runs.curves import curve, smooth_curve, tokens_per_second
+from mutualrl.runs.facts import DEAD, REVIVED, TAUGHT
 from mutualrl.runs.logs import LoggedRun
 
 MOST_GROUPS = 8
@@ -82,13 +83,13 @@ def _optimization(run: LoggedRun) -> Figure:
 
 def _gate(run: LoggedRun) -> Figure:
     rates = {name: smooth_curve(run.by_role(name, "gate_rate")) for name in run.policies}
-    pairs = {name: curve(run.by_role(name, "rescues").cumsum()) for name in run.policies}
+    pairs = {name: curve(run.series(name, TAUGHT).cumsum()) for name in run.policies}
     return Figure(
         "gate",
         f"The gate of {run.info.regime}",
         "Fraction of a round's prompts on which the gate opens (moving average over a twentieth of its points); "
-        "cumulative rescued pairs.",
-        filled(Panel("gate rate", "fraction of prompts", rates), Panel("rescued pairs", "cumulative pairs", pairs)),
+        "cumulative texts taught.",
+        filled(Panel("gate rate", "fraction of prompts", rates), Panel("texts taught", "cumulative texts", pairs)),
     )
 
 
@@ -101,8 +102,8 @@ def _regime(run: LoggedRun) -> Figure:
 
 def _prompts(run: LoggedRun) -> Figure:
     capability = {name: smooth_curve(run.series(name, f"capability/{name}")) for name in run.policies}
-    dead = {name: curve(run.series(name, "prompts/dead")) for name in run.policies}
-    revived = {name: curve(run.series(name, "prompts/revived").cumsum()) for name in run.policies}
+    dead = {name: curve(run.series(name, DEAD)) for name in run.policies}
+    revived = {name: curve(run.series(name, REVIVED).cumsum()) for name in run.policies}
     return Figure(
         "prompts",
         "Prompts with and without a success",

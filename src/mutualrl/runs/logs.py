@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import pandas as pd
 
 from mutualrl.errors import FileDamagedError, UsageError
+from mutualrl.runs.facts import accounts_of, policy_facts, source_facts
 from mutualrl.runs.notes import LearningNotes, data_notes, unscorable_note
 from mutualrl.runs.read import is_step, read_run, short, validation_of
 from mutualrl.runs.record import Policy, Run
+from mutualrl.see import open_store
+from mutualrl.sources.answers import Account
 from mutualrl.storage.artifacts import FileDigest
 from mutualrl.storage.files import JsonObject, finite_number, parse_or_none, read_regular, user_path
-from mutualrl.storage.run_info import Validation, measured
+from mutualrl.storage.run_info import PolicyFacts, SourceFacts, Validation, measured
 from mutualrl.storage.run_logs import recorded_sums
 from mutualrl.storage.rundir import RunDirectory
 
@@ -37,11 +41,12 @@ LEVELS = ["policy", "metric", "step"]
 class LoggedRun(Run):
     """Run with its logs. `metrics`: one value per `LEVELS`, sorted; validations are the metric `ACCURACY` and, per
     group, one below it: before training (step 0), during and after it. `steps`: the last logged step by policy;
-    `rescues`: lines of rescues.jsonl by policy."""
+    `rescues`: lines of rescues.jsonl by policy; `accounts`: by source that was asked, what the exchange has of it."""
 
     metrics: Series
     steps: Mapping[str, int]
     rescues: Mapping[str, tuple[JsonObject, ...]]
+    accounts: Mapping[str, Account] = {}
 
     def series(self, policy: str, metric: str) -> Series:
         """Return the values of a metric by step; empty if it was never measured."""
@@ -58,6 +63,25 @@ class LoggedRun(Run):
     def by_role(self, policy: str, role: str) -> Series:
         """Return the values of the metric with this role in the run's regime; empty if it has none."""
         return self.series(policy, self.rule.metric(role) or "")
+
+    def facts(self, policy: str) -> PolicyFacts:
+        """Return what a policy's prompts and rounds came to."""
+        return policy_facts(partial(self._values, policy))
+
+    def source_facts(self, source: str) -> SourceFacts:
+        """Return what a source gave and cost: as a finished run's summary has it, else by the exchange and the logs."""
+        if self.summary is not None and source in self.summary.source_facts:
+            return self.summary.source_facts[source]
+        values = {name: partial(self._values, name) for name in self.policies}
+        return source_facts(source, values, self.accounts.get(source))
+
+    def _values(self, policy: str, metric: str) -> list[float]:
+        return self.series(policy, metric).tolist()
+
+    @property
+    def sources(self) -> list[str]:
+        """Return the sources that it read, recorded ones first."""
+        return [*self.info.sources, *self.info.asked_sources]
 
     def accuracy_of(self, policy: str, group: str | None = None) -> Series:
         """Return greedy accuracy by step, of a group or of all."""
@@ -99,8 +123,11 @@ def read_logged(path: Path) -> LoggedRun:
             notes.append(f"{files.before.relative_to(run.root)} is missing: its accuracy before training is not shown")
         if not lines:
             notes.append(f"policy {name!r} has no step in its metrics.jsonl yet")
-    fields = {name: getattr(run, name) for name in Run.model_fields}
-    return LoggedRun(**fields | {"notes": tuple(notes)}, metrics=frame(rows), steps=steps, rescues=rescues)
+    accounts: Mapping[str, Account] = {}
+    if run.info.asked_sources and not run.info.exchange:  # one that is in a bucket is not asked for a page
+        accounts = accounts_of(open_store(directory.exchange), run.info.asked_sources, notes)
+    fields = {name: getattr(run, name) for name in Run.model_fields} | {"notes": tuple(notes)}
+    return LoggedRun(**fields, metrics=frame(rows), steps=steps, rescues=rescues, accounts=accounts)
 
 
 def read_runs(paths: Sequence[Path]) -> list[LoggedRun]:

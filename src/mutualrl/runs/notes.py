@@ -5,16 +5,20 @@ Computed from the lines of metrics.jsonl, while a run trains (`after` steps) and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from mutualrl.errors import FileDamagedError
 from mutualrl.recipes.agreement import too_long_notes
 from mutualrl.regimes.regime import Metric
-from mutualrl.storage.files import JsonObject, finite_number, parse_or_none, read_checksummed, try_read_bytes
+from mutualrl.storage.files import JsonObject, finite_number, read_checksummed
 from mutualrl.storage.run_info import Validation, policy_result
 from mutualrl.storage.rundir import RunDirectory
 
 LIVE_STEPS = 10  # after which a run that still trains gets a note
+#: metrics of a source that say whether it gave anything
+OF_SOURCE = re.compile(r"source/([^/]+)/(questions|left_out|failed|texts|confirmed)")
 TOO_LONG, CHANGED = "thl/too_long", "thl/changed"
 
 
@@ -35,6 +39,8 @@ class LearningNotes:
         self._unrewarded = 0  # steps in which no rollout had a reward
         self._varied = False
         self._sums: dict[str, float] = {}
+        self._peers = False  # whether there was a policy to read beside sources
+        self._sources: dict[str, Counter[str]] = {}
 
     @classmethod
     def of(cls, metrics: Iterable[Metric], rows: Iterable[JsonObject]) -> LearningNotes:
@@ -55,6 +61,10 @@ class LearningNotes:
         for key in (*self._gates, *self._actions, TOO_LONG, CHANGED):
             if (value := finite_number(row.get(key))) is not None:
                 self._sums[key] = self._sums.get(key, 0.0) + abs(value)
+        self._peers = self._peers or bool(finite_number(row.get("see/peers")))
+        for key in row:
+            if (match := OF_SOURCE.fullmatch(key)) and (value := finite_number(row[key])) is not None:
+                self._sources.setdefault(match[1], Counter())[match[2]] += round(value)
 
     def notes(self) -> list[str]:
         """Return the notes on the steps so far."""
@@ -74,11 +84,18 @@ class LearningNotes:
             return []
         gate = max((self._sums.get(key, 0.0) for key in self._gates), default=None)
         if gate == 0:
-            return [
-                f"the regime never acted {span}: on no prompt did every own rollout fail and a peer's succeed "
-                "(mutualrl complementarity --run DIR shows what each policy solves)"
-            ]
+            return [f"the regime never acted {span}: {self._closed()}"]
         return [f"the regime never acted {span}{self._opened(gate)}: {self._reason()}"]
+
+    def _closed(self) -> str:
+        """Return why the gate never opened, for peers and each kind of source."""
+        others = ["a peer's succeed"] if self._peers or not self._sources else []
+        others += [f"a text of source {name} earn a reward above the threshold" for name in self._sources]
+        why = f"on no prompt did every own rollout fail and {' or '.join(others)}"
+        given = [reason for name, counts in self._sources.items() if (reason := _nothing_of(name, counts)) is not None]
+        if self._peers or not self._sources:
+            given.append("mutualrl complementarity --run DIR shows what each policy solves")
+        return f"{why} ({'; '.join(given)})" if given else why
 
     def _opened(self, gate: float | None) -> str:
         return "" if gate is None else f", although its gate opened for {gate / self.steps:.0%} of the prompts"
@@ -87,15 +104,30 @@ class LearningNotes:
         long, changed = self._sums.get(TOO_LONG, 0.0), self._sums.get(CHANGED, 0.0)
         if long and long >= changed:
             return (
-                f"{long:.0f} texts of peers were longer than trainer.max_completion_length in this policy's tokens; "
-                "raise it for this policy (policies: trainer.max_completion_length)"
+                f"{long:.0f} texts of peers and sources were longer than trainer.max_completion_length in this "
+                "policy's tokens; raise it for this policy (policies: trainer.max_completion_length)"
             )
         if changed:
             return (
-                f"this policy's tokenizer changes {changed:.0f} texts of peers, which cannot be learned; "
+                f"this policy's tokenizer changes {changed:.0f} texts of peers and sources, which cannot be learned; "
                 "mutualrl thl-check --pool POOL names the pair"
             )
-        return "no peer published a row that it can use"
+        return "no peer or source published a row that it can use"
+
+
+def _nothing_of(name: str, counts: Counter[str]) -> str | None:
+    """Return what a source did not give: answers, texts on the rounds' prompts, or confirmed ones; None if it gave
+    some. `counts`: sums of its metrics."""
+    sent = counts["questions"] - counts["left_out"]
+    if counts["confirmed"]:
+        return None
+    if counts["failed"] and counts["failed"] == sent:
+        return f"source {name} answered none of its {sent:,} questions"
+    if counts["left_out"] and not sent:
+        return f"none of {counts['left_out']:,} questions was sent to source {name}: its budget was spent before"
+    if not counts["texts"]:
+        return f"source {name} had no text on a prompt of these steps"
+    return f"none of {counts['texts']:,} texts of source {name} was confirmed"
 
 
 def _advice(reward: float) -> str:
@@ -128,14 +160,15 @@ def unscorable_note(policy: str, validation: Validation | None) -> list[str]:
     return [f"{policy}: {count} have no reward (None or NaN); they count as 0"]
 
 
-def notes_of(run: RunDirectory, policies: Sequence[str], metrics: Sequence[Metric], limit: int | None) -> list[str]:
-    """Return the notes on a run's data, each once, and on what each policy learned from, with its name."""
+def notes_of(
+    run: RunDirectory, rows_by_policy: Mapping[str, Sequence[JsonObject]], metrics: Sequence[Metric], limit: int | None
+) -> list[str]:
+    """Return the notes on a run's data, each once, and on what each policy learned from, with its name.
+    `rows_by_policy`: of their metrics.jsonl."""
     notes: dict[str, None] = {}
-    for policy in policies:
+    for policy in rows_by_policy:
         notes |= dict.fromkeys(data_notes(run, policy, limit))
-    for policy in policies:
-        lines = (try_read_bytes(run.policy(policy).metrics) or b"").splitlines()
-        rows = [row for line in lines if (row := parse_or_none(line)) is not None]
+    for policy, rows in rows_by_policy.items():
         notes |= dict.fromkeys(f"{policy}: {note}" for note in LearningNotes.of(metrics, rows).notes())
         result = policy_result(run.policy(policy).result, run.root)
         notes |= dict.fromkeys(unscorable_note(policy, None if result is None else result.validation))

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from mutualrl.errors import FileDamagedError, UsageError
 from mutualrl.process.status import ELSEWHERE, status_file
+from mutualrl.runs.facts import policy_facts, rows_of, values_of
 from mutualrl.see.bucket import PROBE_SECONDS
 from mutualrl.see.liveness import HEARTBEAT, last_heartbeat
 from mutualrl.see.manifest import read_manifest
@@ -103,7 +104,11 @@ def _info(store: RemoteStore, policy: str) -> RunInfo | None:
 def _write_outcome(run: RunDirectory, info: RunInfo, policies: Sequence[str], url: str) -> None:
     """Write the summary of a run whose policies have all finished, else its status."""
     results = {policy: policy_result(run.policy(policy).result, run.root) for policy in policies}
-    finished = {policy: result for policy, result in results.items() if result is not None}
+    finished = {}
+    for policy, result in results.items():
+        if result is not None:
+            facts = policy_facts(values_of(rows_of(run, policy)))
+            finished[policy] = result.model_copy(update={"facts": facts})
     if len(finished) == len(results):
         plan = info.fingerprint
         summary = Summary(

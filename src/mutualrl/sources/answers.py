@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 
+from mutualrl.console.display import clean
 from mutualrl.errors import ExchangeDamagedError, FileDamagedError
 from mutualrl.see.store import ExchangeStore
 from mutualrl.sources.questions import Answer, Question
 from mutualrl.storage.files import JsonObject, checksummed_bytes, parse_checksummed
 
 NAME = re.compile(r"answer-([0-9]{6,})-[0-9a-f]{16}\.json")
+MOST_REASONS = 20  # of an account; the others are counted as one
+LONGEST_REASON = 300
+OTHER_REASONS = "other reasons"
 LARGEST = 2**53  # of the numbers of an account: a float has them exactly
 ACCOUNT = re.compile(r"asked-([0-9]{6,})\.json")
 
@@ -27,7 +32,7 @@ class Account:
     asked again because a process ended while they were in flight, answers without a text, answers that were cut off,
     questions that the budget or a source that did not answer left out, tokens of questions and answers, and seconds.
     `spent`: tokens that count against its budget; `budget_ended`: the budget into which a question did not fit, else
-    0."""
+    0. `reasons`: why questions have no answer, each with its number."""
 
     prompts: int = 0
     questions: int = 0
@@ -41,11 +46,23 @@ class Account:
     seconds: float = 0.0
     spent: int = 0
     budget_ended: int = 0
+    reasons: Mapping[str, int] = field(default_factory=dict)
+
+    def plus(self, other: Account) -> Account:
+        """Return the sum of two accounts; the budget that ended is the later one's."""
+        sums = {key: getattr(self, key) + getattr(other, key) for key in NUMBERS if key != "budget_ended"}
+        reasons = Counter(self.reasons)
+        reasons.update(other.reasons)
+        return Account(**sums, budget_ended=other.budget_ended, reasons=dict(reasons))
 
     def metrics(self, name: str) -> dict[str, float]:
         """Return the numbers by metric, `source/NAME/...`."""
         own = ("spent", "budget_ended")
-        return {f"source/{name}/{key}": float(value) for key, value in asdict(self).items() if key not in own}
+        return {f"source/{name}/{key}": float(getattr(self, key)) for key in NUMBERS if key not in own}
+
+
+#: fields of an account that are numbers
+NUMBERS = tuple(each.name for each in fields(Account) if each.name != "reasons")
 
 
 @dataclass(frozen=True)
@@ -105,6 +122,14 @@ def _name(round_index: int, question: Question) -> str:
     return f"answer-{round_index:06d}-{hashlib.sha256(key).hexdigest()[:16]}.json"
 
 
+def counted_reasons(answers: Iterable[Answer]) -> dict[str, int]:
+    """Return why questions that were asked have no answer, each reason with its number; rare ones as one."""
+    counts = Counter(answer.failure for answer in answers if answer.asked and answer.failure is not None)
+    common = counts.most_common(MOST_REASONS)
+    rest = counts.total() - sum(number for _, number in common)
+    return {**dict(common), **({OTHER_REASONS: rest} if rest else {})}
+
+
 def write_account(store: ExchangeStore, source: str, round_index: int, account: Account) -> None:
     """Store what a source did in a round, before the round is published."""
     value = {"source": source, "round": round_index, **asdict(account)}
@@ -127,9 +152,17 @@ def read_account(store: ExchangeStore, source: str, round_index: int) -> Account
         value = parse_checksummed(data, where)
         if (value.pop("source"), value.pop("round")) != (source, round_index):
             raise ExchangeDamagedError(f"{where}: an account of another round")
-        return Account(**_numbers(value))
+        reasons = value.pop("reasons", {})
+        return Account(**_numbers(value), reasons=_counts(reasons))
     except (FileDamagedError, KeyError, TypeError) as error:
         raise ExchangeDamagedError(f"{where}: not an account of source {source!r} ({error})") from None
+
+
+def _counts(value: object) -> dict[str, int]:
+    """Return reasons with their numbers. Raises TypeError for anything else."""
+    if not isinstance(value, dict) or len(value) > MOST_REASONS + 1:
+        raise TypeError("its reasons are none")
+    return {clean(reason, LONGEST_REASON): number for reason, number in _numbers(value).items()}
 
 
 def _numbers(value: Mapping[str, object]) -> dict[str, int]:

@@ -11,8 +11,8 @@ from contextlib import suppress
 from mutualrl.console.lines import notify
 from mutualrl.errors import RoundAbortedError, SourceLostError
 from mutualrl.records import Prompt
-from mutualrl.sources.answers import Account, AnswerStore
-from mutualrl.sources.questions import Answer, Budget, Question, most_tokens, spent_tokens, used_tokens
+from mutualrl.sources.answers import Account, AnswerStore, counted_reasons
+from mutualrl.sources.questions import Answer, Budget, Question, spent_tokens, used_tokens
 from mutualrl.sources.served import ServedModel
 
 STOP_SECONDS = 0.2  # between two looks at a stop request
@@ -43,6 +43,7 @@ class Asking:
         self._progress = progress
         self._unanswered = 0  # requests in a row that no server answered
         self._times: dict[int, int] = {}  # by place: how often earlier processes asked a question
+        self._left_out = 0  # questions of a round that the budget left out
         self._said_budget = False
         self._said_cut_off = False
 
@@ -54,10 +55,9 @@ class Asking:
         began, sent = time.monotonic(), self._model.requests
         answers: list[Answer | None] = [None] * len(questions)
         self._times = {}
+        self._left_out = 0
         for place, question in enumerate(questions):
             self._times[place], answers[place] = self._store.of(round_index, question)
-            if (answer := answers[place]) is not None:
-                self._budget.used += spent_tokens(answer, self._text(prompts, question), self._most)
         earlier = sum(self._times.values())
         if in_flight := sum(1 for place, times in self._times.items() if times and answers[place] is None):
             notify(f"{in_flight} questions of round {round_index} were in flight when a process ended: asked again")
@@ -67,6 +67,8 @@ class Asking:
         counts = Counter(_outcome(answer) for answer in known)
         texts = [self._text(prompts, question) for question in questions]
         tokens = [used_tokens(answer, text) for answer, text in zip(known, texts, strict=True)]
+        spent = sum(spent_tokens(*each, self._most) for each in zip(known, texts, strict=True))
+        self._budget.used += spent
         again = sum(max(0, self._times[place] - 1) for place in self._times)
         account = Account(
             prompts=len({question.prompt_id for question in questions}),
@@ -79,8 +81,9 @@ class Asking:
             prompt_tokens=sum(asked for asked, _ in tokens),
             completion_tokens=sum(said for _, said in tokens),
             seconds=round(time.monotonic() - began, 3),
-            spent=sum(spent_tokens(*each, self._most) for each in zip(known, texts, strict=True)),
-            budget_ended=(self._budget.limit or 0) if self._budget.ended else 0,
+            spent=spent,
+            budget_ended=(self._budget.limit or 0) if self._left_out else 0,
+            reasons=counted_reasons(known),
         )
         self._say(round_index, known)
         return known, account
@@ -106,23 +109,26 @@ class Asking:
         """Ask the questions without an answer, in order, at most `concurrency` at a time."""
         in_flight: set[asyncio.Task[None]] = set()
         concurrency = self._model.spec.concurrency
+        used, counted = 0, 0  # tokens of the answers to the first `counted` questions
         silent = self._unanswered >= concurrency  # since an earlier round: one question finds out whether that is over
         try:
             for place, question in enumerate(questions):
                 if answers[place] is not None:
                     continue
-                most = most_tokens(self._text(prompts, question), self._most)
                 while len(in_flight) >= concurrency:
                     in_flight = await _first_of(in_flight)
-                allowed = self._times[place] > 0 or self._budget.allows(most)
-                while allowed is None:
-                    in_flight = await _first_of(in_flight)
-                    allowed = self._budget.allows(most)
-                if not allowed or (self._unanswered >= concurrency and not silent):
+                while self._budget.limit is not None and counted <= place - concurrency:
+                    if (known := answers[counted]) is None:
+                        in_flight = await _first_of(in_flight)
+                        continue
+                    used += spent_tokens(known, self._text(prompts, questions[counted]), self._most)
+                    counted += 1
+                over = not (self._times[place] or self._budget.allows(used))
+                if over or (self._unanswered >= concurrency and not silent):
+                    self._left_out += over
                     answers[place] = Answer(failure="not asked", asked=False)
                     continue
-                self._budget.reserve(most)
-                job = self._ask(round_index, question, place, prompts, most, retries=0 if silent else None)
+                job = self._ask(round_index, question, place, prompts, retries=0 if silent else None)
                 if silent:
                     silent = False
                     answers[place] = await job
@@ -142,7 +148,6 @@ class Asking:
         question: Question,
         place: int,
         prompts: Mapping[str, Prompt],
-        most: int,
         retries: int | None = None,
     ) -> Answer:
         """Ask one question, and store its answer. `retries`: in place of the recipe's."""
@@ -156,7 +161,6 @@ class Asking:
                 f"({self._model.spec.retries} repetitions); on_source_loss: continue would go on without it"
             )
         self._store.answered(round_index, question, times, answer)
-        self._budget.settle(most, spent_tokens(answer, self._text(prompts, question), self._most))
         self._progress()
         return answer
 
@@ -186,11 +190,11 @@ class Asking:
                 f"that was cut off is no success; raise sources.{source}.max_tokens ({self._model.spec.max_tokens}), "
                 "or see whether the server knows the model's end tokens"
             )
-        if self._budget.ended and not self._said_budget:
+        if self._left_out and not self._said_budget:
             self._said_budget = True
             notify(
-                f"source {source!r}: its budget of {self._budget.limit:,} tokens does not allow another question "
-                f"({self._budget.used:,} used): nothing more is asked"
+                f"source {source!r}: its budget of {self._budget.limit:,} tokens is spent ({self._budget.used:,} "
+                "used): nothing more is asked"
             )
 
 

@@ -72,12 +72,35 @@ class Learner:
 
 
 @dataclass(frozen=True, slots=True)
+class Learnable:
+    """What one policy can learn of a source's confirmed texts: its tokens spell them, and with the one that ends a
+    response they are within its limit. `counts`: of texts, `encodable`, `too_long` or `changed`; `prompts`: those with
+    an encodable text; `lengths`: of the others with one that is too long, the tokens of the shortest."""
+
+    counts: Mapping[str, int]
+    prompts: frozenset[str]
+    lengths: Mapping[str, int]
+
+    @property
+    def needed_length(self) -> int | None:
+        """Return the limit under which it could learn a text on each of `lengths`; None if there is none."""
+        return max(self.lengths.values(), default=None)
+
+    def to_json(self) -> JsonObject:
+        """Return the counts and, where a text is too long, the length that would do."""
+        needed = {} if self.needed_length is None else {"needed_length": self.needed_length}
+        return {**self.counts, **needed}
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
-    """A source that is ready for training: its rollouts, and what is said of them before the start."""
+    """A source that is ready for training: its rollouts, what is said of them before the start, and what each policy
+    can learn of them."""
 
     source: StoredSource
     summary: JsonObject
     note: str
+    learnable: Mapping[str, Learnable] = field(default_factory=dict)
 
     @property
     def data(self) -> bytes:
@@ -141,8 +164,10 @@ def _prepared(
     if verified and not any(confirmed):
         raise DataError(_none_confirmed(pairs, prompts, rewards, threshold))
     source = StoredSource(spec.name, rollouts_table(spec.name, pairs, values), verified, spec.learners or None)
-    summary = _summary(found, pairs, values, confirmed, prompts, learners, verified=verified)
-    return Prepared(source, summary, note_of(spec.name, summary))
+    possible = [pair for pair, good in zip(pairs, confirmed, strict=True) if good or not verified]
+    learnable = {learner.name: _learnable(possible, learner) for learner in learners}
+    summary = _summary(found, pairs, values, confirmed, prompts, learnable, verified=verified)
+    return Prepared(source, summary, note_of(spec.name, summary), learnable)
 
 
 class TrainerState:
@@ -299,12 +324,11 @@ def _summary(
     scores: Sequence[float],
     confirmed: Sequence[bool],
     prompts: Sequence[Prompt],
-    learners: Sequence[Learner],
+    learnable: Mapping[str, Learnable],
     *,
     verified: bool,
 ) -> JsonObject:
     """Return the counts that are said before training, by name."""
-    learnable = [text for (_, text), good in zip(pairs, confirmed, strict=True) if good or not verified]
     return {
         "layout": found.layout,
         "rows": found.counts["rows"],
@@ -319,24 +343,33 @@ def _summary(
         "confirmed": sum(confirmed),
         "confirmed_prompts": len({key for (key, _), good in zip(pairs, confirmed, strict=True) if good}),
         "unscorable": sum(map(math.isnan, scores)) if verified else 0,
-        "learners": {learner.name: _encodable(learnable, learner) for learner in learners},
+        "learners": {name: each.to_json() for name, each in learnable.items()},
     }
 
 
-def _encodable(texts: Sequence[str], learner: Learner) -> dict[str, int]:
-    """Return how many texts a policy can learn: its tokens spell them, and with the one that ends a response they are
-    within its limit."""
+def _learnable(pairs: Sequence[tuple[str, str]], learner: Learner) -> Learnable:
+    """Return what a policy can learn of these texts (prompt id, text)."""
     counts = dict.fromkeys(("encodable", "too_long", "changed"), 0)
+    prompts, lengths = set[str](), dict[str, int]()
     limit = learner.max_completion_length
-    for start in range(0, len(texts), BATCH):
-        batch = texts[start : start + BATCH]
-        for text, ids in zip(batch, encode_exactly(batch, learner.tokenizer), strict=True):
+    for start in range(0, len(pairs), BATCH):
+        batch = pairs[start : start + BATCH]
+        encoded_rows = encode_exactly([text for _, text in batch], learner.tokenizer)
+        for (prompt_id, text), ids in zip(batch, encoded_rows, strict=True):
             if ids is not None:
-                counts["too_long" if limit is not None and len(ids) + 1 > limit else "encodable"] += 1
-                continue
-            result = retokenize(text, learner.tokenizer, limit, ended=True)
-            counts["changed" if not result.exact else "encodable" if result.fits else "too_long"] += 1
-    return counts
+                exact, length = True, len(ids) + 1
+            else:
+                result = retokenize(text, learner.tokenizer, ended=True)
+                exact, length = result.exact, len(result.ids)
+            if not exact:
+                counts["changed"] += 1
+            elif limit is not None and length > limit:
+                counts["too_long"] += 1
+                lengths[prompt_id] = min(length, lengths.get(prompt_id, length))
+            else:
+                counts["encodable"] += 1
+                prompts.add(prompt_id)
+    return Learnable(counts, frozenset(prompts), {key: each for key, each in lengths.items() if key not in prompts})
 
 
 LEFT_OUT = {
@@ -348,6 +381,18 @@ LEFT_OUT = {
     "empty": "empty",
     "over_limit": "over max_texts per prompt",
 }
+
+
+def learnable_note(learner: str, counts: Mapping[str, int]) -> str:
+    """Return what a policy can learn of a source's confirmed texts, and what keeps it from the others."""
+    refused = []
+    if counts["too_long"]:
+        needed = f": max_completion_length {counts['needed_length']:,} would do" if "needed_length" in counts else ""
+        refused.append(f"{counts['too_long']:,} too long{needed}")
+    if counts["changed"]:
+        refused.append(f"{counts['changed']:,} changed by its tokenizer")
+    number = f"{counts['encodable']:,}" if counts["encodable"] or not refused else "none of them"
+    return f"{learner} can learn {number}" + (f" ({', '.join(refused)})" if refused else "")
 
 
 def note_of(name: str, summary: JsonObject) -> str:
@@ -366,8 +411,7 @@ def note_of(name: str, summary: JsonObject) -> str:
     else:
         parts.append("their rewards depend on the learner or on training: each learner computes them in the round")
     for learner, counts in summary["learners"].items():
-        refused = [f"{counts[key]:,} {key.replace('_', ' ')}" for key in ("too_long", "changed") if counts[key]]
-        parts.append(f"{learner} can learn {counts['encodable']:,}" + (f" ({', '.join(refused)})" if refused else ""))
+        parts.append(learnable_note(learner, counts))
     if summary["skipped_files"]:
         parts.append(f"files without recorded texts: {clean(', '.join(summary['skipped_files'][:5]))}")
     if summary["validation_prompts"]:

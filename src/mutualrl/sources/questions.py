@@ -94,40 +94,18 @@ def questions_on(
 
 @dataclass
 class Budget:
-    """Budget of a source, in tokens of its questions and answers. `used`: by the answers that are known; `ended`: a
-    question did not fit, and nothing more is asked.
+    """Budget of a source, in tokens of its questions and answers. `used`: by the answers of earlier rounds.
 
-    A question is asked if what was used and the most that it can use are within `limit`. The decision must not depend
-    on the order of the answers: while earlier ones are in flight, `allows` counts the most that these can use, and
-    where that is too much (None) the caller waits for them and asks again."""
+    What came is counted: a question is asked while the answers known before it have used less than `limit`, and the
+    answers in flight may exceed it. Which answers are known must not depend on their order of arrival, else a resumed
+    run could ask other questions: with c requests in flight, those of the questions at least c places before it."""
 
     limit: int | None
     used: int = 0
-    reserved: int = 0
-    ended: bool = False
 
-    def allows(self, most: int) -> bool | None:
-        """Return whether a question that uses at most this many tokens is asked; None: not known before an answer in
-        flight is."""
-        if self.limit is None:
-            return True
-        if self.ended:
-            return False
-        if self.used + self.reserved + most <= self.limit:
-            return True
-        if self.reserved:
-            return None
-        self.ended = True
-        return False
-
-    def reserve(self, most: int) -> None:
-        """Count a question in flight."""
-        self.reserved += most
-
-    def settle(self, most: int, used: int) -> None:
-        """Count the answer of a question that was in flight."""
-        self.reserved -= most
-        self.used += used
+    def allows(self, used_in_round: int) -> bool:
+        """Return whether another question is asked, after answers of this round that used so many tokens."""
+        return self.limit is None or self.used + used_in_round < self.limit
 
 
 def most_tokens(text: str, max_tokens: int) -> int:

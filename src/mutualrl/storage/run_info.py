@@ -118,9 +118,53 @@ def measured(validation: Validation | None) -> float | None:
     return validation.accuracy
 
 
+class PolicyFacts(Stored):
+    """What a policy's prompts and rounds came to. `dead`: prompts whose last group had no reward above 0, at the end;
+    `most_dead`: the most in any round (both None: not counted); `revived`: how often one of them had a success again.
+    `taught`: rows whose text it was taught; `extra_rows`, `extra_tokens`: all that joined its loss beside its own
+    rollouts."""
+
+    dead: int | None = None
+    most_dead: int | None = None
+    revived: int = 0
+    taught: int = 0
+    extra_rows: int = 0
+    extra_tokens: int = 0
+
+
+class SourceFacts(Stored):
+    """What a source gave and cost over a run. `rescues`: rows taught from it, over all policies; `confirmed`: complete
+    texts above the threshold that a policy saw, a text once per round. The others are 0 unless it is `asked`: see
+    `sources.answers.Account`."""
+
+    asked: bool = False
+    prompts: int = 0
+    questions: int = 0
+    asked_again: int = 0
+    failed: int = 0
+    cut_off: int = 0
+    left_out: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    budget_ended: int = 0
+    reasons: dict[str, int] = {}
+    confirmed: int = 0
+    rescues: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens of its questions and answers."""
+        return self.prompt_tokens + self.completion_tokens
+
+    @property
+    def tokens_per_rescue(self) -> float | None:
+        """Return the tokens of its questions and answers per row taught from it; None without any."""
+        return self.tokens / self.rescues if self.rescues else None
+
+
 class PolicyResult(Stored):
     """`result.json`: a policy's final report. Times in seconds, over all its attempts. `validation`: None for a policy
-    that its own script trained."""
+    that its own script trained. `facts`: what its log comes to, in summary.json only."""
 
     initial_validation: Validation | None
     validation: Validation | None
@@ -133,6 +177,7 @@ class PolicyResult(Stored):
     lost_peers: dict[str, int] = {}
     attempts: int = 1
     resumed_from: list[int] = []
+    facts: PolicyFacts | None = None
 
 
 class Summary(Stored):
@@ -148,6 +193,7 @@ class Summary(Stored):
     seconds: Finite
     data: JsonObject = {}
     sources: dict[str, JsonObject] = {}
+    source_facts: dict[str, SourceFacts] = {}
     policies: dict[str, PolicyResult]
     lost: list[str] = []
     notes: list[str] = []
@@ -155,8 +201,9 @@ class Summary(Stored):
     def to_json(self) -> dict[str, object]:
         """Return the stored form; without sources, that of versions that had none."""
         value = super().to_json()
-        if not self.sources:
-            del value["sources"]
+        for key in ("sources", "source_facts"):
+            if not value[key]:
+                del value[key]
         return value
 
 

@@ -80,8 +80,14 @@ def compare(
     """Compare all outcomes. `reference`: the arm that the others are compared with; by default, and in a pool without
     it, the first arm."""
     references = {pool: _reference(outcomes, pool, reference) for pool in outcomes.pools}
-    older = [] if registered is None else [o for o in outcomes.by.values() if o.is_older_than(registered.changed)]
-    all_notes = [*notes, *_older(outcomes, older), *_few_seeds(outcomes, registered), *_other_problems(outcomes)]
+    older = [] if registered is None else [o for o in outcomes.by.values() if o.age(registered.changed) == "older"]
+    all_notes = [
+        *notes,
+        *_older(outcomes, older),
+        *_undated(outcomes, registered),
+        *_few_seeds(outcomes, registered),
+        *_other_problems(outcomes),
+    ]
     rest = Outcomes([outcome for outcome in outcomes.by.values() if outcome not in older])
     return Compared(
         reference=references,
@@ -91,7 +97,7 @@ def compare(
         differences={pool: _differences(outcomes, pool, references[pool]) for pool in outcomes.pools},
         budget={pool: _budget(outcomes, pool, references[pool]) for pool in outcomes.pools},
         claims=() if registered is None else evaluate_claims(outcomes, registered.file),
-        unseen=() if registered is None or not older else evaluate_claims(rest, registered.file),
+        unseen=() if registered is None or not older or not rest.by else evaluate_claims(rest, registered.file),
         registered=registered,
         notes=all_notes,
         pieces=list(outcomes.by.values()),
@@ -107,12 +113,23 @@ def _older(outcomes: Outcomes, older: Sequence[Outcome]) -> Iterator[str]:
     """Yield a note on the pieces that are older than their claims."""
     if not older:
         return
+    if len(older) == len(outcomes.by):
+        yield f"all {len(older)} pieces are older than the claims, which therefore describe and predict nothing"
+        return
     arms = ", ".join(dict.fromkeys(outcome.arm for outcome in older))
     seeds = ", ".join(map(str, sorted({outcome.seed for outcome in older})))
     yield (
         f"{len(older)} of {len(outcomes.by)} pieces are older than the claims, or their results were known when these "
         f"were written: seeds {seeds} of {arms}. The second table of claims leaves them out"
     )
+
+
+def _undated(outcomes: Outcomes, registered: RegisteredClaims | None) -> Iterator[str]:
+    """Yield a note on the pieces of which it is not recorded whether they are older than their claims."""
+    if registered is not None:
+        ages = [outcome.age(registered.changed) for outcome in outcomes.by.values()]
+        if count := ages.count("not recorded"):
+            yield f"{count} of {len(ages)} pieces do not record whether they began after the claims were written"
 
 
 def _few_seeds(outcomes: Outcomes, registered: RegisteredClaims | None) -> Iterator[str]:
@@ -141,6 +158,8 @@ def _other_problems(outcomes: Outcomes) -> Iterator[str]:
             yield f"not matched: {pool}: accuracy is over {numbers}"
 
 
+#: measures that are fractions, in which no interval leaves 0 to 1
+FRACTIONS, FRACTION = ("accuracy", "pass_at", "retained"), (0.0, 1.0)
 Column = tuple[str, str, str | None]  # name, measure, policy (None: mean of the pool)
 
 
@@ -152,7 +171,8 @@ def _levels(outcomes: Outcomes, pool: str, columns: Sequence[Column]) -> dict[st
         for name, measure, policy in columns:
             values = outcomes.by_seed(pool, arm, outcomes.seeds(pool, arm), measure, policy)
             if values is not None:
-                row[name] = Estimate.of(values, resolution=outcomes.resolution(pool, measure))
+                bounds = FRACTION if measure.partition("/")[0] in FRACTIONS else None
+                row[name] = Estimate.of(values, resolution=outcomes.resolution(pool, measure), bounds=bounds)
         table[arm] = row
     return table
 
@@ -226,7 +246,7 @@ def markdown(compared: Compared) -> str:
     if compared.registered is not None:
         parts.append(_claim_table(compared, compared.claims))
         if compared.unseen:
-            parts.append(_claim_table(compared, compared.unseen, ", on the pieces made after they were written"))
+            parts.append(_claim_table(compared, compared.unseen, ", without the pieces that are older"))
     for pool in compared.final:
         parts += [_final_table(compared, pool), _beside_table(compared, pool), difference_table(compared, pool)]
     return "\n\n".join(part for part in parts if part)
@@ -261,10 +281,14 @@ def difference_table(compared: Compared, pool: str) -> str:
     signals = [name for name in SIGNALS if any(name in row for row in rows.values())]
     ratios = "; tokens and seconds as ratios to it" if measured else ""
     lines = [f"**Difference from {reference}, paired by seed: mean [95 % interval], {pool}{ratios}**", ""]
-    lines += _header("arm", "seeds", "accuracy", "effect size (g)", *signals, *(BUDGET[name] for name in measured))
+    lines += _header(
+        "arm", "seeds", "accuracy", "reading", "effect size (g)", *signals, *(BUDGET[name] for name in measured)
+    )
     for arm, row in rows.items():
         accuracy = row.get("accuracy")
-        cells = ["", "", ""] if accuracy is None else [str(accuracy.n), str(accuracy), _effect(accuracy)]
+        cells = [""] * 4
+        if accuracy is not None:
+            cells = [str(accuracy.n), str(accuracy), accuracy.reading, _effect(accuracy)]
         cells += [str(row[name]) if name in row else "" for name in signals]
         cells += [_ratio(compared.budget[pool][arm][name]) for name in measured]
         lines.append(_row(arm, *cells))

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 from mutualrl.errors import DataError, FileDamagedError
 from mutualrl.reporting.distilled import RESULT as DISTILLED
@@ -50,6 +51,10 @@ class PolicyOutcome:
     seconds: float | None = None
 
 
+#: of a run, beside the claims about it
+Age = Literal["older", "newer", "not recorded"]
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Outcome of one run: pool, arm, seed and policies. `began`: when the run was created, empty if that was not
@@ -78,9 +83,14 @@ class Outcome:
         known = bool(value.get("known"))
         return cls(value["pool"], value["arm"], value["seed"], policies, began, known, data, version)
 
-    def is_older_than(self, registered: str) -> bool:
-        """Return whether the run is older than claims registered at a time, or its result was known then."""
-        return self.known or bool(self.began and self.began < registered)
+    def age(self, registered: str) -> Age:
+        """Return whether the run is older or newer than claims registered at a time; one whose result was known then is
+        older, and of one that does not record when it began that is not recorded."""
+        if self.known:
+            return "older"
+        if not self.began:
+            return "not recorded"
+        return "older" if self.began < registered else "newer"
 
 
 ALL = "all"
@@ -119,7 +129,6 @@ def _retained(before: Validation | None, after: Validation | None) -> float | No
 def _of_policy(run: LoggedRun, name: str, result: PolicyResult) -> PolicyOutcome:
     curve = run.accuracy_of(name)
     logged = run.logged(name)
-    extra = [metric for metric in logged if metric.endswith("/extra_tokens")]
     lessons = [metric for metric in logged if metric.endswith("/nll")]
     return PolicyOutcome(
         after=_accuracies(run, name, curve.index[-1]),
@@ -134,20 +143,19 @@ def _of_policy(run: LoggedRun, name: str, result: PolicyResult) -> PolicyOutcome
         retained=_retained(result.initial_validation, result.validation),
         pass_at=_pass_at(run, name),
         generated_tokens=sampled_tokens(run, name) if "completions/mean_length" in logged else None,
-        extra_tokens=sum(run.total(name, metric) for metric in extra),
+        extra_tokens=float(run.facts(name).extra_tokens),
         asked_tokens=_asked_tokens(run, name),
         seconds=result.train_seconds,
     )
 
 
 def _asked_tokens(run: LoggedRun, policy: str) -> float:
-    """Return a policy's part of the tokens of the sources that were asked: each of their learners logs them all."""
+    """Return a policy's part of the tokens of the sources that were asked: they are divided among their learners."""
     total = 0.0
     for source in run.info.asked_sources:
-        keys = [f"source/{source}/{key}" for key in ("prompt_tokens", "completion_tokens")]
-        readers = sum(len(run.series(each, keys[0])) > 0 for each in run.policies)
-        own = sum(run.total(policy, key) for key in keys)
-        total += own / readers if readers else 0.0
+        readers = [name for name in run.policies if len(run.series(name, f"source/{source}/prompts"))]
+        if policy in readers:
+            total += run.source_facts(source).tokens / len(readers)
     return total
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import scipy
 
 ALPHA = 0.025  # per one-sided test: two-sided 95 % intervals
 MIN_VALUES = 3  # values per test; with fewer, p = 1
+Reading = Literal["above", "below", "not decided"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,7 @@ class Estimate:
 
     `standard_deviation` is over the values (n - 1); NaN for one value. `resolution`: the smallest step of the measure
     (1 / problems for an accuracy), and the smallest half-width of an interval: equal values of a coarse measure do not
-    mean certainty.
+    mean certainty. `bounds`: of the measure, which no interval leaves.
     """
 
     n: int
@@ -31,13 +33,21 @@ class Estimate:
     standard_deviation: float
     resolution: float = 0.0
     alpha: float = ALPHA
+    bounds: tuple[float, float] | None = None
 
     @classmethod
-    def of(cls, values: Sequence[float], *, resolution: float = 0.0, alpha: float = ALPHA) -> Estimate:
+    def of(
+        cls,
+        values: Sequence[float],
+        *,
+        resolution: float = 0.0,
+        alpha: float = ALPHA,
+        bounds: tuple[float, float] | None = None,
+    ) -> Estimate:
         """Estimate the mean from at least one value."""
         array = np.asarray(values, dtype=np.float64)
         standard_deviation = float(array.std(ddof=1)) if len(array) > 1 else math.nan
-        return cls(len(array), float(array.mean()), standard_deviation, resolution, alpha)
+        return cls(len(array), float(array.mean()), standard_deviation, resolution, alpha, bounds)
 
     @property
     def standard_error(self) -> float:
@@ -49,12 +59,21 @@ class Estimate:
     @property
     def low(self) -> float:
         """Return the lower end of the two-sided (1 - 2 alpha) interval; -inf for one value."""
-        return -math.inf if self.n < 2 else self.mean - self._critical * self.standard_error
+        low = -math.inf if self.n < 2 else self.mean - self._critical * self.standard_error
+        return low if self.bounds is None else max(low, self.bounds[0])
 
     @property
     def high(self) -> float:
         """Return the upper end of the two-sided (1 - 2 alpha) interval; inf for one value."""
-        return math.inf if self.n < 2 else self.mean + self._critical * self.standard_error
+        high = math.inf if self.n < 2 else self.mean + self._critical * self.standard_error
+        return high if self.bounds is None else min(high, self.bounds[1])
+
+    @property
+    def reading(self) -> Reading:
+        """Return what the interval of a difference says; not decided with fewer than three values."""
+        if self.n < MIN_VALUES or self.low <= 0 <= self.high:
+            return "not decided"
+        return "above" if self.low > 0 else "below"
 
     def p_above(self, bound: float = 0.0) -> float:
         """Return the p-value against "the mean is at most `bound`"; 1 for fewer than three values."""

@@ -13,6 +13,7 @@ from mutualrl.process.status import RunState
 from mutualrl.regimes import at_level, baseline
 from mutualrl.reporting.comparability import Comparison
 from mutualrl.reporting.page import Verdict
+from mutualrl.runs.facts import cost_of_source
 from mutualrl.runs.logs import LoggedRun
 from mutualrl.runs.record import FEW, Run
 from mutualrl.study.statistics import MIN_VALUES, paired
@@ -31,24 +32,21 @@ def verdicts(comparisons: Sequence[Comparison]) -> list[Verdict]:
     return results
 
 
-DEAD, REVIVED = "prompts/dead", "prompts/revived"
-
-
 def dead_of_run(run: LoggedRun) -> list[str]:
     """Return what happened to the prompts without a reward above 0 in their last group: one sentence per policy that
-    counted them."""
+    counted them, and one per source that was asked, with what it cost."""
     sentences = []
     for policy in run.policies:
-        counts = run.series(policy, DEAD)
-        if counts.empty:
+        facts = run.facts(policy)
+        if facts.dead is None:
             continue
-        taught = run.by_role(policy, "rescues")
-        came_back = f"{run.total(policy, REVIVED):,.0f} times a dead one had a success again"
-        lessons = f"; it was taught {taught.sum():,.0f} texts in all" if len(taught) else ""
+        teaches = facts.taught or run.rule.metric("rescues") is not None
+        lessons = f"; it was taught {facts.taught:,} texts in all" if teaches else ""
         sentences.append(
-            f"{policy}: {counts.iloc[-1]:,.0f} dead at the end, {counts.max():,.0f} at most; {came_back}{lessons}."
+            f"{policy}: {facts.dead:,} dead at the end, {facts.most_dead:,} at most; {facts.revived:,} times a dead "
+            f"one had a success again{lessons}."
         )
-    return sentences
+    return [*sentences, *(cost_of_source(name, run.source_facts(name)) for name in run.info.asked_sources)]
 
 
 def dead_by_arm(comparison: Comparison) -> list[str]:
@@ -56,8 +54,8 @@ def dead_by_arm(comparison: Comparison) -> list[str]:
     sentences = []
     for arm, runs in comparison.arms.items():
         ended = [run for run in runs if run.state == RunState.FINISHED]
-        counts = [run.series(policy, DEAD) for run in ended for policy in run.policies]
-        last = [float(values.iloc[-1]) for values in counts if len(values)]
+        counts = [run.facts(policy).dead for run in ended for policy in run.policies]
+        last = [count for count in counts if count is not None]
         if last:
             sentences.append(f"{arm}: {statistics.fmean(last):,.1f} dead at the end (mean over policies and runs).")
     return sentences
@@ -80,20 +78,20 @@ def _of_one(run: LoggedRun) -> Verdict:
         return Verdict(answer, (), ())
     first = [measured[0] for name in run.policies if 0 in (measured := run.accuracy_of(name)).index]
     began = f" from {statistics.fmean(first):.3f}" if len(first) == len(run.policies) else ""
-    moved = f"{_measure([run]).capitalize()} went{began} to {final:.3f} (greedy, mean of the pool{_problems([run])})."
-    if len(run.policies) == 1:
-        (alone,) = run.policies
-        return Verdict(f"{moved} {alone} trained alone: there is nobody to share with.", _few([run]), ())
+    moved = f"{_measure([run]).capitalize()} went{began} to {final:.3f} (greedy{_averaged([run])}{_problems([run])})."
     if run.arm == baseline().name:
+        if len(run.policies) == 1 and not run.setting("sources"):
+            (alone,) = run.policies
+            answer = f"{moved} {alone} trained alone: there is nobody to share with, no other policy and no source."
+            return Verdict(answer, _few([run]), ())
         other = at_level("outcome").name
         answer = f"{moved} This is a baseline: train the same recipe with a regime that shares, and compare the two."
     else:
         other = baseline().name
-        answer = (
-            f"{moved} One run does not show the gain of sharing: it has no baseline. Train the same recipe without it."
-        )
+        gain = "the gain of sharing" if len(run.policies) > 1 else f"what {' and '.join(run.sources) or run.arm} gave"
+        answer = f"{moved} One run does not show {gain}: it has no baseline. Train the same recipe without it."
     directory = f"{run.root}-{other}"
-    commands = _again(run, regime=other, directory=directory) if len(run.policies) > 1 else ()
+    commands = _again(run, regime=other, directory=directory)
     if commands:
         commands = (*commands, f"mutualrl report {_quoted(run)} {shlex.quote(directory)}")
     return Verdict(
@@ -132,19 +130,17 @@ def _difference(comparison: Comparison, arm: str, finals: dict[int, float], plai
     count = _count(members)
     resolution = 1 / count if count else 0.0
     estimate = paired([finals[seed] for seed in seeds], [plain[seed] for seed in seeds], resolution=resolution)
-    change = f"{estimate.mean:+.3f} in {_measure(members)} (greedy, mean of the pool{_problems(members)})"
+    change = f"{estimate.mean:+.3f} in {_measure(members)} (greedy{_averaged(members)}{_problems(members)})"
     cautions = list(_few(members))
     if any(note.startswith("not matched") for note in comparison.notes):
         cautions.append("The arms differ in more than the regime: see the notes in the section below.")
-    decided = estimate.n >= MIN_VALUES and not estimate.low <= 0 <= estimate.high
+    decided = estimate.reading != "not decided"
     if estimate.n < MIN_VALUES:
         answer = (
             f"{arm} minus {baseline().name}: {change}, seeds: {estimate.n}; {MIN_VALUES} are needed for an interval."
         )
     else:
-        result = "not decided"
-        if decided:
-            result = f"{arm} ended {'above' if estimate.low > 0 else 'below'} {baseline().name}"
+        result = f"{arm} ended {estimate.reading} {baseline().name}" if decided else estimate.reading
         interval = f"[{estimate.low:+.3f}, {estimate.high:+.3f}]"
         answer = f"{arm} minus {baseline().name}: {change}, 95 % interval {interval}, {estimate.n} seeds: {result}."
     commands: tuple[str, ...] = ()
@@ -179,6 +175,10 @@ def _measure(runs: Sequence[Run]) -> str:
     """Return the name of the held-out measure: with custom reward functions there is no accuracy."""
     validations = [policy.validation for run in runs for policy in run.policies.values()]
     return "mean reward" if any(each is not None and each.no_box is None for each in validations) else "accuracy"
+
+
+def _averaged(runs: Sequence[Run]) -> str:
+    return ", mean of the pool" if any(len(run.policies) > 1 for run in runs) else ""
 
 
 def _problems(runs: Sequence[Run]) -> str:

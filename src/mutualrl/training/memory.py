@@ -32,9 +32,9 @@ class PastRound:
 class Memory:
     """What one policy remembers between rounds.
 
-    `state`: the regime's. `uses`: number of nll rows per prompt. `dead`: prompts whose last group had no reward above
-    0. `past`: own rounds that peers may not have reached. `end_tokens`: how often each token ended an own rollout.
-    `texts`: number of rows per text of a source: (source, prompt id, index).
+    `state`: the regime's. `uses`: number of texts taught per prompt. `dead`: prompts whose last group had no reward
+    above 0. `past`: own rounds that peers may not have reached. `end_tokens`: how often each token ended an own
+    rollout. `texts`: number of rows per text of a source: (source, prompt id, index).
     """
 
     state: State = field(default_factory=dict)

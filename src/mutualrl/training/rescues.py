@@ -35,7 +35,7 @@ class RescueLog:
     ) -> None:
         """Append a round's rows, on the main rank. `rollouts`: the learner's own, of all ranks; `step`: the first
         optimizer step that uses the rows."""
-        learnt = [row for row in rows if row.loss == "nll" or row.hint]
+        learnt = [row for row in rows if row.is_taught]
         if not learnt:
             return
         own_by_prompt: dict[str, list[Rollout]] = {row.prompt_id: [] for row in learnt}

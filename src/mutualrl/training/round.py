@@ -31,9 +31,10 @@ from mutualrl.training.extra_rows import ExtraRows
 from mutualrl.training.memory import PastRound
 from mutualrl.training.peers import PeerRounds
 from mutualrl.training.requests import COUNTS, PromptRows, counts_of, results_of
-from mutualrl.training.round_metrics import exchange_metrics
+from mutualrl.training.round_metrics import exchange_metrics, joined
 from mutualrl.training.round_prompts import (
     Prompts,
+    id_or_prompt,
     prompt_text,
     remember,
     require_one_group_per_id,
@@ -275,13 +276,14 @@ class Rounds:
         """Return the regime's plan for a round, identical on all ranks, and remember what it leaves."""
         self.transfer.refused.clear()
         plan = self.split.on_main_rank(lambda: self._planned(view, peers))
-        memory, learnt = self.sharing.memory, [row.prompt_id for row in plan.rows if row.loss == "nll"]
+        memory = self.sharing.memory
+        learnt = [row.prompt_id for row in plan.rows if row.loss == "nll"]
         if plan.state is not None:
             memory.state = plan.state
         if (past := memory.past.get(shared.own.number)) is not None:
             prompts = tuple(sorted({*past.prompts_with_nll_rows, *learnt}))
             memory.past[shared.own.number] = replace(past, prompts_with_nll_rows=prompts)
-        memory.uses.update(learnt)
+        memory.uses.update(row.prompt_id for row in plan.rows if row.is_taught)
         if self.sharing.regime.reads_peers:
             for reason in ("too_long", "changed"):
                 log_value(self.trainer, f"thl/{reason}", float(self.transfer.refused[reason]))
@@ -303,7 +305,9 @@ class Rounds:
         for name, value in self._metrics_of(plans).items():
             log_value(self.trainer, name, value)
         rows = [row for plan in plans for row in plan.rows]
-        for name, value in self.sharing.memory.use(rows, self.sharing.source_names, self.sharing.asked).items():
+        memory = self.sharing.memory
+        metrics = joined(rows) if rows or memory.uses else {}  # no keys for a regime that adds no rows
+        for name, value in (metrics | memory.use(rows, self.sharing.source_names, self.sharing.asked)).items():
             log_value(self.trainer, name, value)
         if self.sharing.link.staleness:
             log_value(self.trainer, "see/late_rows", float(sum(len(plan.rows) for plan in plans[:-1])))
@@ -351,11 +355,10 @@ class Rounds:
         replace_advantages(self.trainer, batch, whitened.tolist())
 
     def follow(self, generation: GenerationBatch) -> None:
-        """Follow the prompts of a round that shares nothing. Each prompt is identified by the hash of its text: a
-        policy that shares nothing accepts any data."""
+        """Follow the prompts of a round that shares nothing, under the ids that a shared round gives them."""
         rollouts = []
         for row, (example, reward) in enumerate(zip(generation.inputs, self.own_rewards(generation), strict=True)):
-            rollouts.append(Rollout(row_id({"prompt": example.get("prompt")}), row, reward, ended=True))
+            rollouts.append(Rollout(id_or_prompt(example), row, reward, ended=True))
         self._follow(Rollouts.join(gather_object([Rollouts.of(rollouts)])))
 
     def own_rewards(self, generation: GenerationBatch) -> list[float]:

@@ -1,8 +1,10 @@
-"""Metrics of what the exchange gave a round: `see/*`, `capability/*` and `source/*`."""
+"""Metrics of a round that no regime declares: `see/*`, `capability/*`, `source/*`, and the rows of `plan/*`."""
 
 from __future__ import annotations
 
-from mutualrl.regimes import RoundView
+from collections.abc import Sequence
+
+from mutualrl.regimes import ExtraRow, RoundView
 from mutualrl.regimes.advantages import success_rate
 from mutualrl.regimes.regime import success_above
 from mutualrl.sources.answers import read_account
@@ -27,6 +29,17 @@ def exchange_metrics(view: RoundView, peers: PeerRounds, sharing: Sharing) -> di
     if sharing.link.staleness:
         metrics["see/lag"] = max(peers.lags.values(), default=0.0)
     return metrics
+
+
+def joined(rows: Sequence[ExtraRow]) -> dict[str, float]:
+    """Return what joins the loss of a round beside the own rollouts, under any regime: `plan/extra_rows`,
+    `plan/extra_tokens`, and `plan/taught`, the rows whose text the policy is taught."""
+    tokens = sum(len(row.token_ids) for row in rows)
+    return {
+        "plan/extra_rows": float(len(rows)),
+        "plan/extra_tokens": float(tokens),
+        "plan/taught": float(sum(row.is_taught for row in rows)),
+    }
 
 
 def _accounts(peers: PeerRounds, sharing: Sharing) -> dict[str, float]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from mutualrl.errors import PlanMismatchError, UsageError
-from mutualrl.records import Ids
+from mutualrl.records import Ids, row_id
 from mutualrl.rollouts import Rollouts
 from mutualrl.training.trl_compat import Inputs
 
@@ -43,6 +43,15 @@ def require_same_prompts(learner: str, round_index: int, prompts: Iterable[str],
                 f"round {round_index}: {learner!r} and {peer!r} did not see the same prompts ({len(own - other)} only "
                 f"here, {len(other - own)} only there, such as {example!r}); give both the same data, seed and batch"
             )
+
+
+def id_or_prompt(example: Inputs) -> str:
+    """Return the id of a data row (`row_id`); where a column has none, such as an open file, that of its prompt: a
+    policy that shares nothing accepts any data."""
+    try:
+        return row_id(example)
+    except UsageError:
+        return row_id({"prompt": example.get("prompt")})
 
 
 def prompt_text(example: Inputs) -> str:

@@ -349,12 +349,10 @@ def remaining_rounds(
 
 
 def budget_left(exchange: Exchange, section: SourceSection, remaining: Collection[int]) -> Budget:
-    """Return a source's budget with what it has spent, without the rounds that it still has to answer. It has ended if
-    it had ended in one of these, unless the recipe raised it since."""
+    """Return a source's budget with what it has spent, without the rounds that it still has to answer."""
     budget = Budget(section.budget_tokens)
     for number in stored_accounts(exchange.store, section.name):
         account = None if number in remaining else read_account(exchange.store, section.name, number)
         if account is not None:
             budget.used += account.spent
-            budget.ended = account.budget_ended == section.budget_tokens
     return budget

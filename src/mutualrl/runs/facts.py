@@ -1,0 +1,118 @@
+"""What a run did, one function per fact: its page, last table, summary.json, notes and comparisons all read it here.
+
+A policy's facts come from its metrics.jsonl; those of a source that is asked, from the accounts in the exchange.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+
+from mutualrl.errors import ExchangeDamagedError
+from mutualrl.see.store import ExchangeStore
+from mutualrl.sources.answers import Account, read_account, stored_accounts
+from mutualrl.storage.files import JsonObject, finite_number, parse_or_none, try_read_bytes
+from mutualrl.storage.run_info import PolicyFacts, SourceFacts
+from mutualrl.storage.rundir import RunDirectory
+
+#: measured values of a metric of one policy, in the order of its steps
+Values = Callable[[str], Sequence[float]]
+
+DEAD, REVIVED = "prompts/dead", "prompts/revived"
+TAUGHT, EXTRA_ROWS, EXTRA_TOKENS = "plan/taught", "plan/extra_rows", "plan/extra_tokens"
+
+
+def rows_of(run: RunDirectory, policy: str) -> list[JsonObject]:
+    """Return the rows of a policy's metrics.jsonl; damaged ones, which `runs verify` names, are left out."""
+    lines = (try_read_bytes(run.policy(policy).metrics) or b"").splitlines()
+    return [row for line in lines if (row := parse_or_none(line)) is not None]
+
+
+def values_of(rows: Iterable[JsonObject]) -> Values:
+    """Return the measured values in the rows of a metrics.jsonl."""
+    stored = list(rows)
+
+    def values(metric: str) -> list[float]:
+        numbers = (finite_number(row.get(metric)) for row in stored if metric in row)
+        return [number for number in numbers if number is not None]
+
+    return values
+
+
+def policy_facts(values: Values) -> PolicyFacts:
+    """Return what a policy's prompts and rounds came to. Dead prompts are None if no round counted them."""
+    dead = values(DEAD)
+    return PolicyFacts(
+        dead=int(dead[-1]) if dead else None,
+        most_dead=int(max(dead)) if dead else None,
+        revived=int(sum(values(REVIVED))),
+        taught=int(sum(values(TAUGHT))),
+        extra_rows=int(sum(values(EXTRA_ROWS))),
+        extra_tokens=int(sum(values(EXTRA_TOKENS))),
+    )
+
+
+def source_facts(name: str, policies: Mapping[str, Values], account: Account | None = None) -> SourceFacts:
+    """Return what a source gave and cost over a run. `account`: the sum of its accounts, of one that was asked."""
+
+    def of(values: Values, key: str) -> Sequence[float]:
+        return values(f"source/{name}/{key}")
+
+    counts = {key: value for key, value in asdict(account or Account()).items() if key in SourceFacts.model_fields}
+    confirmed = max((sum(of(values, "confirmed")) for values in policies.values()), default=0.0)
+    return SourceFacts(
+        **counts,
+        asked=account is not None,
+        confirmed=int(confirmed),
+        rescues=int(sum(sum(of(values, "rescues")) for values in policies.values())),
+    )
+
+
+def accounts_of(store: ExchangeStore, sources: Iterable[str], notes: list[str]) -> dict[str, Account]:
+    """Return the sum of each source's accounts in an exchange; a damaged account is noted and left out."""
+    totals = {}
+    for name in sources:
+        total = Account()
+        for number in stored_accounts(store, name):
+            try:
+                account = read_account(store, name, number)
+            except ExchangeDamagedError as error:
+                notes.append(f"{error}; what source {name!r} did in round {number} is not counted")
+                continue
+            total = total if account is None else total.plus(account)
+        totals[name] = total
+    return totals
+
+
+def cost_of_source(name: str, facts: SourceFacts) -> str:
+    """Return what a source that was asked cost and gave."""
+    sent = facts.questions - facts.left_out
+    per_rescue = facts.tokens_per_rescue
+    each = "" if per_rescue is None else f", {per_rescue:,.0f} tokens per rescue"
+    failed = f" ({facts.failed:,} without an answer)" if facts.failed else ""
+    return f"Source {name}: {sent:,} questions{failed}, {facts.tokens:,} tokens; {facts.rescues:,} rescues{each}."
+
+
+def silence_note(name: str, facts: SourceFacts) -> str | None:
+    """Return why a source that was asked gave nothing, or less than it could: questions without an answer, with the
+    reasons counted, and questions that its budget left out. None if there is nothing to say."""
+    parts = []
+    if facts.failed:
+        which = "none" if facts.failed == facts.questions - facts.left_out else f"{facts.failed:,}"
+        words = "of its {:,} questions has an answer" if which == "none" else "of its {:,} questions have no answer"
+        parts.append(f"{which} {words.format(facts.questions - facts.left_out)} ({reasons(facts.reasons)})")
+    if facts.budget_ended:
+        parts.append(
+            f"its budget of {facts.budget_ended:,} tokens is spent, which left out {facts.left_out:,} questions"
+        )
+    elif facts.left_out:
+        parts.append(f"{facts.left_out:,} questions were not sent, since it did not answer")
+    return f"source {name}: {'; '.join(parts)}" if parts else None
+
+
+def reasons(counts: Mapping[str, int], most: int = 3) -> str:
+    """Return the most frequent reasons with their counts, for a person."""
+    common = Counter(counts).most_common()
+    shown = [reason if len(common) == 1 else f"{count:,} times: {reason}" for reason, count in common[:most]]
+    return "; ".join([*shown, *([f"{len(common) - most} other reasons"] if len(common) > most else [])]) or "no reason"
