@@ -27,6 +27,7 @@ PATIENCE = float(os.environ.get("MUTUALRL_TEST_PATIENCE", "1200"))
 #: how often tests repeat what only repeats (random schedules, contested writes); a benchmark may raise it
 REPEATS = int(os.environ.get("MUTUALRL_TEST_REPEATS", "1"))
 
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the hardware of the tests is the CPU, whatever the machine has
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tests run in two processes
 os.environ.setdefault("MUTUALRL_REPORT", "0")  # a run's page takes seconds; its tests enable it

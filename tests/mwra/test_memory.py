@@ -6,8 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from mutualrl.errors import MachineError
 from mutualrl.machine.devices import Machine
-from mutualrl.mwra.memory import GIB, Estimate, estimate, estimate_allocation, format_estimate, parameter_count
+from mutualrl.mwra.memory import (
+    GIB,
+    Estimate,
+    estimate,
+    estimate_allocation,
+    format_estimate,
+    parameter_count,
+    require_fit,
+)
 from mutualrl.mwra.placement import place
 from mutualrl.recipes import Recipe, Request, resolve
 
@@ -73,6 +82,19 @@ def test_vllm_memory_is_divided_among_the_policies_of_a_gpu(tmp_path: Path) -> N
     assert one is not None
     assert two is not None
     assert (one.vllm_share, two.vllm_share) == (0.6, 0.3)
+
+
+def test_policies_that_share_for_want_of_gpus_must_fit(tmp_path: Path) -> None:
+    """The estimate of both policies, by hand, against one byte less and as many."""
+    resolved = recipe(tmp_path)
+    alone = place(resolved, Machine(("0",), 4))
+    needed = sum(estimated.bytes for each in alone.allocations if (estimated := estimate_allocation(resolved, each)))
+    assert needed > 0
+    require_fit(resolved, alone, Machine(("0",), 4, (int(needed) + 1,)))
+    with pytest.raises(MachineError, match=r"2 policies on GPU 0 need .* GiB"):
+        require_fit(resolved, alone, Machine(("0",), 4, (int(needed) - 1,)))
+    told = recipe(tmp_path, "launch.share_gpus=true")
+    require_fit(told, place(told, Machine(("0",), 4)), Machine(("0",), 4, (1,)))
 
 
 def test_no_estimate_on_cpu_and_text_lists_all_parts(tmp_path: Path) -> None:

@@ -66,11 +66,15 @@ def test_cores_are_split_and_sharing_them_is_reported() -> None:
     assert "2 processes share 1 CPU cores" in narrow.notes[0]
 
 
-def test_too_few_gpus_are_rejected_with_a_remedy() -> None:
+def test_policies_share_where_there_are_fewer_gpus_unless_that_is_forbidden() -> None:
+    placement = place(resolve(Request(pool="2qwen", regime="sgt")), gpus(1))
+    assert [(each.gpus, each.policies_per_gpu) for each in placement.allocations] == [(("0",), 2)] * 2
+    assert "fewer GPUs (1) than members (2)" in placement.notes[0]
+    assert all(each.policies_per_gpu == 1 for each in place(resolve(Request(pool="2qwen")), gpus(2)).allocations)
     with pytest.raises(
         MachineError, match=r"2 policies need at least 2 GPUs, one each: found 1, 1 short.*share_gpus.*hardware.gpus=0"
     ):
-        place(resolve(Request(pool="2qwen", regime="sgt")), gpus(1))
+        place(resolve(Request(pool="2qwen", regime="sgt", assignments=("launch.share_gpus=false",))), gpus(1))
 
 
 def with_teachers(*assignments: str) -> Recipe:
@@ -97,7 +101,10 @@ def test_frozen_source_without_a_gpu_of_its_own_is_refused_with_a_remedy() -> No
     with pytest.raises(
         MachineError, match=r"2 policies and the frozen sources old need 3 GPUs, found 2.*share_gpus.*hardware.gpus=0"
     ):
-        place(with_teachers("sources.far.model=m"), gpus(2))
+        place(with_teachers("sources.far.model=m", "launch.share_gpus=false"), gpus(2))
+    shared = place(with_teachers("sources.far.model=m"), gpus(2))
+    assert shared.sources[0].gpus == ("1",)
+    assert {gpu for allocation in shared.allocations for gpu in allocation.gpus} == {"0", "1"}
 
 
 @pytest.mark.parametrize("setting", ["num_iterations: 2", "shuffle_dataset: false"])
@@ -127,14 +134,16 @@ def test_visible_gpus(
     visible: str | None, expected: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 0\necho 1\n")
+    tool.write_text("#!/bin/sh\necho 0, 81559\necho 1, 40960\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     if visible is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert this_machine().gpus == expected
+    machine = this_machine()
+    assert machine.gpus == expected
+    assert machine.memory == tuple({"0": 81559, "1": 40960}[index] * 2**20 for index in expected)
 
 
 def test_policies_that_would_not_see_the_same_rounds_are_rejected() -> None:

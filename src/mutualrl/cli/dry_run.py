@@ -20,6 +20,7 @@ from mutualrl.launch.checks import (
     check_inputs,
     check_models,
     check_sources,
+    check_training,
     predictions,
 )
 from mutualrl.launch.session import Launch, stored
@@ -27,7 +28,7 @@ from mutualrl.launch.supervisor import check_resumption
 from mutualrl.machine.devices import Machine, this_machine
 from mutualrl.machine.requirements import missing_requirements, require_ports
 from mutualrl.mwra.device_map import read_device_map
-from mutualrl.mwra.memory import Estimate, estimate_allocation, format_estimate
+from mutualrl.mwra.memory import Estimate, estimate_allocation, format_estimate, require_fit
 from mutualrl.mwra.placement import Placement, place
 from mutualrl.recipes import Recipe, dump
 from mutualrl.recipes.agreement import all_prompts, fitting_prompts, require_enough, too_long_notes
@@ -109,7 +110,9 @@ def placements_of(
     impossible: list[MutualRLError] = []
     for label, candidate in machines.items():
         try:
-            placements[label] = place(recipe, candidate, pins)
+            placed = place(recipe, candidate, pins)
+            require_fit(recipe, placed, candidate)
+            placements[label] = placed
         except MutualRLError as error:
             placements[label] = str(error)
             impossible.append(error)
@@ -142,6 +145,7 @@ def plan_of(recipe: Recipe, launch: Launch) -> Plan:
             predicted = predictions(recipe, batch)
             notes = [*notes, *(each.note(name) for name, each in predicted.items())]
         check_models(recipe, [p.name for p in recipe.policies])
+        check_training(recipe, [p.name for p in recipe.policies])
         missing += _absent_models(recipe)
         if all(is_local(resolve_path(policy.model), policy.revision) for policy in recipe.policies):
             sources = check_sources(recipe, inputs)

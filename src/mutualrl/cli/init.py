@@ -40,7 +40,6 @@ from mutualrl.thl import DEFAULT_ANCHOR
 
 SHOWN = 5  # prompts
 BF16_WEIGHTS = 50_000_000  # from this size on, bfloat16 is faster on a CPU that supports it: docs/results.md
-FEW_HELD_OUT = 32
 
 
 def init(options: Init) -> None:
@@ -253,11 +252,6 @@ def _prompt_lines(recipe: Recipe) -> list[str]:
     require_enough(prompts, recipe.round.prompts or 1)
     held_out = load_recipe_prompts(recipe, "validation")
     lines = [f"Data: {len(prompts)} training prompts, {len(held_out)} held out."]
-    if len(held_out) < FEW_HELD_OUT:
-        lines.append(
-            f"{len(held_out)} held-out prompts cannot resolve changes below 1 in {len(held_out)}: set "
-            "task.validation_data in pool.yaml to a larger file"
-        )
     for number, (name, tokenizer) in enumerate(load_tokenizers(recipe).items()):
         shown = prompts[: SHOWN if number == 0 else 1]
         template = recipe.trainer_settings(name).get("chat_template_kwargs")

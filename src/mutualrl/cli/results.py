@@ -8,8 +8,8 @@ from rich.table import Table
 
 from mutualrl.cli.output import screen, show_table
 from mutualrl.console.display import cell, print_text
+from mutualrl.recipes.agreement import few_held_out
 from mutualrl.runs.overview import Overview
-from mutualrl.runs.record import FEW
 from mutualrl.storage.files import JsonObject
 from mutualrl.storage.run_info import PolicyFacts, Summary, Validation, measured
 
@@ -43,12 +43,8 @@ def show_summary(summary: Summary, run_dir: Path | str) -> None:
     _show_sources(summary)
     for name in summary.lost:
         console.print(f"{cell(name)} was lost during the run; the others continued without it", highlight=False)
-    if (count := min((after.n for after in ends), default=0)) and count < FEW:
-        print_text(
-            console,
-            f"{count} held-out prompts decide nothing: one prompt is {1 / count:.0%}. Give more with "
-            "task.validation_data, or raise run.validation_limit",
-        )
+    if (few := few_held_out(summary.data)) is not None:
+        print_text(console, few)
     for note in summary.notes:
         print_text(console, f"Note: {note}")
     print_text(console, f"{summary.seconds:.0f} s in total; the run is in {run_dir!s}")

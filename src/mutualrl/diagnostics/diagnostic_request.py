@@ -107,11 +107,15 @@ class DiagnosticRequest:
         if len(sources) > 1:
             raise UsageError(f"{' and '.join(sources)}: name one source of rollouts")
         _reject_unused(flags, sources[0] if sources else "--source" if specs else "--pool", texts=bool(specs))
-        named_models = _named_models(flags)
+        named_models, task_keys = _named_models(flags), _task_keys(flags)
+        if task_keys and (flags.run is not None or (flags.rollouts and not specs)):
+            where = "--run, whose recipe has them" if flags.run is not None else "--rollouts, which has the rewards"
+            raise UsageError(f"--set {task_keys[0]}: no effect with {where}; leave it out")
         if flags.rollouts or (specs and not sources):
             origin = ", ".join([*(path.name for path in flags.rollouts), *(Path(spec.recorded).name for spec in specs)])
             rules, seed = _thresholds(flags, None), flags.seed or 0
-            texts = _recorded_texts(specs, resolve(Request(task=flags.task, data=flags.data, seed=seed)), None)
+            request = Request(task=flags.task, data=flags.data, seed=seed, assignments=task_keys)
+            texts = _recorded_texts(specs, resolve(request), None)
             return cls(None, None, flags.rollouts, named_models, {}, rules, Scales(), seed, origin, flags, texts)
         if flags.run is not None:
             recorded = _recorded(flags, alone=bool(specs))
@@ -121,7 +125,14 @@ class DiagnosticRequest:
             recorded = None
             pool = None if flags.pool_models else flags.pool or "tiny"
             recipe = resolve(
-                Request(pool=pool, models=flags.pool_models, task=flags.task, data=flags.data, seed=flags.seed or 0)
+                Request(
+                    pool=pool,
+                    models=flags.pool_models,
+                    task=flags.task,
+                    data=flags.data,
+                    seed=flags.seed or 0,
+                    assignments=task_keys,
+                )
             )
             specs = [*specs, *(spec_of(section) for section in recipe.sources)]
             if len(recipe.policies) < 2 and not specs:
@@ -163,13 +174,22 @@ def split_files(flags: DiagnosticFlags) -> tuple[DiagnosticFlags, list[RecordedS
     names = [section.partition("=")[0] for section in sections]
     if repeated := [name for name in names if names.count(name) > 1]:
         raise UsageError(f"two files of recorded texts are named {repeated[0]!r}: --source NAME=recorded:FILE")
-    if foreign := [each for each in flags.assignments if not each.startswith("sources.")]:
+    if foreign := [each for each in flags.assignments if not each.startswith(("sources.", "task."))]:
         raise UsageError(
-            f"--set {foreign[0]}: a diagnostic takes keys of its sources: sources.NAME.columns.text=COLUMN"
+            f"--set {foreign[0]}: a diagnostic takes keys of the task and of its sources: task.template={{question}}, "
+            "task.reward=my.py:reward, sources.NAME.columns.text=COLUMN"
         )
-    recipe = resolve(Request(sources=tuple(sections), assignments=flags.assignments)) if sections else None
+    of_sources = tuple(each for each in flags.assignments if each.startswith("sources."))
+    if of_sources and not sections:
+        raise UsageError(f"--set {of_sources[0]}: there is no source; add --source NAME=recorded:FILE")
+    recipe = resolve(Request(sources=tuple(sections), assignments=of_sources)) if sections else None
     known = [] if recipe is None else recipe.sources
     return replace(flags, rollouts=tuple(dumps)), [spec_of(section) for section in known if section.name in names]
+
+
+def _task_keys(flags: DiagnosticFlags) -> tuple[str, ...]:
+    """Return the assignments to keys of the task."""
+    return tuple(each for each in flags.assignments if each.startswith("task."))
 
 
 def _recorded_texts(specs: Sequence[RecordedSpec], recipe: Recipe, learners: Recipe | None) -> RecordedTexts | None:

@@ -22,8 +22,8 @@ FAILURE_BELOW = Option("Rewards below this are failures (0.2); POLICY=VALUE for 
 @dataclass(frozen=True, kw_only=True)
 class DiagnosticFlags:
     """Options of a diagnostic; None or empty: not given. Those without an `Option` are some diagnostics' only:
-    `models` (POLICY=PATH of the model that sampled), `pool_models` (models to sample from), `sources` and `assignments`
-    (recorded texts and their keys), thresholds. `texts`: the diagnostic takes recorded texts, too."""
+    `models` (POLICY=PATH of the model that sampled), `pool_models` (models to sample from), `sources`
+    (recorded texts), thresholds. `texts`: the diagnostic takes recorded texts, too."""
 
     run: Annotated[Path | None, Option("Use the rollouts of a run's exchange.")] = None
     rollouts: Annotated[
@@ -50,10 +50,18 @@ class DiagnosticFlags:
         int | None, Option("Seed of sampling, draws and intervals (0, or the run's).", min=0, max=SEED_LIMIT)
     ] = None
     trust_remote_code: Annotated[bool, TRUST_REMOTE_CODE] = False
+    assignments: Annotated[
+        tuple[str, ...],
+        Option(
+            "A key of the task or of a source: task.template={question}, task.reward=my.py:reward, "
+            "sources.NAME.columns.text=COLUMN. Repeatable.",
+            "--set",
+            metavar="KEY=VALUE",
+        ),
+    ] = ()
     models: tuple[str, ...] = ()
     pool_models: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
-    assignments: tuple[str, ...] = ()
     texts: bool = False
     hints: bool = False
     success_above: tuple[str, ...] = ()
@@ -98,10 +106,6 @@ class ComplementarityFlags(DiagnosticFlags, WithPlot):
             "--source",
             metavar="NAME=recorded:FILE",
         ),
-    ] = ()
-    assignments: Annotated[
-        tuple[str, ...],
-        Option("A key of a source, such as sources.NAME.columns.text=COLUMN.", "--set", metavar="KEY=VALUE"),
     ] = ()
 
     def __post_init__(self) -> None:

@@ -8,22 +8,25 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet as pq
 
+from mutualrl.console.lines import notify
 from mutualrl.errors import DataError
 from mutualrl.rollouts import SCHEMA, widest
 from mutualrl.sources.layouts import Columns, find_layout
 from mutualrl.storage.files import user_path
 from mutualrl.storage.parquet import read_table
 from mutualrl.tasks.base import Row, read_jsonl
+from mutualrl.tasks.messages import read_message
 from mutualrl.tasks.rows import format_of, read_rows
 
 #: accepted names of the columns, in order of preference
 ALIASES = {
     "policy": ("policy", "model"),
-    "prompt_id": ("prompt_id", "id", "example_id", "prompt"),  # without an id, the prompt's text is its id
-    "x_text": ("x_text", "prompt"),
-    "y_text": ("y_text", "completion", "text"),
+    "prompt_id": ("prompt_id", "id", "example_id", "doc_id", "prompt", "input"),  # without an id, the prompt's text
+    "x_text": ("x_text", "prompt", "input"),
+    "y_text": ("y_text", "completion", "text", "output"),
 }
 #: columns that are read, in the widest type of their kind: a user's numbers are not rounded
 TYPES: dict[str, pa.DataType] = {
@@ -36,8 +39,21 @@ TYPES: dict[str, pa.DataType] = {
 }
 NEEDED = ("policy", "prompt_id", "reward")
 TEXTS = ("prompt_id", "x_text", "y_text")  # also read from messages
-#: columns of TRL's dumps of completions (`log_completions`); one more per reward function
-TRL = frozenset({"step", "prompt", "completion", "advantage"})
+#: columns of dumps of training runs, one file per step: TRL's `log_completions`, with one more column per reward
+#: function, and verl's
+TRL, VERL = frozenset({"step", "prompt", "completion"}), frozenset({"step", "input", "output"})
+#: columns that say that an error of the infrastructure ended a rollout, which is then no failure of the model
+ERROR, STOPPED, HAS_ERROR = "error", "stop_condition", "has_error"
+
+
+def is_dump(names: Collection[str]) -> bool:
+    """Return whether a file is a dump of a training run, whose unit is the step."""
+    return any(columns <= set(names) for columns in (TRL, VERL))
+
+
+def errored(row: Mapping[str, object]) -> bool:
+    """Return whether an error ended the rollout of a row."""
+    return bool(row.get(ERROR)) or row.get(STOPPED) == HAS_ERROR
 
 
 def has_rewards(path: Path, reward: str | None = None) -> bool:
@@ -50,7 +66,7 @@ def has_rewards(path: Path, reward: str | None = None) -> bool:
             names = pq.read_schema(path).names
         else:
             names = [str(name) for name in next(read_rows(path))[1]]
-        return (reward or "reward") in names or set(names) >= TRL or not find_layout(names, Columns(), str(path))
+        return (reward or "reward") in names or is_dump(names) or not find_layout(names, Columns(), str(path))
     except (DataError, pa.ArrowException, OSError):
         return True  # the reader of rollouts says what is wrong
 
@@ -149,7 +165,7 @@ def _files(path: Path) -> list[Path]:
 
 def _field(name: str, names: Collection[str], reward: str | None, numeric: Collection[str], path: Path) -> str | None:
     """Return the column of a file that a field is read from; None if it has none. `numeric`: columns of numbers."""
-    if name == "round" and set(names) >= TRL:
+    if name == "round" and is_dump(names):
         return "step"
     if name != "reward" or (reward is None and "reward" in names):
         return next((alias for alias in ALIASES.get(name, (name,)) if alias in names), None)
@@ -158,7 +174,7 @@ def _field(name: str, names: Collection[str], reward: str | None, numeric: Colle
             raise DataError(f"{path}: no column {reward!r} (--reward), found: {', '.join(sorted(names))[:200]}")
         return reward
     known = {*TRL, *TYPES, *(alias for aliases in ALIASES.values() for alias in aliases)}
-    functions = sorted(set(numeric) - known) if set(names) >= TRL else []
+    functions = sorted(set(numeric) - known - {"advantage", *TRL, *VERL}) if is_dump(names) else []
     if len(functions) > 1:
         raise DataError(
             f"{path}: found the columns {', '.join(functions)[:200]} beside TRL's; name the one with the reward: "
@@ -172,29 +188,27 @@ def _of_messages(name: str, value: object) -> object:
     value as it is. Of content in parts, the parts that are text."""
     if name not in TEXTS or not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
         return value
-    texts = [(each.get("role"), _content(each.get("content"))) for each in value]
-    users = [text for role, text in texts if role == "user" and text]
-    conversation = "\n".join(text for _, text in texts)
+    messages = [message for each in value if (message := read_message(each)) is not None]
+    users = [message.text for message in messages if message.role == "user" and message.text]
+    conversation = "\n".join(message.text for message in messages)
     return users[-1] if users and name != "prompt_id" else conversation or None
-
-
-def _content(content: object) -> str:
-    if isinstance(content, list):
-        parts = [part.get("text") for part in content if isinstance(part, Mapping)]
-        return "".join(part for part in parts if isinstance(part, str))
-    return content if isinstance(content, str) else ""
 
 
 def _lines(path: Path, reward: str | None) -> pa.Table:
     columns: dict[str, list[object]] = {}
     numbers: list[int] = []
-    is_dump = False
+    dump, lost = False, 0
     for number, row in read_jsonl(path):
-        is_dump = is_dump or set(row) >= TRL
+        dump = dump or is_dump(row)
+        lost += errored(row)
         numeric = [name for name, value in row.items() if isinstance(value, int | float)]
         for name in TYPES:
             field = _field(name, row.keys(), reward, numeric, path)
             value = None if field is None else _of_messages(name, row[field])
+            if name == "reward" and errored(row):
+                value = None
+            if name == "round" and isinstance(value, str) and value.isdecimal():
+                value = int(value)
             if name in NEEDED and value is None and (field is None or name != "reward") and (name != "policy" or field):
                 raise DataError(f"{path}, row {number}: {_missing(name, row, field)}")
             if value is not None and not _fits(name, value):
@@ -211,8 +225,9 @@ def _lines(path: Path, reward: str | None) -> pa.Table:
         number = numbers[present["policy"].index(None)]
         raise DataError(f"{path}, row {number}: no field 'policy' (or 'model'), which other rows have")
     arrays = {name: _array(values, TYPES[name], path, name, numbers) for name, values in present.items()}
-    if is_dump:
+    if dump:
         arrays["step"] = arrays["round"]
+    _say_errored(path, lost, len(numbers))
     return pa.table({**arrays, "line": pa.array(numbers, pa.int64())})
 
 
@@ -305,10 +320,20 @@ def _parquet(path: Path, reward: str | None) -> pa.Table:
             raise DataError(
                 f"{path}, field '{field}': found a column of {column.type}, expected {_EXPECTED[name]} in each row"
             ) from None
-    if set(table.column_names) >= TRL:
+    if is_dump(table.column_names):
         columns["step"] = columns["round"]
+    kept = [name for name in (ERROR, STOPPED) if name in table.column_names]
+    if kept:
+        lost = pa.array([errored(row) for row in table.select(kept).to_pylist()])
+        columns["reward"] = pa.chunked_array([pa.compute.if_else(lost, None, columns["reward"].combine_chunks())])
+        _say_errored(path, int(pa.compute.sum(lost).as_py() or 0), len(table))
     columns["line"] = pa.array(np.arange(1, len(table) + 1))
     return pa.table(columns)
+
+
+def _say_errored(path: Path, count: int, rows: int) -> None:
+    if count:
+        notify(f"{path.name}: {count:,} of {rows:,} rollouts were ended by an error and have no reward")
 
 
 def _is_number(kind: pa.DataType) -> bool:

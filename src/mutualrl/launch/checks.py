@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from mutualrl.console.display import clean
 from mutualrl.engines.model_files import check_model
-from mutualrl.errors import DataError, MachineError, ModelError, UsageError
+from mutualrl.errors import DataError, MachineError, ModelError, RecipeError, UsageError
 from mutualrl.launch.session import counted
+from mutualrl.mwra.memory import linear_layers
+from mutualrl.process.loading import fast_imports
 from mutualrl.recipes import Recipe
-from mutualrl.recipes.agreement import data_note, fingerprint, read_splits, require_enough, validation_sample
+from mutualrl.recipes.agreement import (
+    data_note,
+    few_held_out,
+    fingerprint,
+    read_splits,
+    require_enough,
+    shared_prompts,
+    validation_sample,
+)
 from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.recipes.pool_tokenizers import load_tokenizers
 from mutualrl.recipes.run_sources import Prediction, learners_of, prediction_of, prepared, served_settings
+from mutualrl.recipes.schema import Policy
+from mutualrl.recipes.source_section import SourceSection
 from mutualrl.records import Prompt
+from mutualrl.seeds import seed_of
+from mutualrl.sources.answers import Account, first_account
 from mutualrl.sources.prepare import has_one_verdict
 from mutualrl.sources.served import preflight
 from mutualrl.storage.run_info import Fingerprint, RunInfo
@@ -52,7 +65,10 @@ def check_inputs(recipe: Recipe) -> Inputs:
     data = splits.to_json(len(validation))
     unread = [] if recipe.active_sources else [source.name for source in recipe.sources]
     notes = [f"source {name} is not read: regime {recipe.regime_class.name!r} learns no texts" for name in unread]
-    notes += [data_note(data)] + column_notes(prompts) + (boxed_notes(prompts) if recipe.task.reward == BOXED else [])
+    few = few_held_out(data)
+    notes += [data_note(data), *([] if few is None else [few])]
+    notes += shared_prompts(prompts, splits.validation.prompts)
+    notes += column_notes(prompts) + (boxed_notes(prompts) if recipe.task.reward == BOXED else [])
     return Inputs(prompts, validation, splits.validation.prompts, tuple(notes), data)
 
 
@@ -74,6 +90,55 @@ def _check_model(member: str, path: str, revision: str | None, *, trust_remote_c
         raise type(error)(f"{member}: {error}") from error
 
 
+#: schedules that take no arguments of their own
+PLAIN_SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
+
+
+def check_training(recipe: Recipe, names: Collection[str]) -> None:
+    """Check what libraries would refuse in the policies' processes: arguments of the schedule, layers of adapters.
+    Raises RecipeError with the keys."""
+    problems = []
+    for policy in recipe.policies:
+        if policy.name in names:
+            problems += [*_schedule_problems(recipe, policy.name), *_adapter_problems(recipe, policy)]
+    if problems:
+        raise RecipeError(list(dict.fromkeys(problems)))
+
+
+def _schedule_problems(recipe: Recipe, policy: str) -> list[str]:
+    """Return what is wrong with the arguments of a policy's schedule of learning rates, as transformers finds it."""
+    settings = recipe.trainer_settings(policy)
+    kind, arguments = settings.get("lr_scheduler_type", "linear"), settings.get("lr_scheduler_kwargs")
+    if not arguments and kind in PLAIN_SCHEDULES:
+        return []
+    with fast_imports():
+        import torch
+        from transformers import get_scheduler
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    try:
+        get_scheduler(kind, optimizer, 0, 10, scheduler_specific_kwargs=arguments or {})
+    except (TypeError, ValueError, KeyError) as error:
+        return [f"trainer.lr_scheduler_kwargs of {policy!r}: {kind} does not take {arguments or {}}: {error}"]
+    return []
+
+
+def _adapter_problems(recipe: Recipe, policy: Policy) -> list[str]:
+    """Return the layers of a policy's adapter that its model does not have; nothing of a model that is not here."""
+    lora = recipe.lora_settings(policy.name)
+    if lora is None or isinstance(lora.target_modules, str):
+        return []
+    layers = linear_layers(policy)
+    if layers is None:
+        return []
+    known = sorted({name.rpartition(".")[2] for name in layers})
+    return [
+        f"lora.target_modules of {policy.name!r}: no layer {target!r} in {policy.model}; expected some of: "
+        f"{', '.join(known)}; or all-linear"
+        for target in lora.target_modules
+        if not any(name == target or name.endswith(f".{target}") for name in layers)
+    ]
+
+
 def check_sources(recipe: Recipe, inputs: Inputs, names: Collection[str] | None = None) -> dict[str, Prepared]:
     """Return the recipe's sources, or those of some `names`, read and verified; loads the policies' tokenizers if there
     are any. Raises DataError, RewardError, ModelError."""
@@ -83,10 +148,12 @@ def check_sources(recipe: Recipe, inputs: Inputs, names: Collection[str] | None 
 
 
 class AskedSources(NamedTuple):
-    """Checked sources that answer during training: the models of served ones by name, and notes."""
+    """Checked sources that answer during training: the models of served ones by name, notes, and what their first
+    questions cost."""
 
     models: dict[str, str]
     notes: list[str]
+    first: dict[str, Account]
 
 
 def check_asked_sources(
@@ -96,7 +163,7 @@ def check_asked_sources(
     endpoints of served ones, and what the data say of them. A resumed run goes on with the model that it began with,
     and without an endpoint that is gone, as `on_source_loss` says. Raises UsageError, DataError, ModelError,
     MachineError."""
-    models, notes = {}, []
+    models, notes, accounts = {}, [], {}
     for section in recipe.asked_sources:
         if section.column is not None:
             _require_named_sources(recipe, section.column, inputs.prompts)
@@ -112,8 +179,13 @@ def check_asked_sources(
             )
         if contact:
             try:
-                models[section.name] = asyncio.run(preflight(settings.spec))
-                notes.append(f"source {section.name}: {clean(models[section.name], 100)} at {section.served}")
+                first = next((each for each in inputs.prompts if _may_be_asked(section, each)), None)
+                seed = seed_of(recipe.run.seed, section.name, "first question")
+                model, answer = asyncio.run(preflight(settings.spec, None if resumed else first, seed))
+                models[section.name] = model
+                notes.append(f"source {section.name}: {clean(model, 100)} at {section.served}")
+                if first is not None and answer.asked:
+                    accounts[section.name] = first_account(answer, (section.system or "") + first.text)
             except MachineError as error:
                 if resumed is None or section.on_source_loss == "fail":
                     raise
@@ -124,16 +196,23 @@ def check_asked_sources(
             f"sources.{ordered[0].name}.after: needs one verdict on a text for all learners, and the reward functions "
             "depend on the learner or on training; leave it out"
         )
-    return AskedSources(models, notes)
+    return AskedSources(models, notes, accounts)
 
 
-def predictions(
-    recipe: Recipe, batch: BatchPlan, models: Mapping[str, str] = MappingProxyType({})
-) -> dict[str, Prediction]:
-    """Return what each source that is asked will do, by name. `recipe`: with its epochs converted to steps; `models`:
-    the servers' names of their models."""
+def _may_be_asked(section: SourceSection, prompt: Prompt) -> bool:
+    return section.column is None or prompt.columns.get(section.column) == section.name
+
+
+def predictions(recipe: Recipe, batch: BatchPlan, asked: AskedSources | None = None) -> dict[str, Prediction]:
+    """Return what each source that is asked will do, by name. `recipe`: with its epochs converted to steps; `asked`:
+    what was found of them."""
     predicted = {each.name: prediction_of(recipe, each, batch) for each in recipe.asked_sources}
-    return {name: replace(each, model=models.get(name)) for name, each in predicted.items()}
+    if asked is None:
+        return predicted
+    return {
+        name: replace(each, model=asked.models.get(name), first=asked.first.get(name))
+        for name, each in predicted.items()
+    }
 
 
 def _require_named_sources(recipe: Recipe, column: str, prompts: Sequence[Prompt]) -> None:

@@ -21,6 +21,7 @@ from mutualrl.launch.checks import (
     check_inputs,
     check_models,
     check_sources,
+    check_training,
     predictions,
 )
 from mutualrl.launch.group import GRACE_SECONDS, ProcessTag, end
@@ -43,6 +44,7 @@ from mutualrl.machine.devices import Machine, this_machine
 from mutualrl.machine.ray_cluster import join_cluster, require_capacity
 from mutualrl.machine.requirements import require
 from mutualrl.mwra.device_map import read_device_map
+from mutualrl.mwra.memory import require_fit
 from mutualrl.mwra.placement import Placement, place
 from mutualrl.process.status import RunState, StatusWriter
 from mutualrl.recipes import Recipe, load_run
@@ -191,18 +193,20 @@ def planned(recipe: Recipe, machine: Machine, launch: Launch, resumed: RunDirect
         )
     pins = None if launch.device_map is None else read_device_map(launch.device_map)
     placement = place(only(recipe, launch.policies(recipe)), machine, pins)
+    require_fit(recipe, placement, machine)
     if launch.ray is not None:
         require_capacity(bundles(placement))
     inputs = check_inputs(recipe)
     asked = check_asked_sources(recipe, inputs, resumed=None if resumed is None else resumed.info())
     recipe, plan = check_batch(recipe, placement.allocations[0].batch, inputs)
     check_models(recipe, launch.policies(recipe))
+    check_training(recipe, launch.policies(recipe))
     sources = {} if resumed is not None else check_sources(recipe, inputs)
     if resumed is None:
         digests = {name: source.digest for name, source in sources.items()}
     else:
         digests = recorded_digests(resumed.info(), recipe)
-    predicted = predictions(recipe, placement.allocations[0].batch, asked.models)
+    predicted = predictions(recipe, placement.allocations[0].batch, asked)
     notes = [*asked.notes, *(each.note(name) for name, each in predicted.items())]
     inputs = replace(inputs, notes=(*inputs.notes, *notes))
     return Planned(recipe, placement, {**plan, **source_digests(digests)}, inputs, sources, predicted, asked.notes)
@@ -291,7 +295,7 @@ def summarize(run: RunDirectory, recipe: Recipe, names: Sequence[str], seconds: 
     rows = {name: rows_of(run, name) for name in names}
     values = {name: values_of(each) for name, each in rows.items()}
     policies = {name: each.model_copy(update={"facts": policy_facts(values[name])}) for name, each in policies.items()}
-    accounts = accounts_of(record_store(run), [source.name for source in recipe.asked_sources], notes)
+    accounts = accounts_of(record_store(run), info.asked_sources, notes)
     sources = {each.name: source_facts(each.name, values, accounts.get(each.name)) for each in recipe.active_sources}
     silences = [note for name, facts in sources.items() if (note := silence_note(name, facts)) is not None]
     return Summary(

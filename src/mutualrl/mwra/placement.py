@@ -63,30 +63,44 @@ def place(recipe: Recipe, machine: Machine, pins: Mapping[str, DevicePin] | None
 
     `pins` (a device map) override the split. Raises MachineError if there are fewer GPUs than policies, RecipeError if
     no split divides the batch or a pin is invalid."""
-    usable, sources = _with_sources(recipe, Machine(machine.gpus[: recipe.hardware.gpus], machine.cores))
+    used = Machine(machine.gpus[: recipe.hardware.gpus], machine.cores)
+    shared = pins is None and shares_gpus(recipe, used)
+    usable, sources = _with_sources(recipe, used, shared=shared)
     if pins is not None:
         allocations, notes = _pinned(recipe, usable, pins)
     elif usable.gpus:
-        allocations, notes = _on_gpus(recipe, recipe.policies, usable)
+        allocations, notes = _on_gpus(recipe, recipe.policies, usable, shared=shared)
     else:
         allocations, notes = _on_cpu(recipe, recipe.policies, usable)
     _require_same_rounds(recipe, allocations)
     return Placement(tuple(allocations), tuple(notes), sources)
 
 
-def _with_sources(recipe: Recipe, machine: Machine) -> tuple[Machine, tuple[Devices, ...]]:
+def _frozen(recipe: Recipe) -> list[str]:
+    """Return the names of the sources that are sampled on a device of their own."""
+    return [source.name for source in recipe.asked_sources if source.kind == "frozen"]
+
+
+def shares_gpus(recipe: Recipe, machine: Machine) -> bool:
+    """Return whether the members share the GPUs: as `launch.share_gpus` says, else where there are fewer than members.
+    Whether they fit is checked where their sizes are known (`mwra.memory.require_fit`)."""
+    if recipe.launch.share_gpus is not None:
+        return recipe.launch.share_gpus
+    return 0 < len(machine.gpus) < len(recipe.policies) + len(_frozen(recipe))
+
+
+def _with_sources(recipe: Recipe, machine: Machine, *, shared: bool) -> tuple[Machine, tuple[Devices, ...]]:
     """Return what remains of a machine for the policies, and the devices of the sources: one GPU, the last ones, for
-    each frozen source; with `launch.share_gpus` the last one also serves the policies. Served sources need none. Raises
+    each frozen source; if the GPUs are `shared` the last one also serves the policies. Served sources need none. Raises
     MachineError if too few GPUs remain."""
-    frozen = [source.name for source in recipe.asked_sources if source.kind == "frozen"]
-    remaining, shared = machine, recipe.launch.share_gpus
+    frozen, remaining = _frozen(recipe), machine
     if machine.gpus and frozen and not shared:
         count = len(machine.gpus) - len(frozen)
         if count < len(recipe.policies):
             raise MachineError(
                 f"{len(recipe.policies)} policies and the frozen sources {', '.join(frozen)} need "
-                f"{len(recipe.policies) + len(frozen)} GPUs, found {len(machine.gpus)}; let them share: --set "
-                "launch.share_gpus=true, or use the CPU: --set hardware.gpus=0"
+                f"{len(recipe.policies) + len(frozen)} GPUs, found {len(machine.gpus)}; let them share (without --set "
+                "launch.share_gpus=false), or use the CPU: --set hardware.gpus=0"
             )
         remaining = Machine(machine.gpus[:count], machine.cores)
     free = list(machine.gpus[len(machine.gpus) - len(frozen) :] if not shared else machine.gpus[-1:] * len(frozen))
@@ -114,24 +128,36 @@ def _on_cpu(recipe: Recipe, policies: Sequence[Policy], machine: Machine) -> tup
     ], notes
 
 
+def _sharing_note(recipe: Recipe, policies: Sequence[Policy], machine: Machine) -> str:
+    members = len(policies) + len(_frozen(recipe))
+    if recipe.launch.share_gpus:
+        return f"{len(policies)} policies share every GPU"
+    return (
+        f"{len(policies)} policies share every GPU: there are fewer GPUs ({len(machine.gpus)}) than members "
+        f"({members}); activations, logits and caches are not in the estimate (launch.share_gpus=false forbids it)"
+    )
+
+
 def _strategy(recipe: Recipe, default: str) -> str:
     return default if recipe.launch.strategy == "auto" else recipe.launch.strategy
 
 
-def _on_gpus(recipe: Recipe, policies: Sequence[Policy], machine: Machine) -> tuple[list[Allocation], list[str]]:
+def _on_gpus(
+    recipe: Recipe, policies: Sequence[Policy], machine: Machine, *, shared: bool
+) -> tuple[list[Allocation], list[str]]:
     strategy = _strategy(recipe, "zero3")
-    if recipe.launch.share_gpus:
+    if shared:
         count = len(machine.gpus)
         threads = max(machine.cores // (count * len(policies)), 1)
         return [
             Allocation(p.name, machine.gpus, count, threads, strategy, plan_batch(recipe, p.name, count), len(policies))
             for p in policies
-        ], [f"{len(policies)} policies share every GPU"]
+        ], [_sharing_note(recipe, policies, machine)]
     if len(machine.gpus) < len(policies):
         raise MachineError(
             f"{len(policies)} policies need at least {len(policies)} GPUs, one each: found {len(machine.gpus)}, "
-            f"{len(policies) - len(machine.gpus)} short; use a smaller pool, let them share with --set "
-            "launch.share_gpus=true (each takes a fraction of every GPU) or with --device-map FILE (memory fractions "
+            f"{len(policies) - len(machine.gpus)} short; use a smaller pool, let them share (without --set "
+            "launch.share_gpus=false each takes a fraction of every GPU) or with --device-map FILE (memory fractions "
             "that add up to 1 on each GPU), or run on CPU with --set hardware.gpus=0"
         )
     sizes = [p.parameters or 0.0 for p in policies]

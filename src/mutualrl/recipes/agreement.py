@@ -15,7 +15,7 @@ from mutualrl.regimes import parts_of
 from mutualrl.storage.files import JsonObject
 from mutualrl.storage.run_info import Fingerprint
 from mutualrl.tasks import Split, get_task
-from mutualrl.tasks.base import TaskData, load_data, sample_evenly
+from mutualrl.tasks.base import TaskData, load_data, normalized, sample_evenly
 from mutualrl.tasks.mixture import sample_evenly_by_task
 from mutualrl.tasks.prompting import within_limit
 
@@ -72,6 +72,35 @@ def data_note(data: JsonObject) -> str:
     used, count = validation["used"], validation["prompts"]
     part = f"all {count:,} prompts" if used == count else f"{used:,} of {count:,} prompts (run.validation_limit)"
     return f"trains on {train['prompts']:,} prompts: {train['origin']}; validates on {part}: {validation['origin']}"
+
+
+#: held-out prompts below which a comparison will hardly decide anything: one of them is more than .03 of the result
+ENOUGH = 30
+
+
+def few_held_out(data: JsonObject) -> str | None:
+    """Return that a run validates on too few prompts for a verdict, and what to do, from `DataSplits.to_json`; None if
+    there are enough, or if that is not recorded."""
+    validation = data.get("validation")
+    used = validation.get("used") if isinstance(validation, dict) else None
+    if not isinstance(validation, dict) or not isinstance(used, int) or not 0 < used < ENOUGH:
+        return None
+    if used < validation.get("prompts", 0):
+        advice = f"raise run.validation_limit: the data have {validation['prompts']:,}"
+    elif validation.get("held_out"):
+        advice = "hold more rows out (--set task.hold_out=0.25), or give others (--set task.validation_data=FILE)"
+    else:
+        advice = "give more (--set task.validation_data=FILE)"
+    return f"{used} held-out prompts will hardly decide anything: one of them is {1 / used:.0%} of the result; {advice}"
+
+
+def shared_prompts(training: Sequence[Prompt], validation: Sequence[Prompt]) -> list[str]:
+    """Return a note on validation prompts that are training prompts, too: the same text but for whitespace."""
+    known = {normalized(prompt.text) for prompt in training}
+    count = sum(normalized(prompt.text) in known for prompt in validation)
+    if not count:
+        return []
+    return [f"{count:,} of {len(validation):,} validation prompts are training prompts, too (the same text)"]
 
 
 def load_recipe_prompts(recipe: Recipe, split: Split) -> list[Prompt]:

@@ -248,9 +248,11 @@ def _with_code(section: Layer, directory: Path) -> Layer:
 
 
 def _anchored_source(source: object, anchor: Callable[[object], object]) -> object:
-    if not isinstance(source, dict) or source.get("recorded") in (None, TASK):
+    """Return a source with absolute paths of its file or model, if they are beside the recipe."""
+    if not isinstance(source, dict):
         return source
-    return {**source, "recorded": anchor(source["recorded"])}
+    paths = {key: anchor(source[key]) for key in ("recorded", "frozen") if source.get(key) not in (None, TASK)}
+    return {**source, **paths}
 
 
 def _anchored_member(member: object, anchor: Callable[[object], object]) -> object:

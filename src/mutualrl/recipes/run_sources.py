@@ -13,6 +13,7 @@ from mutualrl.recipes.schema import Recipe
 from mutualrl.recipes.source_section import SourceSection
 from mutualrl.records import Prompt
 from mutualrl.regimes.regime import success_above
+from mutualrl.sources.answers import Account
 from mutualrl.sources.layouts import Columns
 from mutualrl.sources.prepare import Learner, Prepared, RecordedSpec, prepare_sources, read_stored
 from mutualrl.sources.served import ServedSpec, key_of
@@ -102,7 +103,8 @@ def sampling_of(recipe: Recipe, section: SourceSection) -> SourceSampling:
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """What a source that is asked will do, before the start: prompts and answers per round, at most; rounds; tokens per
-    answer, at most; its budget in tokens; the server's name of the model, once the server was asked."""
+    answer, at most; its budget in tokens; the server's name of the model and what the first question cost, once the
+    server was asked."""
 
     kind: str
     ask: str
@@ -112,6 +114,7 @@ class Prediction:
     tokens_per_answer: int
     budget_tokens: int | None = None
     model: str | None = None
+    first: Account | None = None
 
     def note(self, name: str) -> str:
         """Return it in words."""

@@ -18,7 +18,7 @@ from mutualrl.regimes import Regime, baseline, get_regime
 from mutualrl.regimes.regime import merged
 from mutualrl.storage.bucket_url import require_url
 from mutualrl.tasks import TASKS, TaskSource
-from mutualrl.tasks.base import MixtureMember
+from mutualrl.tasks.base import HELD_OUT, MixtureMember
 from mutualrl.tasks.rewards import FORM
 
 POOL_NAME = r"^[A-Za-z0-9._-]{1,64}$"
@@ -88,12 +88,19 @@ class MemberSection(Section):
     weight: float | None = Field(None, ge=0, description="relative weight in the training prompts; null: by size")
 
 
+def _hold_out(value: object) -> object:
+    """Return whether, or which fraction of, the training rows are held out. Raises ValueError for another value."""
+    if isinstance(value, bool) or (isinstance(value, float) and 0 < value < 1):
+        return value
+    raise ValueError(f"found {value!r:.80}, expected true, false, or a fraction between 0 and 1, such as 0.25")
+
+
 class TaskSection(Section):
     """Section `task`: prompts and rewards. `data` and `validation_data`, for tasks that read data: a file, a directory
     or `hub:OWNER/NAME`. `reward`: `boxed`, a TRL reward function by import path, or several (weighted by
     `trainer.reward_weights`). `template` and `answer` apply to task `dataset`, `members` to task `mixture`.
-    `hold_out`: without an evaluation split, hold out a fraction of the training rows for validation; False refuses
-    such data.
+    `hold_out`: without an evaluation split, hold out this fraction of the training rows for validation (true: 1 in
+    16); false refuses such data.
     `environment` and `tools`: TRL's `environment_factory` (a class) and `tools` (functions), by import path; rollouts
     then have several turns. With an environment, `reward` defaults to empty: the environment's `get_reward` is the
     reward."""
@@ -101,7 +108,9 @@ class TaskSection(Section):
     name: str = "arithmetic"
     data: Annotated[UserPath | None, PATHS] = None
     validation_data: Annotated[UserPath | None, PATHS] = None
-    hold_out: bool = Field(True, description="without an evaluation split, validate on a fraction of the training rows")
+    hold_out: Annotated[bool | float, BeforeValidator(_hold_out)] = Field(
+        True, description="without an evaluation split, validate on a fraction of the training rows; true: 1 in 16"
+    )
     template: str | None = Field(None, description="prompt template, with {field} for a field of the row")
     answer: str = Field("answer", description="field of the row with the answer")
     members: dict[str, MemberSection] = Field({}, description="tasks of the mixture by name; empty: the paper's seven")
@@ -144,13 +153,16 @@ class TaskSection(Section):
 
     def source(self, seed: int) -> TaskSource:
         """Return the task's data source."""
+        fraction = HELD_OUT if isinstance(self.hold_out, bool) else self.hold_out
         members = {
             name: MixtureMember(
-                TaskSource(_path(m.data), _path(m.validation_data), seed, m.template, m.answer), m.weight
+                TaskSource(_path(m.data), _path(m.validation_data), seed, m.template, m.answer, hold_out=fraction),
+                m.weight,
             )
             for name, m in self.members.items()
         }
-        return TaskSource(_path(self.data), _path(self.validation_data), seed, self.template, self.answer, members)
+        data, validation = _path(self.data), _path(self.validation_data)
+        return TaskSource(data, validation, seed, self.template, self.answer, members, fraction)
 
 
 class RoundSection(Section):
@@ -217,7 +229,11 @@ class LaunchSection(Section):
     """Section `launch`: process group of a policy. `auto`: ZeRO-3 on GPUs; one process, or DDP, on CPU."""
 
     strategy: Literal["auto", "ddp", "zero2", "zero3"] = "auto"
-    share_gpus: bool = Field(False, description="every policy runs on all GPUs, shared with the others")
+    share_gpus: bool | None = Field(
+        None,
+        description="every policy runs on all GPUs, shared with the others; null: where there are fewer GPUs than "
+        "policies and frozen sources, and they fit",
+    )
     processes: int | None = Field(None, ge=1, description="processes per policy and node, CPU only")
     weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
         {}, description="relative number of GPUs by policy (default 1); empty: as even as the batch allows"

@@ -26,6 +26,10 @@ KEYS_OF: dict[str, tuple[Kind, ...]] = {
 }
 
 
+#: fields of a request that some servers refuse: null in `extra_body` leaves them out
+OPTIONAL = ("seed", "max_tokens", "temperature")
+
+
 def _recorded(value: str) -> str:
     """Return a reference to recorded texts; a path to a file or directory is made absolute."""
     return value if value == TASK or value.startswith(EMBEDDED) else absolute(value)
@@ -34,7 +38,11 @@ def _recorded(value: str) -> str:
 def _endpoint(value: str) -> str:
     """Return the URL of an endpoint. Raises ValueError for one that is none, or that could hold a secret: the recipe is
     stored with the run."""
-    parts = urlsplit(value)
+    try:
+        parts = urlsplit(value)
+        _ = parts.port  # raises for one above 65535
+    except ValueError as error:
+        raise ValueError(f"expected the URL of an endpoint, such as http://localhost:8000/v1 ({error})") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("expected the URL of an OpenAI-compatible endpoint, such as http://localhost:8000/v1")
     if parts.username or parts.password or parts.query or parts.fragment:
@@ -99,7 +107,9 @@ class SourceSection(Section):
     model: str | None = Field(None, description="the server's name of the model; null: the only one that it lists")
     api: Literal["chat", "completions"] = Field("chat", description="endpoint that is asked")
     system: str | None = Field(None, description="system message of each question (api: chat)")
-    extra_body: dict[str, object] = Field({}, description="further fields of a request, as the server names them")
+    extra_body: dict[str, object] = Field(
+        {}, description="further fields of a request, as the server names them; null leaves out seed or max_tokens"
+    )
     api_key_env: Annotated[str | None, UPKEEP] = Field(
         None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="environment variable that has the key"
     )
@@ -129,8 +139,10 @@ class SourceSection(Section):
         if self.system is not None and self.api != "chat":
             raise ValueError(f"source {self.name!r}: system is for api: chat; put it into the prompts, or leave it out")
         reserved = {"model", "messages", "prompt", "n", "seed", "stream", "max_tokens", "temperature"}
-        if taken := sorted(reserved & self.extra_body.keys()):
-            raise ValueError(f"source {self.name!r}: extra_body has {taken[0]!r}, which mutualrl sets; leave it out")
+        left_out = {key for key in OPTIONAL if key in self.extra_body and self.extra_body[key] is None}
+        if taken := sorted(reserved & self.extra_body.keys() - left_out):
+            others = f"null leaves out {', '.join(OPTIONAL)}" if taken[0] in OPTIONAL else "leave it out"
+            raise ValueError(f"source {self.name!r}: extra_body has {taken[0]!r}, which mutualrl sets; {others}")
         return self
 
     @property

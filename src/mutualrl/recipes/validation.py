@@ -135,6 +135,11 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
             overridden = key in flat(policy.regime or {})
             section = ("policies", str(index), "regime") if overridden else ("regime",)
             lines.append(_line(layers, (*section, *key.split(".")), problem))
+        weights, count = settings.get("reward_weights"), len(recipe.task.reward)
+        if weights is not None and recipe.task.environment is None and len(weights) != count:
+            names = ", ".join(recipe.task.reward)
+            problem = f"found {len(weights)} weights, expected one per reward function: {count} ({names})"
+            problems.append(("reward_weights", problem))
         lora = recipe.lora_settings(policy.name)
         if quantization(settings) and lora is None:
             problem = "quantization_config: quantized weights are not trained; expected an adapter (lora: {r: 16})"

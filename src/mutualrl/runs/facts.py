@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from mutualrl.errors import ExchangeDamagedError
 from mutualrl.see.store import ExchangeStore
-from mutualrl.sources.answers import Account, read_account, stored_accounts
+from mutualrl.sources.answers import Account, read_account, stored_accounts, stored_first_account
 from mutualrl.storage.files import JsonObject, finite_number, parse_or_none, try_read_bytes
 from mutualrl.storage.run_info import PolicyFacts, SourceFacts
 from mutualrl.storage.rundir import RunDirectory
@@ -69,11 +69,14 @@ def source_facts(name: str, policies: Mapping[str, Values], account: Account | N
     )
 
 
-def accounts_of(store: ExchangeStore, sources: Iterable[str], notes: list[str]) -> dict[str, Account]:
-    """Return the sum of each source's accounts in an exchange; a damaged account is noted and left out."""
+def accounts_of(
+    store: ExchangeStore, sources: Mapping[str, Mapping[str, object]], notes: list[str]
+) -> dict[str, Account]:
+    """Return the sum of each source's accounts in an exchange, and of its first question; a damaged account is noted
+    and left out. `sources`: what run.json says of those that are asked."""
     totals = {}
-    for name in sources:
-        total = Account()
+    for name, stored in sources.items():
+        total = stored_first_account(stored)
         for number in stored_accounts(store, name):
             try:
                 account = read_account(store, name, number)

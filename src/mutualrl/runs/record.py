@@ -19,7 +19,6 @@ from mutualrl.regimes.regime import SUCCESS_ABOVE, flat
 from mutualrl.storage.files import JsonObject, finite_number
 from mutualrl.storage.run_info import PolicyResult, RunInfo, Summary, Validation, measured
 
-FEW = 16  # held-out problems below which a result decides nothing
 _POLICY = re.compile(POLICY_NAME)
 
 

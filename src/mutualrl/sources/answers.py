@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, fields
 from mutualrl.console.display import clean
 from mutualrl.errors import ExchangeDamagedError, FileDamagedError
 from mutualrl.see.store import ExchangeStore
-from mutualrl.sources.questions import Answer, Question
+from mutualrl.sources.questions import Answer, Question, used_tokens
 from mutualrl.storage.files import JsonObject, checksummed_bytes, parse_checksummed
 
 NAME = re.compile(r"answer-([0-9]{6,})-[0-9a-f]{16}\.json")
@@ -128,6 +128,19 @@ def counted_reasons(answers: Iterable[Answer]) -> dict[str, int]:
     common = counts.most_common(MOST_REASONS)
     rest = counts.total() - sum(number for _, number in common)
     return {**dict(common), **({OTHER_REASONS: rest} if rest else {})}
+
+
+def first_account(answer: Answer, text: str) -> Account:
+    """Return what the first question, before the start, cost. `text`: what was sent."""
+    asked, said = used_tokens(answer, text)
+    return Account(prompts=1, questions=1, requests=1, prompt_tokens=asked, completion_tokens=said, spent=asked + said)
+
+
+def stored_first_account(stored: Mapping[str, object]) -> Account:
+    """Return what the first question cost, from what run.json says of a source; nothing if it was not asked."""
+    value = stored.get("first")
+    known = {key: value[key] for key in NUMBERS if isinstance(value, Mapping) and type(value.get(key)) in (int, float)}
+    return Account(**known)
 
 
 def write_account(store: ExchangeStore, source: str, round_index: int, account: Account) -> None:

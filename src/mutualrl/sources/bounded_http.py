@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 import openai
+
+
+def is_loopback(url: str) -> bool:
+    """Return whether a URL is of this machine."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class TooLongError(httpx2.ReadError):
@@ -15,12 +26,14 @@ class TooLongError(httpx2.ReadError):
 
 
 class BoundedClient(openai.DefaultAsyncHttpxClient):
-    """Client that ends a request after `seconds`, from its start to its last byte, and after `most_bytes`. It follows
-    no redirect: the key is for the server that the recipe names. `sent` is called before each request."""
+    """Client of one `url` that ends a request after `seconds`, from its start to its last byte, and after `most_bytes`.
+    It follows no redirect: the key is for the server that the recipe names. It keeps no cookies, and uses the proxies
+    of the environment for other hosts than this machine. `sent` is called before each request."""
 
-    def __init__(self, seconds: float, most_bytes: int, sent: Callable[[], None]) -> None:
+    def __init__(self, url: str, seconds: float, most_bytes: int, sent: Callable[[], None]) -> None:
         super().__init__(
             timeout=seconds,
+            trust_env=not is_loopback(url),
             follow_redirects=False,
             headers={"Accept-Encoding": "identity"},  # a compressed response could expand without bound
             event_hooks={"response": [self._bound]},
@@ -32,6 +45,8 @@ class BoundedClient(openai.DefaultAsyncHttpxClient):
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """Send a request and read its response. Raises ReadTimeout after the deadline, TooLongError."""
         self._sent()
+        request.headers.pop("cookie", None)
+        self.cookies.clear()
         try:
             async with asyncio.timeout(self._seconds):
                 return await super().send(request, **options)

@@ -17,20 +17,23 @@ from typing import Literal, TypeGuard
 
 from mutualrl.errors import DataError
 from mutualrl.tasks.base import unicode_text
+from mutualrl.tasks.messages import Message, is_cut_off, opens_reasoning, read_message, without_reasoning
 from mutualrl.tasks.rows import DatasetRow
 
 Reasoning = Literal["keep", "drop"]
 
 #: names of columns, in order of preference
-IDS = ("prompt_id", "uuid", "problem_id", "example_id", "id")
+IDS = ("prompt_id", "uuid", "problem_id", "example_id", "doc_id", "id")
 PROMPTS = ("prompt", "x_text", "problem", "question", "instruction", "query", "input")
 LISTS = ("generations", "completions", "responses", "solutions", "outputs")
 NUMBERED = re.compile(r"(?:[a-z0-9]+_)?(?:solution|completion|response|generation|output)_\d+")
-SINGLE = ("completion", "y_text", "response", "llm_response", "generation", "output", "text", "solution")
+SINGLE = (
+    *("completion", "y_text", "response", "llm_response", "generation", "generated_solution", "output"),
+    *("text", "solution"),
+)
 CONVERSATIONS = ("conversations", "messages", "nodes")
-#: columns with the reason why a text ended, and reasons that cut it off, in lower case
+#: columns with the reason why a text ended
 REASONS = ("finish_reason", "finish_reasons", "stop_reason")
-CUTTING = ("length", "max_tokens", "abort")
 #: columns that say whether a text is complete, and the truth value that says it is not; `calls`: of a trace, the calls
 #: of the model, each with its finish_reason
 CUT: Mapping[str, bool | None] = {
@@ -105,12 +108,28 @@ class RecordedText:
 @dataclass(frozen=True, slots=True)
 class RecordedRow:
     """What a row has: the ids and the texts by which it may name its prompt, and its responses. `skipped`: numbers of
-    its texts that are `too_long` to be read, `empty`, or whose conversation has `several_turns`."""
+    its texts that are `too_long` to be read, `empty`, whose conversation has `several_turns`, or whose answer has
+    `calls` of tools or `parts` that are no text."""
 
     ids: tuple[str, ...]
     prompts: tuple[str, ...]
     responses: tuple[RecordedText, ...]
     skipped: Mapping[str, int]
+
+
+#: what begins a turn where a whole conversation was rendered as one text
+_TURNS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|user|>", "<|assistant|>", "[INST]", "<|turn>")
+
+
+def conversation_texts(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    """Return the columns of single responses that hold whole conversations, prompt and marks included: they are no
+    responses."""
+    columns = []
+    for name in SINGLE:
+        values = [value for row in rows if isinstance(value := row.get(name), str) and value.strip()]
+        if values and sum(any(mark in value for mark in _TURNS) for value in values) > len(values) / 2:
+            columns.append(name)
+    return columns
 
 
 def find_layout(names: Sequence[str], columns: Columns, where: str) -> Layout:
@@ -173,8 +192,7 @@ def read_row(row: DatasetRow, layout: Layout, reasoning: Reasoning) -> RecordedR
         if layout.conversation or _is_messages(value):
             asked, answered = _split(row, column, value)
             prompts += asked if layout.conversation else []
-            skipped["several_turns"] += len(answered) > 1
-            value = answered[0] if len(answered) == 1 else None
+            value = _only_answer(answered, skipped)
         found = _texts(row, column, value)
         texts += found or ([None] if len(layout.texts) > 1 else [])  # flags count the columns
     cut = [_are_cut(row, layout, column, len(texts)) for column in layout.cut]
@@ -194,6 +212,20 @@ def read_row(row: DatasetRow, layout: Layout, reasoning: Reasoning) -> RecordedR
             continue
         responses.append(RecordedText(kept, is_cut, rejected[place]))
     return RecordedRow(_ids(row, layout), tuple(prompts), tuple(responses), +skipped)
+
+
+def _only_answer(answered: Sequence[Message], skipped: Counter[str]) -> str | None:
+    """Return the text of a conversation's answer after its reasoning. None, and counted, for several turns, an answer
+    with calls of tools or parts that are no text, or reasoning alone."""
+    if len(answered) != 1:
+        skipped["several_turns"] += len(answered) > 1
+        return None
+    (answer,) = answered
+    for reason, found in (("calls", answer.calls), ("parts", answer.others), ("empty", not answer.text.strip())):
+        if found:
+            skipped[reason] += 1
+            return None
+    return answer.with_reasoning
 
 
 def _value(row: DatasetRow, column: str) -> object:
@@ -222,22 +254,22 @@ def _prompt_texts(row: DatasetRow, column: str, value: object) -> list[str]:
     if not _is_list(value):
         row.refuse(column, value, "a string or a list of messages")
     messages = [_message(row, column, each) for each in value]
-    users = [text for role, text in messages if role in _USER]
-    return [*users[-1:], "\n".join(text for _, text in messages)]
+    users = [message.text for message in messages if message.role in _USER]
+    return [*users[-1:], "\n".join(message.text for message in messages)]
 
 
-def _split(row: DatasetRow, column: str, value: object) -> tuple[list[str], list[str]]:
+def _split(row: DatasetRow, column: str, value: object) -> tuple[list[str], list[Message]]:
     """Return the texts of the prompt, which ends where the assistant begins, and the assistant's messages."""
     if value is None:
         return [], []
     if not _is_list(value):
         row.refuse(column, value, "a list of messages")
     messages = [_message(row, column, each) for each in value]
-    first = next((place for place, (role, _) in enumerate(messages) if role in _ASSISTANT), len(messages))
+    first = next((place for place, each in enumerate(messages) if each.role in _ASSISTANT), len(messages))
     asked = messages[:first]
-    users = [text for role, text in asked if role in _USER]
-    answered = [text for role, text in messages if role in _ASSISTANT]
-    return [*users[-1:], "\n".join(text for _, text in asked)], answered
+    users = [each.text for each in asked if each.role in _USER]
+    answered = [each for each in messages if each.role in _ASSISTANT]
+    return [*users[-1:], "\n".join(each.text for each in asked)], answered
 
 
 def _is_messages(value: object) -> bool:
@@ -245,20 +277,10 @@ def _is_messages(value: object) -> bool:
     return _is_list(value) and any(isinstance(item, Mapping) for item in value)
 
 
-def _message(row: DatasetRow, column: str, message: object) -> tuple[str, str]:
-    """Return role and text of a message of `role` and `content`, or of `from` and `value`; of a node, of its
-    message."""
-    if isinstance(message, Mapping) and isinstance(message.get("message"), Mapping):
-        message = message["message"]
-    if isinstance(message, Mapping):
-        role = message.get("role", message.get("from"))
-        text = message.get("content", message.get("value"))
-        if _is_list(text):
-            parts = [part.get("text") if isinstance(part, Mapping) else None for part in text]
-            texts = [part for part in parts if isinstance(part, str)]
-            text = "".join(texts) if len(texts) == len(parts) else text
-        if isinstance(role, str) and (text is None or isinstance(text, str)):
-            return role, text or ""
+def _message(row: DatasetRow, column: str, message: object) -> Message:
+    """Return a message of `role` and `content`, or of `from` and `value`; of a node, its message."""
+    if (found := read_message(message)) is not None:
+        return found
     return row.refuse(column, message, "a message with 'role' and 'content', or 'from' and 'value', both strings")
 
 
@@ -283,12 +305,12 @@ def _are_cut(row: DatasetRow, layout: Layout, column: str, count: int) -> list[b
     value = _value(row, column)
     if column == "calls":
         calls = value if _is_list(value) else []
-        return [any(isinstance(c, Mapping) and c.get("finish_reason") in CUTTING for c in calls)] * count
+        return [any(isinstance(call, Mapping) and is_cut_off(call.get("finish_reason")) for call in calls)] * count
     values = _per_text(row, column, value, count)
     if column in REASONS and column not in layout.named:
-        return [isinstance(item, str) and item.lower() in CUTTING for item in values]
+        return list(map(is_cut_off, values))
     if column in REASONS and any(isinstance(item, str) and _truth(item) is None for item in values):
-        return [isinstance(item, str) and item.lower() in CUTTING for item in values]
+        return list(map(is_cut_off, values))
     incomplete = CUT.get(column, False)
     return [_checked_truth(row, layout, column, item) is incomplete for item in values]
 
@@ -328,26 +350,7 @@ def _is_list(value: object) -> TypeGuard[Sequence[object]]:
     return isinstance(value, list | tuple)
 
 
-# ---- reasoning
-
-_BLOCKS = (("<think>", "</think>"), ("<|begin_of_thought|>", "<|end_of_thought|>"))
-_MARKS = ("<|begin_of_solution|>", "<|end_of_solution|>")
-
-
-def opens_reasoning(text: str) -> bool:
-    """Return whether a block of reasoning begins and does not end: the text was cut off."""
-    return any(begin in text and end not in text[text.rfind(begin) :] for begin, end in _BLOCKS)
-
-
-def without_reasoning(text: str) -> str:
-    """Return what follows the last block of reasoning, without the marks of the solution. The block may begin in the
-    prompt, so that only its end is here."""
-    for _, end in _BLOCKS:
-        text = text.rpartition(end)[2]
-    for mark in _MARKS:
-        text = text.replace(mark, "")
-    return text.strip("\n")
-
+# ---- end tokens
 
 #: tokens that end a response, written as text by some exports: the learner ends a text with its own
 _ENDS = (

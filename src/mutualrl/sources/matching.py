@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from mutualrl.records import Prompt
 from mutualrl.sources.layouts import PROMPTS, RecordedRow
+from mutualrl.tasks.base import normalized
 
 #: instructions that public data sets put before or after a problem
 INSTRUCTIONS = (
@@ -13,11 +14,6 @@ INSTRUCTIONS = (
     "Please reason step by step, and put your final answer within \\boxed{}.",
     "Let's think step by step and output the final answer within \\boxed{}.",
 )
-
-
-def normalized(text: str) -> str:
-    """Return a text with every run of whitespace as one space, without any at its ends."""
-    return " ".join(text.split())
 
 
 class PromptIndex:

@@ -378,6 +378,8 @@ LEFT_OUT = {
     "rejected": "rejected by their verdict column",
     "too_long": "over 1,000,000 characters",
     "several_turns": "of several turns",
+    "calls": "with calls of tools",
+    "parts": "with parts that are no text",
     "empty": "empty",
     "over_limit": "over max_texts per prompt",
 }

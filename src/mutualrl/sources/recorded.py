@@ -16,7 +16,17 @@ from mutualrl.errors import DataError
 from mutualrl.records import Prompt
 from mutualrl.see.inspection import tables, writers
 from mutualrl.see.location import record_store
-from mutualrl.sources.layouts import Columns, Layout, Reasoning, RecordedRow, RecordedText, find_layout, read_row
+from mutualrl.sources.layouts import (
+    SINGLE,
+    Columns,
+    Layout,
+    Reasoning,
+    RecordedRow,
+    RecordedText,
+    conversation_texts,
+    find_layout,
+    read_row,
+)
 from mutualrl.sources.matching import PromptIndex
 from mutualrl.sources.references import EMBEDDED, TASK
 from mutualrl.storage.files import try_stat
@@ -35,7 +45,8 @@ class MatchedTexts:
 
     `layout`: what was read, in words. `counts`: `rows`; `matched`, rows of one of the prompts; `duplicates`, texts that
     a prompt had already; `cut_off`, `rejected` (by `columns.verdict`), `too_long` to be read, `empty`, and texts of
-    `several_turns`: these are left out. `validation`: validation prompts with a text, which is left out.
+    `several_turns`, with `calls` of tools or `parts` that are no text: these are left out. `validation`: validation
+    prompts with a text, which is left out.
     `examples`: a prompt of the file, for messages. `skipped`: files of a directory without recorded texts.
     """
 
@@ -182,14 +193,22 @@ def _with_layout(rows: NumberedRows, columns: Columns, where: str) -> tuple[Layo
     first = list(itertools.islice(rows, SAMPLE))
     if not first:
         raise DataError(f"{where}: has no rows")
-    names = dict.fromkeys(str(name) for _, values in first for name in values)
-    layout = find_layout(list(names), columns, where)
+    whole = [name for name in conversation_texts([values for _, values in first]) if name not in columns.text]
+    names = dict.fromkeys(str(name) for _, values in first for name in values if name not in whole)
+    try:
+        layout = find_layout(list(names), columns, where)
+    except DataError as error:
+        if not whole:
+            raise
+        raise DataError(
+            f"{error}. The column {whole[0]!r} is left out: it holds whole conversations, with a chat template's marks"
+        ) from None
 
     def checked() -> NumberedRows:
         known = set(names)
         for number, values in itertools.chain(first, rows):
             if not values.keys() <= known:
-                new = [str(name) for name in values if name not in known]
+                new = [str(name) for name in values if name not in known and name not in whole]
                 if find_layout([*names, *new], columns, where) != layout:
                     raise DataError(
                         f"{where}, row {number}: has the column {new[0]!r}, which the first {SAMPLE} rows lack and by "
@@ -213,8 +232,9 @@ def _of_file(file: Path, columns: Columns) -> NumberedRows:
 
 
 def _needed(names: list[str], columns: Columns, file: Path) -> list[str]:
-    """Return the columns of a Parquet file to decode."""
-    wanted = find_layout(names, columns, str(file)).columns
+    """Return the columns of a Parquet file to decode: those of its layout, and all that may hold responses, since what
+    they hold decides."""
+    wanted = [*find_layout(names, columns, str(file)).columns, *SINGLE]
     return [name for name in names if name in wanted or any(each.partition(".")[0] == name for each in wanted)]
 
 

@@ -7,18 +7,23 @@ response, and the reader of its JSON: what a server sends is untrusted.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from mutualrl.console.display import clean
 from mutualrl.errors import MachineError, UsageError
 from mutualrl.records import Prompt
-from mutualrl.sources.layouts import LONGEST, Reasoning, opens_reasoning, without_reasoning
+from mutualrl.sources.layouts import LONGEST, Reasoning
 from mutualrl.sources.questions import Answer, Question
 from mutualrl.storage.files import JsonObject
+from mutualrl.tasks.messages import Message, is_cut_off, opens_reasoning, read_message, without_reasoning
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -60,13 +65,32 @@ def key_of(variable: str | None, source: str) -> str | None:
         return None
     if not (key := os.environ.get(variable, "").strip()):
         raise UsageError(f"sources.{source}.api_key_env: the environment variable {variable} is not set; export it")
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise UsageError(
+            f"sources.{source}.api_key_env: the environment variable {variable} has white space or another character "
+            "within that no key has; export the key alone"
+        )
     return key
+
+
+@contextmanager
+def _without_settings_of_the_client() -> Iterator[None]:
+    """Hide the environment variables of the `openai` client, which are another service's: headers, which could replace
+    the key, addresses, and a log of all headers."""
+    hidden = {name: value for name, value in os.environ.items() if name.startswith("OPENAI_")}
+    for name in hidden:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
 
 
 def require_client() -> None:
     """Raise MachineError where the client is not installed."""
     try:
-        import openai  # noqa: F401
+        with _without_settings_of_the_client():
+            import openai  # noqa: F401
     except ImportError as error:
         raise MachineError(f"served sources need the openai client ({error}); install it with: {INSTALL}") from None
 
@@ -80,6 +104,7 @@ class ServedModel:
         self.spec = spec
         self.model = spec.model
         self.requests = 0
+        self.no_list = ""  # why the server has no list of models
         self._on_request = on_request
         self._client = self._open()
 
@@ -94,18 +119,22 @@ class ServedModel:
 
         import httpx2
 
-        http = BoundedClient(self.spec.timeout, MOST_BYTES, sent)
         seconds = httpx2.Timeout(self.spec.timeout, connect=min(self.spec.timeout, CONNECT_SECONDS))
-        # what the client would take from the environment is another service's: it is not sent to this one
-        headers: dict[str, Any] = {"OpenAI-Organization": openai.Omit(), "OpenAI-Project": openai.Omit()}
-        return openai.AsyncOpenAI(
-            api_key=self.spec.key or NO_KEY,
-            base_url=self.spec.url,
-            max_retries=self.spec.retries,
-            timeout=seconds,
-            default_headers=headers,
-            http_client=http,
-        )
+        try:
+            with _without_settings_of_the_client():
+                return openai.AsyncOpenAI(
+                    api_key=self.spec.key or NO_KEY,
+                    base_url=self.spec.url,
+                    max_retries=self.spec.retries,
+                    timeout=seconds,
+                    http_client=BoundedClient(self.spec.url, self.spec.timeout, MOST_BYTES, sent),
+                )
+        except (ImportError, OSError, ValueError, httpx2.HTTPError, httpx2.InvalidURL) as error:
+            # of a proxy or of certificates that the environment names
+            raise MachineError(
+                f"source {self.spec.name!r}: no client for {self.spec.url} can be built: {clean(str(error), 300)}; see "
+                "the environment: HTTPS_PROXY, ALL_PROXY, NO_PROXY, SSL_CERT_FILE"
+            ) from None
 
     async def close(self) -> None:
         """Close its connections."""
@@ -124,6 +153,7 @@ class ServedModel:
             failure = self._failure(error)
             unanswered = failure.startswith(("unreachable", "no answer"))
             if not unanswered and not failure.startswith(("status 401", "status 403", "status 3")):
+                self.no_list = failure
                 return None
             hint = "; is the server running?" if unanswered else ""
             raise MachineError(f"source {self.spec.name!r}: {self.spec.url} cannot be used: {failure}{hint}") from None
@@ -139,9 +169,13 @@ class ServedModel:
         if self.model is None:
             listed = await self.models()
             if not listed or len(listed) != 1:
-                found = "no list" if listed is None else ", ".join(clean(name, 100) for name in listed[:10]) or "none"
+                found = "lists " + (", ".join(clean(name, 100) for name in (listed or [])[:10]) or "none")
+                if listed is None:
+                    found = (
+                        f"has no list of models ({self.no_list or 'none in its answer'}; does its path end with /v1?)"
+                    )
                 raise UsageError(
-                    f"sources.{self.spec.name}.model: the server lists {found}; name one: --set "
+                    f"sources.{self.spec.name}.model: the server at {self.spec.url} {found}; name one: --set "
                     f"sources.{self.spec.name}.model=NAME"
                 )
             self.model = listed[0]
@@ -153,13 +187,21 @@ class ServedModel:
         import openai
 
         body = {**self.spec.extra_body, **self._body_of(question, prompt)}
+        body = {key: value for key, value in body.items() if self.spec.extra_body.get(key, value) is not None}
         path = "/chat/completions" if self.spec.api == "chat" else "/completions"
-        try:
-            client = self._client if retries is None else self._client.with_options(max_retries=retries)
-            response = await client.post(path, body=body, cast_to=httpx2.Response)
-            return self._answer(_parsed(response.content))
-        except (openai.OpenAIError, ValueError, RecursionError) as error:  # the client's, and those of its JSON
-            return Answer(failure=self._failure(error))
+        left = self.spec.retries if retries is None else retries
+        client = self._client if retries is None else self._client.with_options(max_retries=retries)
+        while True:
+            try:
+                response = await client.post(path, body=body, cast_to=httpx2.Response)
+                return self._answer(_parsed(response.content))
+            except (openai.OpenAIError, ValueError, RecursionError) as error:  # the client's, and those of its JSON
+                # the client waits for short times itself, and gives up on long ones
+                wait = _asked_to_wait(error)
+                if wait is None or left < 1 or not CLIENT_WAITS < wait <= self.spec.timeout:
+                    return Answer(failure=self._failure(error))
+                left -= 1
+                await asyncio.sleep(wait)
 
     def _body_of(self, question: Question, prompt: Prompt) -> dict[str, object]:
         """Return the fields of a request."""
@@ -183,29 +225,37 @@ class ServedModel:
 
     def _answer(self, value: JsonObject) -> Answer:
         """Return what a response says. Raises ValueError for one that is none."""
+        if (problem := value.get("error")) and not value.get("choices"):
+            words = problem.get("message", problem) if isinstance(problem, Mapping) else problem
+            raise ValueError(f"an error in place of an answer: {words}")
         choices = value.get("choices")
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
             raise ValueError(f"no choices (its keys: {', '.join(map(str, list(value)[:8])) or 'none'})")
         choice = choices[0]
-        message = choice.get("message") if self.spec.api == "chat" else choice
-        if not isinstance(message, Mapping):
-            raise ValueError("a choice without a message")
-        text = message.get("content" if self.spec.api == "chat" else "text") or ""
-        thought = message.get("reasoning_content") or message.get("reasoning") or ""
-        if not isinstance(text, str) or not isinstance(thought, str):
-            raise ValueError("a message whose text is no string")
+        message = self._message(choice)
         prompt_tokens, completion_tokens = _usage(value.get("usage"))
-        ended = choice.get("finish_reason") == "stop" and not opens_reasoning(text)
+        ended = not is_cut_off(choice.get("finish_reason")) and not opens_reasoning(message.text)
         if self.spec.reasoning == "drop":
-            text = without_reasoning(text) if ended else text
-        elif thought.strip():
-            text = f"<think>\n{thought.strip()}\n</think>\n\n{text}"
+            text = without_reasoning(message.text) if ended else message.text
+        else:
+            text = message.with_reasoning if message.text.strip() else ""
         text.encode()  # raises for a lone surrogate
         text = self._hidden(text)
         if len(text) > LONGEST:
             raise ValueError(f"a text of {len(text):,} characters")
-        failure = None if text.strip() else "an empty text"
+        failure = None if text.strip() else _why_empty(message)
         return Answer(text, ended, prompt_tokens, completion_tokens, failure)
+
+    def _message(self, choice: Mapping[str, object]) -> Message:
+        """Return the message of a choice. Raises ValueError for one that is none."""
+        if self.spec.api == "completions":
+            choice = {"message": {"role": "assistant", "content": choice.get("text")}}
+        if not isinstance(choice.get("message"), Mapping):
+            raise ValueError("a choice without a message")
+        message = read_message({"role": "assistant", **choice["message"]})  # type: ignore[dict-item]
+        if message is None:
+            raise ValueError("a message whose content is neither a string nor parts")
+        return message
 
     def _failure(self, error: Exception) -> str:
         """Return why a request has no answer, in one line without the key."""
@@ -213,6 +263,8 @@ class ServedModel:
 
         if isinstance(error, openai.APIStatusError):
             text = f"status {error.status_code}: {error.message}"
+            if wait := error.response.headers.get("retry-after"):
+                text = f"{text} (Retry-After: {wait})"
             if location := error.response.headers.get("location"):
                 text = f"status {error.status_code}: a redirect to {location}, which is not followed"
         elif isinstance(error, openai.APITimeoutError):
@@ -247,18 +299,57 @@ def _usage(value: object) -> tuple[int | None, int | None]:
     return known[0], known[1]
 
 
-async def preflight(spec: ServedSpec) -> str:
-    """Check an endpoint before a run: reachable, the key accepted, the model known. Return the model's name. Raises
-    MachineError, UsageError."""
-    from dataclasses import replace
+CLIENT_WAITS = 60.0  # seconds of Retry-After up to which the client waits by itself
 
+
+def _asked_to_wait(error: Exception) -> float | None:
+    """Return the seconds for which a server asks to wait; None if it does not."""
+    response = getattr(error, "response", None)
+    value = None if response is None else response.headers.get("retry-after")
+    try:
+        return None if value is None else max(0.0, float(value))
+    except ValueError:  # a date
+        when = parsedate_to_datetime(value) if isinstance(value, str) else None
+        return None if when is None else max(0.0, when.timestamp() - time.time())
+
+
+def _why_empty(message: Message) -> str:
+    """Return why a message has no text to learn."""
+    if message.calls:
+        return "an empty text beside calls of tools"
+    return "an empty text after its reasoning" if message.reasoning.strip() else "an empty text"
+
+
+class Preflight(NamedTuple):
+    """What an endpoint said before the start: the model's name, and the answer to one question."""
+
+    model: str
+    answer: Answer
+
+
+async def preflight(spec: ServedSpec, prompt: Prompt | None = None, seed: int = 0) -> Preflight:
+    """Check an endpoint before a run: reachable, the key accepted, a model named, and a first question answered: a path
+    or a model that is none shows there only. Raises MachineError, UsageError."""
     client = ServedModel(replace(spec, timeout=min(spec.timeout, PREFLIGHT_SECONDS)))
     try:
-        listed = await client.models()
-        if spec.model is not None and listed and spec.model not in listed:
-            names = ", ".join(clean(name, 100) for name in listed[:10])
-            raise UsageError(f"sources.{spec.name}.model: found {spec.model!r}, the server at {spec.url} has: {names}")
-        model = await client.settle_model()
+        if spec.model is None:
+            await client.settle_model()
+        else:
+            await client.models()
+        model = client.model or ""
     finally:
         await client.close()
-    return model
+    if prompt is None:
+        return Preflight(model, Answer(failure="not asked", asked=False))
+    client = ServedModel(replace(spec, model=model))
+    try:
+        answer = await client.answer(Question(prompt.id, 0, seed), prompt)
+    finally:
+        await client.close()
+    if answer.failure is not None and not answer.failure.startswith("an empty text"):
+        hint = "; does its path end with /v1?" if answer.failure.startswith("status 404") else ""
+        raise MachineError(
+            f"source {spec.name!r}: {spec.url} gave no answer to a first question to {clean(model, 100)}: "
+            f"{answer.failure}{hint}"
+        )
+    return Preflight(model, answer)

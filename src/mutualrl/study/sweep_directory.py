@@ -18,6 +18,12 @@ from mutualrl.study.sweep_file import Grid, Piece, Sweep
 SWEEP, RESULTS = "sweep.json", "results.json"
 
 
+def in_sweep(run: Path) -> bool:
+    """Return whether a run is a piece of a sweep: `SWEEP/pieces/POOL/ARM-SEED`."""
+    parents = run.resolve().parents
+    return len(parents) > 2 and parents[1].name == "pieces" and (parents[2] / SWEEP).is_file()
+
+
 def outcome_file(root: Path, piece: Piece) -> Path:
     """Return the path of a piece's outcome."""
     return beside(root, piece, ".json")

@@ -10,13 +10,15 @@ from pathlib import Path
 
 from mutualrl.plugins import is_import_path
 from mutualrl.process.status import RunState
+from mutualrl.recipes.agreement import few_held_out
 from mutualrl.regimes import at_level, baseline
 from mutualrl.reporting.comparability import Comparison
 from mutualrl.reporting.page import Verdict
 from mutualrl.runs.facts import cost_of_source
 from mutualrl.runs.logs import LoggedRun
-from mutualrl.runs.record import FEW, Run
+from mutualrl.runs.record import Run
 from mutualrl.study.statistics import MIN_VALUES, paired
+from mutualrl.study.sweep_directory import in_sweep
 
 
 def verdicts(comparisons: Sequence[Comparison]) -> list[Verdict]:
@@ -144,7 +146,7 @@ def _difference(comparison: Comparison, arm: str, finals: dict[int, float], plai
         interval = f"[{estimate.low:+.3f}, {estimate.high:+.3f}]"
         answer = f"{arm} minus {baseline().name}: {change}, 95 % interval {interval}, {estimate.n} seeds: {result}."
     commands: tuple[str, ...] = ()
-    if not decided:
+    if not decided and not _few(members):  # else more seeds are no help
         both = (*comparison.arms[baseline().name], *members)
         unused = 1 + max(run.seed for run in both if type(run.seed) is int)
         cautions.append("More seeds would narrow it; a sweep file runs many (mutualrl sweep).")
@@ -157,9 +159,9 @@ def _difference(comparison: Comparison, arm: str, finals: dict[int, float], plai
 def _few(runs: Sequence[Run]) -> tuple[str, ...]:
     """Return the caution about a result on a few held-out problems; none for enough of them."""
     count = _count(runs)
-    if count is None or count >= FEW:
-        return ()
-    return (f"{count} held-out problems decide nothing: one of them is {1 / count:.0%} of the result.",)
+    unrecorded = {"validation": {"used": count, "prompts": count}}
+    notes = (few_held_out(run.info.data or unrecorded) for run in runs)
+    return tuple(f"{note}." for note in notes if note is not None)[:1]
 
 
 def _count(runs: Sequence[Run]) -> int | None:
@@ -193,8 +195,13 @@ WITH_VALUE = ("--push-to-hub",)
 
 def _again(run: Run, *, directory: str, regime: str | None = None, seed: int | None = None) -> tuple[str, ...]:
     """Return the command that repeats a run with another regime or seed in another directory; empty if it could not
-    run, or would run code named in a command from another machine."""
-    if not run.is_local or Path(directory).exists() or (regime is not None and run.has_own_settings):
+    run, if it would write into a sweep's directory, or would run code named in a command from another machine."""
+    if (
+        not run.is_local
+        or Path(directory).exists()
+        or in_sweep(run.root)
+        or (regime is not None and run.has_own_settings)
+    ):
         return ()
     changed = {"--run-dir": directory}
     if regime is not None:

@@ -24,6 +24,7 @@ Row = dict[str, Any]
 #: (row number from 1, row)
 NumberedRows = Iterator[tuple[int, Row]]
 Split = Literal["train", "validation"]
+HELD_OUT = 1 / 16  # of the training rows, without an evaluation split
 PAPER_TOKENS = 3072  # per completion (paper, Section "Hyperparameters")
 
 
@@ -33,7 +34,8 @@ class TaskSource:
 
     `data`: training rows, `validation_data`: validation rows; a file, a directory, or
     `hub:OWNER/NAME[:CONFIG[:SPLIT]]`. `seed`: of all random draws. `template`, `answer`: for task `dataset`, the prompt
-    template and the answer field. `members`: the members of a mixture, with their weights."""
+    template and the answer field. `members`: the members of a mixture, with their weights. `hold_out`: the fraction of
+    the training rows that is held out for validation where there is no evaluation split."""
 
     data: Path | None = None
     validation_data: Path | None = None
@@ -41,6 +43,7 @@ class TaskSource:
     template: str | None = None
     answer: str = "answer"
     members: Mapping[str, MixtureMember] = field(default_factory=dict)
+    hold_out: float = HELD_OUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +136,18 @@ def sample_evenly(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
     return [prompts[place] for place in sorted(indices)]
 
 
-def held_out(text: str, one_in: int = 16) -> bool:
-    """Return whether a prompt is in the fixed fraction held out for validation if no validation data are given."""
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[0] % one_in == 0
+def normalized(text: str) -> str:
+    """Return a text with every run of whitespace as one space, without any at its ends: texts that are equal so are one
+    prompt wherever prompts are matched."""
+    return " ".join(text.split())
+
+
+def held_out(text: str, fraction: float = HELD_OUT) -> bool:
+    """Return whether a prompt is in the fixed fraction held out for validation if no validation data are given. Texts
+    that differ in whitespace only are on the same side."""
+    digest = hashlib.sha256(normalized(text).encode("utf-8", "surrogatepass")).digest()
+    rank = (digest[0] % 16 << 56 | int.from_bytes(digest[1:8])) / 2**60  # uniform in [0, 1)
+    return rank < fraction
 
 
 @contextmanager

@@ -96,7 +96,7 @@ class RowTask:
         if complete:
             return data
         validation = split == "validation"
-        prompts = [p for p in data.prompts if held_out(p.text) == validation]
+        prompts = [p for p in data.prompts if held_out(p.text, source.hold_out) == validation]
         label = f"held-out rows of {origin}" if validation else origin
         return TaskData(prompts, label, data.dropped, held_out=validation)
 

@@ -29,7 +29,14 @@ from mutualrl.rollouts import Rollouts
 from mutualrl.see import Exchange, Heartbeat, MissingPeers
 from mutualrl.see.liveness import Phase
 from mutualrl.seeds import seed_of
-from mutualrl.sources.answers import Account, AnswerStore, read_account, stored_accounts, write_account
+from mutualrl.sources.answers import (
+    Account,
+    AnswerStore,
+    read_account,
+    stored_accounts,
+    stored_first_account,
+    write_account,
+)
 from mutualrl.sources.asking import Asking
 from mutualrl.sources.prepare import Verifier
 from mutualrl.sources.questions import Budget, Share, prompts_to_ask, questions_on
@@ -300,6 +307,7 @@ def answer_rounds(
         model_name = info.asked_sources.get(section.name, {}).get("model")
         settings = served_settings(recipe, section, model_name)
         budget = budget_left(exchange, section, set(rounds))
+        budget.used += stored_first_account(info.asked_sources.get(section.name, {})).spent
         answering = Served(settings, exchange, by_id, recipe.run.seed, budget, heartbeat, stopping)
     else:
         from mutualrl.engines.frozen import FrozenModel

@@ -139,8 +139,9 @@ def _sources(request: DiagnosticRequest) -> dict[str, Prepared]:
         return {}
     success = request.thresholds.success
     # a text that is longer than what is sampled here could not be learnt under the same limit
-    limits = {} if request.sampled is None else {"max_completion_length": request.sampled.max_new_tokens}
-    learners = [replace(learner, success_above=success, **limits) for learner in texts.learners()]
+    learners = [replace(learner, success_above=success) for learner in texts.learners()]
+    if (sampled := request.sampled) is not None:
+        learners = [replace(learner, max_completion_length=sampled.max_new_tokens) for learner in learners]
     return prepare_sources(texts.specs, texts.prompts, (), texts.rewards, learners, texts.timeout, success)
 
 

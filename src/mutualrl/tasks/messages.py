@@ -1,0 +1,113 @@
+"""The one reading of a chat message: of served and recorded answers, of rollouts in files, of prompts.
+
+A message has a role and content: a string, or a list of parts of which those with text are read. What a model thought
+before its answer is in a field of its own (`reasoning_content`, `reasoning`, `thinking`), in parts of that kind, or
+within the text (`<think>`). What is no text, such as calls of tools and images, is counted and left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+#: fields with what was thought before the answer, and kinds of parts
+REASONING = ("reasoning_content", "reasoning", "thinking")
+_BLOCKS = (("<think>", "</think>"), ("<|begin_of_thought|>", "<|end_of_thought|>"))
+_MARKS = ("<|begin_of_solution|>", "<|end_of_solution|>")
+#: reasons to end that cut a text off, in lower case; any other is an end
+CUTTING = frozenset(
+    (
+        *("length", "max_tokens", "max_length", "max_output_tokens", "model_length", "token_limit"),
+        *("abort", "aborted", "cancelled", "error", "content_filter", "incomplete"),
+    )
+)
+
+
+class Message(NamedTuple):
+    """Message as it is read. `calls`: number of calls of tools; `others`: of parts without text. Both are left out."""
+
+    role: str
+    text: str
+    reasoning: str = ""
+    calls: int = 0
+    others: int = 0
+
+    @property
+    def with_reasoning(self) -> str:
+        """Return the text after its reasoning in a block, as models write it."""
+        thought = self.reasoning.strip()
+        return f"<think>\n{thought}\n</think>\n\n{self.text}" if thought else self.text
+
+
+def read_message(value: object) -> Message | None:
+    """Return a message of `role` and `content`, or of `from` and `value`; of a node of a trace, its message. None for
+    anything else."""
+    if isinstance(value, Mapping) and isinstance(value.get("message"), Mapping):
+        value = value["message"]
+    if not isinstance(value, Mapping):
+        return None
+    role = value.get("role", value.get("from"))
+    content = content_of(value.get("content", value.get("value")))
+    thought = next((value[key] for key in REASONING if isinstance(value.get(key), str) and value[key].strip()), "")
+    calls = value.get("tool_calls") or value.get("function_call")
+    if not isinstance(role, str) or content is None:
+        return None
+    count = len(calls) if isinstance(calls, list | tuple) else int(isinstance(calls, Mapping))
+    return Message(role, content.text, thought or content.reasoning, count, content.others)
+
+
+def content_of(value: object) -> Message | None:
+    """Return the text and the reasoning of a message's content, with an empty role; None if it is neither a string nor
+    a list of parts."""
+    if value is None or isinstance(value, str):
+        return Message("", value or "")
+    if not isinstance(value, list | tuple):
+        return None
+    texts: list[str] = []
+    thoughts: list[str] = []
+    others = 0
+    for part in value:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        text = _text_of(part)
+        if text is None:
+            others += 1
+        elif kind in REASONING:
+            thoughts.append(text)
+        else:
+            texts.append(text)
+    return Message("", "".join(texts), "".join(thoughts), others=others)
+
+
+def _text_of(part: object) -> str | None:
+    """Return the text of a part: of a string, of its field `text`, or of what it thought; None without one."""
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, Mapping):
+        return None
+    for key in ("text", *REASONING):
+        if isinstance(part.get(key), str):
+            return str(part[key])
+        if isinstance(part.get(key), list | tuple):  # parts within a part
+            nested = content_of(part[key])
+            return None if nested is None else nested.text
+    return None
+
+
+def is_cut_off(finish_reason: object) -> bool:
+    """Return whether a reason to end says that the text is not complete."""
+    return isinstance(finish_reason, str) and finish_reason.lower() in CUTTING
+
+
+def opens_reasoning(text: str) -> bool:
+    """Return whether a block of reasoning begins and does not end: the text was cut off."""
+    return any(begin in text and end not in text[text.rfind(begin) :] for begin, end in _BLOCKS)
+
+
+def without_reasoning(text: str) -> str:
+    """Return what follows the last block of reasoning, without the marks of the solution. The block may begin in the
+    prompt, so that only its end is here."""
+    for _, end in _BLOCKS:
+        text = text.rpartition(end)[2]
+    for mark in _MARKS:
+        text = text.replace(mark, "")
+    return text.strip("\n")
