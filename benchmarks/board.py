@@ -126,24 +126,47 @@ def of_entry(content: object, name: str) -> list[Section]:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise SystemExit(f"{name}: not what `mutualrl compare` prints ({type(error).__name__}: {error})") from None
     version = ", ".join(sorted({f"mutualrl {outcome.version}" for outcome in outcomes}))
+    entry = _described(content, name)
     made = []
     for pool in compared.differences:
         own = [outcome for outcome in outcomes if outcome.pool == pool]
         if (problem := _problem(own)) is not None:
             raise SystemExit(f"{name}, {pool}: {problem}")
         newer = {outcome.arm: _newer(own, outcome.arm, content.get("registered")) for outcome in own}
-        commits = {outcome.arm: version for outcome in own}
-        made.append(Section(f"{name}: {pool}", "", _rows(compared, pool, {}, newer, commits)))
+        commits = {outcome.arm: f"{entry['code']} ({version})" for outcome in own}
+        lessons = {outcome.arm: BOARD["lessons"].get(outcome.arm, entry["rule"]) for outcome in own}
+        title = f"{name}: {pool}, by {entry['author']}"
+        made.append(Section(title, "", _rows(compared, pool, lessons, newer, commits)))
     if unmatched := [note for note in content.get("notes", []) if "not matched" in note]:
         raise SystemExit(f"{name}: the arms differ in more than the rule: {unmatched[0]}")
     return made
+
+
+ENTRY = {
+    "rule": "what the rule teaches, in a few words",
+    "author": "who hands it in",
+    "code": "where the rule's code is: an address, or a commit",
+}
+
+
+def _described(content: Mapping[str, Any], name: str) -> dict[str, str]:
+    """Return who hands an entry in, and what of. Raises SystemExit that says which keys to add."""
+    given = content.get("entry")
+    found = {key: given.get(key) if isinstance(given, dict) else None for key in ENTRY}
+    missing = {key: ENTRY[key] for key, value in found.items() if not isinstance(value, str) or not value.strip()}
+    if missing:
+        raise SystemExit(f'{name}: add to the file: "entry": {json.dumps(missing)}')
+    return {key: clean(str(value), 100) for key, value in found.items()}
 
 
 def _problem(outcomes: Sequence[Outcome]) -> str | None:
     """Return why the runs of a pool cannot enter."""
     seeds: dict[str, list[int]] = {}
     by_seed: dict[int, set[tuple[str, tuple[str, ...]]]] = {}
+    steps: dict[int, set[int]] = {}
     for outcome in outcomes:
+        ends = {policy.curve[-1][0] for policy in outcome.policies.values() if policy.curve}
+        steps.setdefault(outcome.seed, set()).update(ends)
         seeds.setdefault(outcome.arm, []).append(outcome.seed)
         by_seed.setdefault(outcome.seed, set()).add((outcome.data, tuple(sorted(outcome.policies))))
     if REFERENCE not in seeds or len(seeds) < 2:
@@ -162,6 +185,8 @@ def _problem(outcomes: Sequence[Outcome]) -> str | None:
             return f"the arms of seed {seed} have other policies"
         if len(found) > 1 or any(not data for data, _ in found):
             return f"the arms of seed {seed} have other prompts, or do not record them"
+        if len(steps[seed]) > 1:
+            return f"the runs of seed {seed} have other numbers of steps ({', '.join(map(str, sorted(steps[seed])))})"
     return None
 
 

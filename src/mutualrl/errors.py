@@ -16,6 +16,14 @@ class MutualRLError(Exception):
     exit_code = 1
 
 
+class RecordedError(MutualRLError):
+    """Error of another process, as that recorded it: its kind, exit code and message."""
+
+    def __init__(self, kind: str, exit_code: int, message: str) -> None:
+        super().__init__(message)
+        self.kind, self.exit_code = kind, exit_code
+
+
 class UsageError(MutualRLError, ValueError):
     """Invalid command, flag or argument."""
 

@@ -37,7 +37,10 @@ def completions(line: str, directory: Path) -> list[str]:
         ("mutualrl train --task boo", ["boolq"]),
         ("mutualrl train --set trainer.learning_r", ["trainer.learning_rate="]),
         ("mutualrl train --set exchange.st", ["exchange.staleness="]),
-        ("mutualrl train paper/2qwen-x", ["paper/2qwen-xgrpo-shuffled", "paper/2qwen-xgrpo"]),
+        (
+            "mutualrl train paper/2qwen-x",
+            ["paper/2qwen-xgrpo-shuffled", "paper/2qwen-xgrpo-whitened", "paper/2qwen-xgrpo"],
+        ),
         ("mutualrl recipes cp kubernetes/", ["kubernetes/join"]),
         ("mutualrl regimes show hac", ["hacpo"]),
         ("mutualrl join URL --pool tiny-three --policy ", ["ada", "bob", "cyd"]),

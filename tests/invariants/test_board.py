@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import board
+import sweep_results as sweeps
 from conftest import REPOSITORY, Cli
 from made_runs import made_run
 
@@ -40,7 +43,9 @@ def entry(cli_here: Cli, root: Path, seeds: int = 3, **changes: dict[str, Any]) 
             run = made_run(root / f"{arm}-{seed}", arm, seed=seed, gain=gain + 0.01 * seed, fingerprint=plan)
             runs.append(run)
     path = root / "mine.json"
-    path.write_text(cli_here("compare", *runs, "--json").stdout)
+    content = json.loads(cli_here("compare", *runs, "--json").stdout)
+    content["entry"] = {"rule": "mine", "author": "me", "code": "https://example.org/mine"}
+    path.write_text(json.dumps(content))
     return path
 
 
@@ -87,14 +92,57 @@ def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
         (lambda entry: entry.update(pieces=[p for p in entry["pieces"] if p["arm"] == "grpo"]), "grpo and another"),
         (lambda entry: entry.update(notes=["x: not matched: run.steps is 1 (a); 2 (b)"]), "differ in more"),
         (lambda entry: entry["pieces"][0].pop("policies"), "not what `mutualrl compare` prints"),
+        (lambda entry: entry["pieces"][0]["policies"]["ada"]["curve"].pop(), "other numbers of steps"),
+        (lambda entry: entry["entry"].pop("author"), 'add to the file: "entry": {"author": "who hands it in"}'),
     ],
-    ids=["twice", "policy", "alone", "settings", "shape"],
+    ids=["twice", "policy", "alone", "settings", "shape", "steps", "author"],
 )
 def test_entry_with_other_pieces_is_refused(
     cli_here: Cli, tmp_path: Path, change: Callable[[dict[str, Any]], object], message: str
 ) -> None:
     with pytest.raises(SystemExit, match=re.escape(message)):
         check(changed(entry(cli_here, tmp_path), change))
+
+
+def first_commit(path: str, digest: str) -> str:
+    """Return the time, in UTC, of the first commit in which a file has a sha256."""
+    listed = git("log", "--follow", "--format=%H", "--", path).split()
+    for commit in reversed(listed):
+        content = subprocess.run(["git", "show", f"{commit}:{path}"], cwd=REPOSITORY, capture_output=True)
+        if content.returncode == 0 and hashlib.sha256(content.stdout).hexdigest() == digest:
+            return committed(commit)
+    raise AssertionError(f"{path}: no commit with {digest}")
+
+
+def git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+
+
+def committed(commit: str) -> str:
+    seconds = int(git("show", "-s", "--format=%ct", commit))
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@pytest.mark.skipif(not (REPOSITORY / ".git").exists(), reason="no git repository, whose times are compared")
+@pytest.mark.parametrize("name", sorted({name for pool in board.BOARD["pools"] for name in pool["results"]}))
+def test_newer_than_the_claim_agrees_with_the_commits(name: str) -> None:
+    """Results that were committed before their claims have no run that is newer, and a run that is called newer began
+    after the first commit of its claims, up to the minute in which these were written and committed."""
+    content = sweeps.stored(name)
+    registered = content.get("comparison", {}).get("registered")
+    if registered is None:
+        pytest.skip("no claims")
+    claimed = first_commit(f"benchmarks/sweeps/{registered['file']}", registered["sha256"])
+    stored_in = content["code"].get("stored_in")
+    outcomes = list(sweeps.outcomes_of(content).by.values())
+    for outcome in outcomes:
+        age = outcome.age(registered["changed"])
+        if age == "newer":
+            assert outcome.began >= claimed, (outcome.arm, outcome.seed)
+        if stored_in is not None and committed(stored_in) < claimed:
+            assert age == "older", (outcome.arm, outcome.seed)
+    text = board.page([section for section in board.sections() if section.rows])
+    assert ("not recorded" in text) and ("0 of 3" in text)
 
 
 def test_fields_of_other_versions_do_not_matter(cli_here: Cli, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_more_policies_than_gpus_are_rejected_with_the_numbers_and_allowed_on_cp
     with pytest.raises(
         MachineError, match=r"2 policies need at least 2 GPUs, one each: found 1, 1 short.*--device-map"
     ):
-        place(recipe(), Machine(("0",), 4))
+        place(recipe("launch.share_gpus=false"), Machine(("0",), 4))
     assert "4 processes share 1 CPU cores" in place(recipe("launch.processes=2"), Machine((), 1)).notes[0]
 
 

@@ -97,7 +97,7 @@ def made_run(
                 "see/wait_seconds": 0.1,
             }
             if regime == "sgt":
-                row |= {"sgt/gate_rate": 0.4 - 0.3 * progress, "sgt/pairs": 2.0}
+                row |= {"sgt/gate_rate": 0.4 - 0.3 * progress, "sgt/pairs": 2.0, "plan/taught": 2.0}
             if regime == "prp":
                 row |= {"prp/ratio_p99": 1.0 + progress, "prp/clip_rate": 0.1}
             if step % 5 == 0 and step < steps:

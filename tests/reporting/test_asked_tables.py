@@ -11,8 +11,8 @@ from conftest import Cli
 from made_runs import edit_recipe, made_run
 from mutualrl.reporting import report_tables
 from mutualrl.runs.logs import read_runs
-
-HEAD = report_tables.ASKED
+from mutualrl.see import open_store
+from mutualrl.sources.answers import Account, write_account
 
 
 def asked_run(root: Path, *, cut_off: int = 0, wait_seconds: float = 0.0, rescues: int = 1) -> Path:
@@ -20,7 +20,11 @@ def asked_run(root: Path, *, cut_off: int = 0, wait_seconds: float = 0.0, rescue
     run = made_run(root, "sgt", asked_sources={"teacher": {"kind": "served"}})
     edit_recipe(run, lambda recipe: recipe.update(exchange={"staleness": 0}))
     step = {"prompts": 2, "questions": 4, "asked_again": 0, "failed": 1, "cut_off": cut_off, "left_out": 0}
-    step |= {"prompt_tokens": 120, "completion_tokens": 40, "confirmed": 3, "rescues": rescues}
+    step |= {"prompt_tokens": 120, "completion_tokens": 40}
+    store = open_store(run / "exchange")
+    for number in range(20):
+        write_account(store, "teacher", number, Account(**step, reasons={"status 500: it is broken": 1}))
+    step |= {"confirmed": 3, "rescues": rescues}
     for name in ("ada", "bob"):
         path = run / "policies" / name / "metrics.jsonl"
         rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -56,7 +60,8 @@ def test_notes_name_the_setting_that_helps(
     run = asked_run(tmp_path / "r", cut_off=cut_off, wait_seconds=wait_seconds)
     result = cli("report", run, "--json", "--out", tmp_path / "page")
     assert result.returncode == 0, result.stderr
-    notes = [note for note in json.loads(result.stdout)["notes"] if "source teacher" in note]
+    silent, *notes = [note for note in json.loads(result.stdout)["notes"] if "source teacher" in note]
+    assert silent == "source teacher: 20 of its 80 questions have no answer (status 500: it is broken)"
     assert len(notes) == len(said)
     for note, words in zip(notes, said, strict=True):
         assert words in note

@@ -76,15 +76,21 @@ def test_conversations_and_completions() -> None:
     assert (answer.prompt_tokens, answer.completion_tokens) == (8, 2)
 
 
-@pytest.mark.parametrize("reason", ["length", "content_filter", "tool_calls", None, 7])
-def test_an_answer_is_complete_only_if_the_server_says_stop(reason: object) -> None:
+@pytest.mark.parametrize(
+    ("reason", "ended"),
+    [
+        *((reason, False) for reason in ("length", "content_filter", "MAX_TOKENS")),
+        *((reason, True) for reason in ("stop", "eos_token", "stop_sequence", "tool_calls", None, 7)),
+    ],
+)
+def test_an_answer_is_complete_unless_the_server_says_that_it_was_cut_off(reason: object, ended: bool) -> None:
     def fault(number: int, endpoint: Endpoint, handler: BaseHTTPRequestHandler) -> bool:
         respond(handler, 200, completion(endpoint, endpoint.asked[-1], finish_reason=reason))
         return True
 
     with served(Endpoint(lambda prompt, seed: "4", fault)) as endpoint:
         (answer,), _ = answered(endpoint)
-    assert (answer.text, answer.ended, answer.failure) == ("4", False, None)
+    assert (answer.text, answer.ended, answer.failure) == ("4", ended, None)
 
 
 def test_reasoning_is_kept_in_a_block_or_dropped() -> None:
@@ -192,7 +198,18 @@ FAULTS: dict[str, tuple[Callable[[BaseHTTPRequestHandler], None], str]] = {
     "a list": (body([1]), "garbage"),
     "no choices": (body({"choices": []}), "garbage"),
     "choices of another kind": (body({"choices": ["4"]}), "garbage"),
-    "a text of another kind": (body({"choices": [{"message": {"content": [4]}}]}), "garbage"),
+    "a text of another kind": (body({"choices": [{"message": {"content": [4]}}]}), "parts that are no text"),
+    "a text that is a number": (body({"choices": [{"message": {"content": 4}}]}), "garbage"),
+    "calls of tools": (
+        body({"choices": [{"message": {"content": None, "tool_calls": [{"id": "1"}]}, "finish_reason": "tool_calls"}]}),
+        "calls of tools",
+    ),
+    "reasoning alone": (
+        body({"choices": [{"message": {"content": None, "reasoning_content": "hm"}, "finish_reason": "stop"}]}),
+        "an empty text after its reasoning",
+    ),
+    "an error under 200": (body({"error": {"message": "quota is spent"}}), "quota is spent"),
+    "429 for two minutes": (status(429, Retry_After="120"), "Retry-After: 120"),
     "a surrogate": (status(200, b'{"choices": [{"message": {"content": "\\ud800"}}]}'), "garbage"),
     "an empty text": (body({"choices": [{"message": {"content": None}, "finish_reason": "stop"}]}), "an empty text"),
     "half": (half, "unreachable"),
@@ -249,12 +266,66 @@ def test_a_stand_in_for_a_key_damages_no_answer() -> None:
         assert (answer.prompt_tokens, answer.failure) == (8, None)
 
 
-def test_other_services_credentials_in_the_environment_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_the_environment_reaches_the_endpoint(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
         monkeypatch.setenv(name, "another-secret")
-    with served(Endpoint(lambda prompt, seed: "4")) as endpoint:
-        answered(endpoint, key=None)
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "Authorization: Bearer another-secret\nX-Else: another-secret")
+    monkeypatch.setenv("OPENAI_LOG", "debug")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # nobody: a request through it would fail
+
+    def with_cookie(number: int, endpoint: Endpoint, handler: BaseHTTPRequestHandler) -> bool:
+        respond(handler, 200, completion(endpoint, endpoint.asked[-1]), Set_Cookie="session=1")
+        return True
+
+    with served(Endpoint(lambda prompt, seed: "4", with_cookie)) as endpoint:
+
+        async def twice() -> None:
+            model = ServedModel(ServedSpec("t", endpoint.url, "teacher", 16, key=KEY))
+            for sample in range(2):
+                assert (await model.answer(Question("p", sample, 7), PROMPT)).failure is None
+            await model.close()
+
+        asyncio.run(twice())
         assert "another-secret" not in repr(endpoint.headers)
+        assert endpoint.headers["authorization"] == f"Bearer {KEY}"
+        assert "cookie" not in endpoint.headers
+    assert KEY not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("ALL_PROXY", "socks5://127.0.0.1:9"), ("SSL_CERT_FILE", "/nonexistent/ca.pem")]
+)
+def test_an_environment_without_a_client_is_said(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(MachineError, match=r"no client for https://models\.example/v1 can be built"):
+        ServedModel(ServedSpec("t", "https://models.example/v1", "teacher", 16))
+
+
+def test_a_null_leaves_a_field_out_of_the_request() -> None:
+    with served(Endpoint(lambda prompt, seed: "4")) as endpoint:
+        answered(endpoint, extra_body={"seed": None, "max_tokens": None})
+        assert set(endpoint.asked[0]) == {"path", "model", "messages"}
+
+
+def test_a_long_wait_that_the_server_asks_for_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr("mutualrl.sources.served.asyncio.sleep", sleep)
+
+    def once(number: int, endpoint: Endpoint, handler: BaseHTTPRequestHandler) -> bool:
+        if number:
+            return False
+        respond(handler, 429, b"{}", Retry_After="150")
+        return True
+
+    with served(Endpoint(lambda prompt, seed: "4", once)) as endpoint:
+        (answer,), model = answered(endpoint, timeout=200.0, retries=1)
+    assert (answer.text, slept, model.requests) == ("4", [150.0], 2)
 
 
 # ---- before a run
@@ -262,21 +333,33 @@ def test_other_services_credentials_in_the_environment_are_not_sent(monkeypatch:
 
 def checked(endpoint: Endpoint, **settings: Any) -> str:
     spec = ServedSpec("t", endpoint.url, "teacher", 16, timeout=2.0, key=KEY)
-    return asyncio.run(preflight(replace(spec, **settings)))
+    return asyncio.run(preflight(replace(spec, **settings))).model
 
 
-def test_a_model_is_known_to_the_server_or_the_only_one() -> None:
+def test_a_model_is_named_or_the_only_one_and_need_not_be_listed() -> None:
     with served(Endpoint(lambda prompt, seed: "4")) as endpoint:
         assert checked(endpoint) == "teacher"
         assert checked(endpoint, model=None) == "teacher"
-        with pytest.raises(UsageError, match=r"found 'other', the server at .* has: teacher"):
-            checked(endpoint, model="other")
+        assert checked(endpoint, model="other") == "other"
         endpoint.models = ["teacher", "other"]
         with pytest.raises(
-            UsageError, match=r"the server lists teacher, other; name one: --set sources\.t\.model=NAME"
+            UsageError, match=r"the server at .* lists teacher, other; name one: --set sources\.t\.model=NAME"
         ):
             checked(endpoint, model=None)
         assert endpoint.asked == []  # no question, which could cost something
+
+
+def test_the_first_question_finds_a_path_or_a_model_that_is_none() -> None:
+    spec = ServedSpec("t", "", "teacher", 16, timeout=2.0, retries=0, key=KEY)
+    with served(Endpoint(lambda prompt, seed: "4")) as endpoint:
+        found = asyncio.run(preflight(replace(spec, url=endpoint.url), PROMPT, seed=3))
+        assert (found.model, found.answer.text, found.answer.prompt_tokens) == ("teacher", "4", 8)
+        assert [(body["seed"], body["messages"][-1]["content"]) for body in endpoint.asked] == [(3, PROMPT.text)]
+    with (
+        served(Endpoint(lambda prompt, seed: "4", always(status(404)))) as endpoint,
+        pytest.raises(MachineError, match=r"gave no answer to a first question to teacher: status 404.*/v1"),
+    ):
+        asyncio.run(preflight(replace(spec, url=endpoint.url), PROMPT))
 
 
 def test_a_server_that_lists_the_key_does_not_show_it() -> None:
@@ -286,7 +369,7 @@ def test_a_server_that_lists_the_key_does_not_show_it() -> None:
         assert HIDDEN in str(error.value)
         assert KEY not in str(error.value)
         endpoint.models = ["x" * 501]  # no name
-        with pytest.raises(UsageError, match="the server lists none"):
+        with pytest.raises(UsageError, match="lists none"):
             checked(endpoint, model=None)
 
 
@@ -299,6 +382,10 @@ def test_a_key_is_read_from_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEACHER_KEY", f" {KEY}\n")
     assert key_of("TEACHER_KEY", "t") == KEY
     assert key_of(None, "t") is None
+    monkeypatch.setenv("TEACHER_KEY", "sk-one\nsk-two")
+    with pytest.raises(UsageError, match="has white space") as error:
+        key_of("TEACHER_KEY", "t")
+    assert "sk-" not in str(error.value)
     monkeypatch.delenv("TEACHER_KEY")
     with pytest.raises(UsageError, match="TEACHER_KEY is not set"):
         key_of("TEACHER_KEY", "t")

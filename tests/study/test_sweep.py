@@ -101,6 +101,7 @@ def copy(finished_sweep: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.extended
 def test_sweep_runs_every_piece_once_and_compares_them(copy: Path, cli: Cli) -> None:
+    assert json.loads(cli("report", copy / "out", "--json").stdout)["page"].endswith("out/report/index.html")
     printed = json.loads((copy / "printed.json").read_text())
     results = json.loads((copy / "out" / "results.json").read_text())
     assert printed["results"].endswith("sweep/out/results.json")

@@ -58,7 +58,7 @@ def test_mean_reward_is_not_labelled_accuracy(
     show_summary(made_summary(validation, task="dataset"), "runs/x")
     output = capsys.readouterr().out
     assert f"{measure} on held-out dataset" in output
-    header = next(line for line in output.splitlines() if "rescued pairs" in line)
+    header = next(line for line in output.splitlines() if "dead prompts" in line)
     assert header.count("all") == 1  # a single group is not shown twice
 
 
@@ -218,7 +218,7 @@ def test_infinite_reward_is_said_once(capsys: pytest.CaptureFixture[str]) -> Non
     function(completions=["x", "y"])
     function(completions=["x", "y"])
     errors = capsys.readouterr().err
-    assert errors.count("reward function log_score_said_once: returned -inf for 1 of 2 completions") == 1
+    assert errors.count("reward function log_score_said_once: returned float -inf for 1 of 2 completions") == 1
 
 
 def test_rewards_under_one_name_get_their_own(tmp_path: Path) -> None:

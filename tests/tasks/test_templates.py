@@ -151,13 +151,16 @@ def test_directory_is_searched_for_the_split(real_data: Path, tmp_path: Path) ->
 
 def test_nothing_is_held_out_if_both_splits_exist(tmp_path: Path) -> None:
     for split in ("train", "validation"):
-        write(tmp_path / f"boolq.{split}.jsonl", *(BOOLQ | {"question": f"{split} {i}"} for i in range(40)))
+        write(tmp_path / f"boolq.{split}.jsonl", *(BOOLQ | {"question": f"{split} {i}"} for i in range(80)))
     task, source = get_task("boolq"), TaskSource(data=tmp_path)
-    assert [len(task.read(split, source).prompts) for split in ("train", "validation")] == [40, 40]
+    assert [len(task.read(split, source).prompts) for split in ("train", "validation")] == [80, 80]
     (tmp_path / "boolq.validation.jsonl").unlink()
     train, held_out = (task.read(split, source).prompts for split in ("train", "validation"))
-    assert len(train) + len(held_out) == 40
-    assert 0 < len(held_out) < 12
+    assert len(train) + len(held_out) == 80
+    assert 0 < len(held_out) < 16
+    quarter = task.read("validation", TaskSource(data=tmp_path, hold_out=0.25)).prompts
+    assert 10 < len(quarter) < 32
+    assert {prompt.text for prompt in held_out} < {prompt.text for prompt in quarter}
 
 
 CANONICAL = {

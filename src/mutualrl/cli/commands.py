@@ -41,7 +41,11 @@ class Init(WithJson):
 
     directory: Annotated[Path, Option("Directory for the files; created if missing.", argument=True)] = Path()
     models: Annotated[
-        tuple[str, ...], Option("A model: a directory, a hub id, or NAME=MODEL. At least two.", "--model")
+        tuple[str, ...], Option("A model: a directory, a hub id, or NAME=MODEL. Two, or one and a source.", "--model")
+    ] = ()
+    sources: Annotated[
+        tuple[str, ...],
+        Option("Recorded texts, a served or a frozen model.", "--source", metavar="NAME=recorded:FILE"),
     ] = ()
     task: Annotated[str | None, Option("Task to train on (`tasks ls`).")] = None
     data: Annotated[

@@ -28,7 +28,7 @@ from mutualrl.plugins import absolute_path
 from mutualrl.recipes import Recipe, Request, resolve
 from mutualrl.recipes.agreement import load_recipe_prompts, require_enough
 from mutualrl.recipes.pool_tokenizers import load_tokenizers
-from mutualrl.recipes.starter import BOXED, NEXT, OWN, Starter, files, named
+from mutualrl.recipes.starter import BOXED, OWN, Starter, files, named, next_commands
 from mutualrl.regimes import at_level, regimes
 from mutualrl.storage.files import create_atomic, user_path
 from mutualrl.tasks import get_task
@@ -53,17 +53,17 @@ def init(options: Init) -> None:
         starter = replace(starter, bf16=_bf16_policies(starter))
         with _staged(starter) as pool:
             plan = _check(pool, as_json=options.as_json, accept_unsafe=options.accept_unsafe)
-    contents = files(starter)
+    contents, following = files(starter), next_commands(starter)
     target.mkdir(parents=True, exist_ok=True)
     for name, text in contents.items():
         _create(target / name, text)
     if options.as_json:
         checked = None if plan is None else plan_json(plan)
-        emit({"directory": str(target), "files": sorted(contents), "next": list(NEXT), "plan": checked})
+        emit({"directory": str(target), "files": sorted(contents), "next": list(following), "plan": checked})
         return
     typer.echo(f"Written to {target}: {', '.join(sorted(contents))}. Next, in that directory:")
-    for following in NEXT:
-        typer.echo(f"  {following}")
+    for command in following:
+        typer.echo(f"  {command}")
 
 
 @contextmanager
@@ -99,9 +99,9 @@ def _build_starter(options: Init, *, interactive: bool) -> Starter:
     if data is not None and task is not None and not get_task(task).takes_data:
         raise UsageError(f"--task {task} generates its own problems; omit --data or --task")
     chosen = list(options.models)
-    while interactive and len(chosen) < 2:
+    while interactive and len(chosen) < (1 if options.sources else 2):
         chosen.append(_ask(f"Model {len(chosen) + 1} (a directory or hub id)"))
-    named(chosen)
+    named(chosen, options.sources)
     if task is None and data is None:
         if not interactive:
             raise UsageError(
@@ -131,6 +131,7 @@ def _build_starter(options: Init, *, interactive: bool) -> Starter:
         gpus=gpus,
         max_completion_length=options.max_completion_length or (512 if gpus else 64),
         trust_remote_code=options.trust_remote_code,
+        sources=options.sources,
     )
 
 
@@ -238,7 +239,8 @@ def _check(pool: Path, *, as_json: bool, accept_unsafe: bool = False) -> Plan:
     if plan.failure is not None:
         raise plan.failure
     if not as_json:
-        typer.echo(f"Tokenizers. {verdict(checks)}")
+        if checks:
+            typer.echo(f"Tokenizers. {verdict(checks)}")
         for line in lines:
             typer.echo(line)
         show_plan(plan)

@@ -11,6 +11,7 @@ import typer
 from mutualrl.cli.commands import Report
 from mutualrl.cli.output import emit, note_all
 from mutualrl.console.display import clean
+from mutualrl.errors import UsageError
 from mutualrl.paper.figures import across, figures
 from mutualrl.reporting.report import Compared, write_report
 from mutualrl.reporting.report import Report as Written
@@ -18,6 +19,7 @@ from mutualrl.runs.remote import run_directory, run_name
 from mutualrl.storage.bucket_url import is_bucket
 from mutualrl.storage.files import user_path
 from mutualrl.storage.rundir import command_line
+from mutualrl.study.sweep_directory import SWEEP
 from mutualrl.study.verdict import verdicts
 
 
@@ -26,11 +28,23 @@ def page_of(runs: Sequence[Path], out: Path) -> Written:
     return write_report(runs, out, " ".join(command_line()), Compared(verdicts, figures, across))
 
 
+def _runs_of(path: str) -> list[str]:
+    """Return the runs of a sweep's directory; any other path itself. Raises UsageError for a sweep without runs."""
+    root = None if is_bucket(path) else user_path(Path(path))
+    if root is None or not (root / SWEEP).is_file():
+        return [path]
+    runs = sorted(str(found.parent) for found in root.glob("pieces/*/*/run.json"))
+    if not runs:
+        raise UsageError(f"{path}: the sweep has no run yet; start it again with: mutualrl sweep FILE --out {path}")
+    return runs
+
+
 def report(options: Report) -> None:
     """Write the report, and print the path of its page."""
-    runs, target = options.runs, options.out or Path("report")
-    if options.out is None and len(runs) == 1:
-        target = Path(f"{run_name(runs[0])}-report") if is_bucket(runs[0]) else user_path(Path(runs[0])) / "report"
+    runs, target = [each for path in options.runs for each in _runs_of(path)], options.out or Path("report")
+    if options.out is None and len(options.runs) == 1:
+        (given,) = options.runs
+        target = Path(f"{run_name(given)}-report") if is_bucket(given) else user_path(Path(given)) / "report"
     with ExitStack() as fetched:
         directories = [fetched.enter_context(run_directory(run)) for run in runs]
         written = page_of(directories, target)

@@ -78,6 +78,22 @@ def given(options: object) -> list[str]:
     return names
 
 
+def arguments_of(options: object) -> list[str]:
+    """Return the words of a command line that gives these options; those with their defaults are left out."""
+    words: list[str] = []
+    for field, _, option in declared_options(type(options)):
+        value = getattr(options, field.name)
+        if value == field.default:
+            continue
+        for each in value if isinstance(value, tuple) else (value,):
+            if option.argument:
+                words.append(str(each))
+            else:
+                name = typed_names(field, option)[0]
+                words += [name] if each is True else [name, str(each)]
+    return words
+
+
 def options_of(options: type) -> dict[str, Option]:
     """Return the options of a dataclass by field, for another one that has some of them."""
     return {field.name: option for field, _, option in declared_options(options)}

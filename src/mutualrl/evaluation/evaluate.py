@@ -14,6 +14,7 @@ from mutualrl.console.display import cell, print_text
 from mutualrl.engines.base import Engine
 from mutualrl.engines.choice import chosen_engine, load_engine
 from mutualrl.engines.vllm_engine import installed_version
+from mutualrl.errors import RewardError
 from mutualrl.evaluation.accuracy import figures
 from mutualrl.evaluation.completion_store import Store, directory_name, identity
 from mutualrl.evaluation.eval_request import EvalRequest, ModelRequest, TaskRequest
@@ -55,6 +56,12 @@ def evaluate_models(request: EvalRequest, console: Console, out: Path | None = N
         for model in request.models:
             source = ModelSource(paths[model.name], digests[model.name], engines[model.name])
             results[model.name] = _evaluate(request, model, source, store, bars)
+    for task in request.tasks:
+        if task.rewards != BOXED and all(each["tasks"][task.name]["unscorable"] == 1 for each in results.values()):
+            raise RewardError(
+                f"{', '.join(task.rewards)}: no completion of task {task.name!r} has a reward (None, NaN or too large "
+                "a number): there is no accuracy. Try the function on known answers: mutualrl train ... --dry-run"
+            )
     result = {
         "suite": request.suite,
         "engine": ", ".join(dict.fromkeys(engines.values())),

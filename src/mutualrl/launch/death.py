@@ -10,6 +10,7 @@ from mutualrl.errors import (
     DIED,
     MutualRLError,
     PeerLostError,
+    RecordedError,
     RewardError,
     RunInterruptedError,
     WaitTimeoutError,
@@ -48,12 +49,10 @@ def recorded_error(policy: str, failure: tuple[str, str], code: int | None, wher
     """Return a recorded failure as an error with its kind and exit code; an unknown kind counts as a lost peer."""
     kind, message = failure
     ended = "" if code is None else f" (exit code {code})"
-    error = MutualRLError(f"policy {policy!r} failed{ended}: {message}{where}")
     exit_code = exit_code_of(kind)
-    error.kind, error.exit_code = (
-        (PeerLostError.kind, PeerLostError.exit_code) if exit_code is None else (kind, exit_code)
-    )
-    return error
+    if exit_code is None:
+        kind, exit_code = PeerLostError.kind, PeerLostError.exit_code
+    return RecordedError(kind, exit_code, f"policy {policy!r} failed{ended}: {message}{where}")
 
 
 def describe_death(run: RunDirectory, policy: str, code: int) -> str:

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from mutualrl.console.lines import notify
 from mutualrl.errors import MutualRLError
-from mutualrl.process.user_code import exit_now
+from mutualrl.process.user_code import PassingError, exit_now
 
 REWARD_SECONDS = 1800.0  # limit of one call of a reward function, unless an option or `run.step_timeout` says otherwise
 
@@ -51,7 +51,7 @@ def bounded(cpu_seconds: float, memory: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-class _Expired(BaseException):
+class _ExpiredError(PassingError):
     """Time-out; a BaseException, so that no `except Exception` in the block catches it."""
 
 
@@ -84,13 +84,13 @@ def time_limit(seconds: float, error: MutualRLError) -> Iterator[None]:
         attempts += 1
         if attempts > ATTEMPTS:
             end_process[-1](error)
-        raise _Expired
+        raise _ExpiredError
 
     previous = signal.signal(signal.SIGALRM, stop)
     try:
         signal.setitimer(signal.ITIMER_REAL, seconds, REPEAT_SECONDS)
         yield
-    except _Expired:
+    except _ExpiredError:
         raise error from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

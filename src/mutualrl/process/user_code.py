@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import random
 import signal
 import sys
 import threading
@@ -10,6 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
+
+
+class PassingError(BaseException):
+    """Base of what this package raises through user code, which must not be taken for an error of it."""
 
 
 class ExitError(BaseException):
@@ -34,6 +40,55 @@ def contained() -> Iterator[None]:
     forked children may exit."""
     with _signalled_interrupts():
         yield from _without_stdout()
+
+
+@contextmanager
+def own_state() -> Iterator[None]:
+    """Run user code with random states of its own, and put back what it may change: the random states of Python, NumPy
+    and torch, torch's default dtype and whether gradients are on. Its random states follow from ours, so that a resumed
+    run gives it the same ones. A forked child that leaves the block ends there: it would go on as a second trainer."""
+    owner = os.getpid()
+    restore, digest = _saved_state()
+    seed = int.from_bytes(digest[:4])
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        if os.getpid() != owner:
+            sys.stderr.write("mutualrl: a process that a reward function forked returned from it, and ends here\n")
+            exit_now(0)
+        restore()
+
+
+def _saved_state() -> tuple[Callable[[], None], bytes]:
+    """Return a function that puts the present state back, and a digest of the random states."""
+    python, digest = random.getstate(), hashlib.sha256(repr(random.getstate()).encode())
+    restorers: list[Callable[[], object]] = [lambda: random.setstate(python)]
+    if (numpy := sys.modules.get("numpy")) is not None:
+        drawn = numpy.random.get_state()
+        digest.update(repr(drawn[1:]).encode())
+        restorers.append(lambda: numpy.random.set_state(drawn))
+    if (torch := sys.modules.get("torch")) is not None:
+        state, kind, gradients = torch.get_rng_state(), torch.get_default_dtype(), torch.is_grad_enabled()
+        digest.update(state.numpy().tobytes())
+        restorers += [
+            lambda: torch.set_rng_state(state),
+            lambda: torch.set_default_dtype(kind),
+            lambda: torch.set_grad_enabled(gradients),
+        ]
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            devices = torch.cuda.get_rng_state_all()
+            restorers.append(lambda: torch.cuda.set_rng_state_all(devices))
+
+    def restore() -> None:
+        for each in restorers:
+            each()
+
+    return restore, digest.digest()
 
 
 def _without_stdout() -> Iterator[None]:

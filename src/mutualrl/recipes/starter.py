@@ -20,7 +20,8 @@ BOXED = "boxed"
 class Starter:
     """Options of a new project. `models`: `MODEL` or `NAME=MODEL` each. `data`: the user's rows, for task `dataset`.
     `template`, `answer`: how their prompts are built, and the field of the answer. `reward`: `boxed`, `own`, or an
-    import path. `max_completion_length`: in tokens. `bf16`: names of the policies that train in bfloat16 on a CPU."""
+    import path. `sources`: `NAME=KIND:REFERENCE` each. `max_completion_length`: in tokens. `bf16`: names of the
+    policies that train in bfloat16 on a CPU."""
 
     models: tuple[str, ...]
     task: str
@@ -32,15 +33,19 @@ class Starter:
     bf16: frozenset[str] = frozenset()
     template: str | None = None
     answer: str | None = None
+    sources: tuple[str, ...] = ()
 
 
-def named(models: Sequence[str]) -> dict[str, str]:
+def named(models: Sequence[str], sources: Sequence[str] = ()) -> dict[str, str]:
     """Return the models by policy name: the given name, else one derived from the last part of the path or hub id.
 
-    Raises UsageError for fewer than two models, or for duplicate names.
+    Raises UsageError for a model with nobody to learn from, or for duplicate names.
     """
-    if len(models) < 2:
-        raise UsageError(f"found {len(models)} models, expected two or more; name each with --model MODEL")
+    if len(models) < 2 and not (models and sources):
+        raise UsageError(
+            f"found {len(models)} models and {len(sources)} sources, expected two models or more, or one and a source: "
+            "--model MODEL --model MODEL, or --model MODEL --source NAME=recorded:FILE"
+        )
     policies: dict[str, str] = {}
     for argument in models:
         name, equals, model = argument.partition("=")
@@ -69,7 +74,7 @@ def files(starter: Starter) -> dict[str, str]:
 
 def _pool(starter: Starter) -> str:
     policies = []
-    for name, model in named(starter.models).items():
+    for name, model in named(starter.models, starter.sources).items():
         keys = [f"name: {_quoted(name)}", f"model: {_quoted(_absolute(model))}"]
         if starter.trust_remote_code:
             keys.append("trust_remote_code: true")
@@ -85,13 +90,23 @@ def _pool(starter: Starter) -> str:
     if starter.reward != BOXED:
         task.append(f"  reward: {_quoted('reward.py:reward' if starter.reward == OWN else starter.reward)}")
     sizes = ON_GPUS if starter.gpus else ON_CPU
+    sources = [f"  - {{{', '.join(_source_keys(source))}}}" for source in starter.sources]
     return POOL.format(
-        policies="\n".join(policies),
+        policies="\n".join(policies) + ("\nsources:\n" + "\n".join(sources) if sources else ""),
         task="\n".join(task),
         gpus=starter.gpus,
         tokens=starter.max_completion_length,
         **sizes,
     )
+
+
+def _source_keys(source: str) -> list[str]:
+    """Return the keys of a source given as `NAME=KIND:REFERENCE`; a file beside the caller as an absolute path."""
+    name, _, rest = source.partition("=")
+    kind, _, reference = rest.partition(":")
+    path = user_path(Path(reference))
+    known = path.exists() and not reference.startswith(("tiny:", "hub:")) and reference != "task"
+    return [f"name: {_quoted(name)}", f"{kind}: {_quoted(str(path.resolve()) if known else reference)}"]
 
 
 def _quoted(text: str) -> str:
@@ -105,13 +120,16 @@ def _absolute(model: str) -> str:
 
 
 def _readme(starter: Starter) -> str:
-    names = list(named(starter.models))
-    complementarity, shared, alone = NEXT
+    names = list(named(starter.models, starter.sources))
+    sources = [source.partition("=")[0] for source in starter.sources]
+    *first, shared, alone = next_commands(starter)
+    check = "Would sharing help? What each policy solves, and what a peer or a source could revive:"
     return README.format(
-        complementarity=complementarity,
+        check=f"{check}\n\n    {first[0]}\n\n" if first else "",
         shared=shared,
         alone=alone,
-        policies=f"{', '.join(names[:-1])} and {names[-1]}",
+        policies=" and ".join(filter(None, [", ".join(names[:-1]), names[-1]])),
+        beside=f", beside {' and '.join(sources)}" if sources else "",
         task=starter.task if starter.data is None else starter.data.name,
         reward="\n`reward.py` scores a completion: edit it first.\n" if starter.reward == OWN else "",
     )
@@ -123,6 +141,15 @@ NEXT = (
     "mutualrl train --regime sgt --pool pool.yaml --run-dir runs/sgt",
     "mutualrl train --regime grpo --pool pool.yaml --run-dir runs/grpo",
 )
+
+
+def next_commands(starter: Starter) -> tuple[str, ...]:
+    """Return the next commands: the first only where there is something to compare before training, other models or
+    recorded texts."""
+    recorded = all("=recorded:" in source for source in starter.sources)
+    return NEXT if recorded and (len(starter.models) > 1 or starter.sources) else NEXT[1:]
+
+
 ON_CPU = {"prompts": 16, "generations": 4, "batch": 16, "rate": "1e-5"}
 ON_GPUS = {"prompts": 64, "generations": 8, "batch": 8, "rate": "1e-6"}
 
@@ -188,13 +215,9 @@ def reward(completions, answer, **columns):
 README = """\
 # {policies}
 
-Trained together on {task}, with [mutualrl](https://pypi.org/project/mutualrl/).
+Trained on {task}{beside}, with [mutualrl](https://pypi.org/project/mutualrl/).
 {reward}
-Would sharing help? What each policy solves, and how often a peer could help:
-
-    {complementarity}
-
-Train with sharing (add `--dry-run` to check the recipe, the placement and the reward first):
+{check}Train with sharing (add `--dry-run` to check the recipe, the placement and the reward first):
 
     {shared}
 

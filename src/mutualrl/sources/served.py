@@ -243,7 +243,7 @@ class ServedModel:
         text = self._hidden(text)
         if len(text) > LONGEST:
             raise ValueError(f"a text of {len(text):,} characters")
-        failure = None if text.strip() else _why_empty(message)
+        failure = _no_answer(message, text)
         return Answer(text, ended, prompt_tokens, completion_tokens, failure)
 
     def _message(self, choice: Mapping[str, object]) -> Message:
@@ -299,6 +299,7 @@ def _usage(value: object) -> tuple[int | None, int | None]:
     return known[0], known[1]
 
 
+EMPTY, NO_TEXT = "an empty text", "a message with "  # how reasons begin for which an answer is none
 CLIENT_WAITS = 60.0  # seconds of Retry-After up to which the client waits by itself
 
 
@@ -313,11 +314,15 @@ def _asked_to_wait(error: Exception) -> float | None:
         return None if when is None else max(0.0, when.timestamp() - time.time())
 
 
-def _why_empty(message: Message) -> str:
-    """Return why a message has no text to learn."""
+def _no_answer(message: Message, text: str) -> str | None:
+    """Return why a message is no answer to learn; None if it is one."""
     if message.calls:
-        return "an empty text beside calls of tools"
-    return "an empty text after its reasoning" if message.reasoning.strip() else "an empty text"
+        return NO_TEXT + "calls of tools"
+    if message.others:
+        return NO_TEXT + "parts that are no text"
+    if text.strip():
+        return None
+    return "an empty text after its reasoning" if message.reasoning.strip() else EMPTY
 
 
 class Preflight(NamedTuple):
@@ -346,7 +351,7 @@ async def preflight(spec: ServedSpec, prompt: Prompt | None = None, seed: int = 
         answer = await client.answer(Question(prompt.id, 0, seed), prompt)
     finally:
         await client.close()
-    if answer.failure is not None and not answer.failure.startswith("an empty text"):
+    if answer.failure is not None and not answer.failure.startswith((EMPTY, NO_TEXT)):
         hint = "; does its path end with /v1?" if answer.failure.startswith("status 404") else ""
         raise MachineError(
             f"source {spec.name!r}: {spec.url} gave no answer to a first question to {clean(model, 100)}: "

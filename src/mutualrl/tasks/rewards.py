@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import sys
 import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from mutualrl.errors import RewardError, RunInterruptedError, UsageError
 from mutualrl.plugins import check_import_path, is_import_path, load_object
 from mutualrl.process import user_code
 from mutualrl.process.limits import time_limit
-from mutualrl.process.user_code import LEAVING, contained, describe
+from mutualrl.process.user_code import PassingError, contained, describe, own_state
 from mutualrl.tasks.boxed import boxed_reward
 
 Reward = Callable[..., Any]
@@ -116,7 +117,8 @@ def adapt(
         def call_now(*args: object, **kwargs: Any) -> list[float | None]:
             on_call(name)
             with _contained(f"reward function {name}"):
-                values = function(*args, **kwargs)
+                with own_state():
+                    values = function(*args, **kwargs)
                 on_return()
                 return _checked(values, name, len(kwargs["completions"]))
 
@@ -146,15 +148,21 @@ def _contained(what: str) -> Iterator[None]:
         yield
 
 
+def asyncio_cancelled() -> type[BaseException]:
+    """Return asyncio's error of a cancelled task, if asyncio is in use."""
+    asyncio = sys.modules.get("asyncio")
+    return PassingError if asyncio is None else asyncio.CancelledError
+
+
 @contextmanager
 def named_errors(what: str) -> Iterator[None]:
     """Convert an exception of the user's code, also SystemExit, to a RewardError that names the function and the
     line."""
     try:
         yield
-    except (RunInterruptedError, RewardError):  # a signal's, or already named
+    except (RunInterruptedError, RewardError, PassingError, asyncio_cancelled()):  # a signal's, or already named
         raise
-    except (Exception, *LEAVING) as error:
+    except BaseException as error:  # also one of the user's own that is no Exception
         if isinstance(error, KeyboardInterrupt) and user_code.interrupted():
             raise
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != user_code.__file__]
@@ -172,7 +180,9 @@ def _checked(values: object, name: str, count: int) -> list[float | None]:
     if len(listed) != count:
         raise RewardError(f"reward function {name}: {len(listed)} rewards for {count} completions, expected one each")
     rewards = [_number(value, name, place) for place, value in enumerate(listed)]
-    unusable = [value for value, reward in zip(listed, rewards, strict=True) if reward is None and value is not None]
+    unusable = [
+        _shown(value) for value, reward in zip(listed, rewards, strict=True) if reward is None and value is not None
+    ]
     if unusable and name not in _WARNED:
         _WARNED.add(name)
         notify(
