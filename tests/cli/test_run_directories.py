@@ -224,7 +224,7 @@ def test_every_trained_figure_of_the_paper_has_its_recipes() -> None:
         "THL-aligned importance correction is required": {"2qwen-prp", "2qwen-prp-naive"},
         "XGRPO gains come from structured": {
             *("2qwen-xgrpo", "2qwen-grpo-noise"),
-            *("2qwen-grpo-whitened", "2qwen-xgrpo-whitened", "2qwen-grpo-noise-whitened"),
+            *("2qwen-grpo-whitened", "2qwen-xgrpo-whitened", "2qwen-noise-whitened"),
         },
         "Value-level sharing preserves": {
             f"{p}-{r}" for p in ("3qwen", "4qwen", "qwen-phi4") for r in ("grpo", "xgrpo")
