@@ -6,6 +6,7 @@ Exit codes: 0 ok, 1 the run failed, 2 usage or recipe, 3 a gate was not met, 4 e
 
 from __future__ import annotations
 
+MOST_PROBLEMS = 50  # shown of a recipe
 DIED = "died"  # kind in the failure file of a worker that ended by any other exception
 
 
@@ -38,8 +39,11 @@ class RecipeError(UsageError):
 
     def __init__(self, problems: list[str]) -> None:
         self.problems = problems
+        shown = problems[:MOST_PROBLEMS]
+        if len(problems) > MOST_PROBLEMS:
+            shown.append(f"and {len(problems) - MOST_PROBLEMS:,} more")
         head = "the recipe has a problem" if len(problems) == 1 else f"the recipe has {len(problems)} problems"
-        super().__init__(f"{head}:\n" + "\n".join(f"  - {p}" for p in problems))
+        super().__init__(f"{head}:\n" + "\n".join(f"  - {p}" for p in shown))
 
 
 class DataError(UsageError):

@@ -159,6 +159,28 @@ def test_verify_checks_every_file_of_an_intact_run(copy: Path, cli_here: Cli) ->
     assert "| model" in table
 
 
+def test_verify_finds_a_removed_newest_round_and_a_link_out_of_the_run(copy: Path, tmp_path: Path) -> None:
+    run = RunDirectory(copy)
+    assert not verify_run(run).damaged
+    (store,) = {path.parent for path in (copy / "exchange" / "ada").rglob("*.json") if "round" in path.name}
+    newest = sorted(store.glob("*round*.json"))[-1]
+    newest.rename(tmp_path / newest.name)
+    (damage,) = verify_run(run).damaged
+    assert damage.startswith("policy ada: 1 published round(s) are missing")
+    (tmp_path / newest.name).rename(newest)
+    (copy / "policies" / "ada").rename(tmp_path / "elsewhere")
+    (copy / "policies" / "ada").symlink_to(tmp_path / "elsewhere")
+    assert any("found a link out of the run" in line for line in verify_run(run).damaged)
+
+
+def test_a_run_killed_before_its_first_round_is_not_damaged(copy: Path) -> None:
+    for name in ("exchange", "policies"):
+        shutil.rmtree(copy / name)
+        (copy / name).mkdir()
+    (copy / "summary.json").unlink()
+    assert verify_run(RunDirectory(copy)).damaged == []
+
+
 @pytest.mark.extended
 def test_verify_rejects_swapped_files(copy: Path) -> None:
     files = [path for path in sorted(copy.rglob("*.json")) if CHECKSUM_KEY in (try_read_json(path) or {})]

@@ -45,10 +45,12 @@ def state_of(run: RunDirectory, summary: Summary | None, notes: list[str], scrip
 
 
 def _state_of_scripts(run: RunDirectory, policies: Sequence[str], notes: list[str]) -> RunState:
-    if any(holder_of(run.policy(name).lock) for name in policies):
-        notes.append(RUNNING)
-        return RunState.RUNNING
     unfinished = [name for name in policies if not run.policy(name).result.exists()]
+    if running := [name for name in policies if holder_of(run.policy(name).lock)]:
+        notes.append(RUNNING)
+        if dead := [name for name in unfinished if name not in running]:
+            notes.append(f"the script of {', '.join(dead)} is not running, and has not finished")
+        return RunState.RUNNING
     if not unfinished:
         return RunState.FINISHED
     notes.append(

@@ -38,8 +38,7 @@ def user_path(text: str | Path) -> Path:
         raise UsageError(f"{shown} is not a path: it contains a NUL or bytes that are not UTF-8")
     try:
         path = Path(text).expanduser().absolute()
-        path.exists()
-        path.lstat()
+        path.stat()  # also of a link to itself, which `exists` takes for a missing file
     except (FileNotFoundError, NotADirectoryError):
         return path
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ import pyarrow.parquet as pq
 
 from mutualrl.errors import DataError
 
+logger = logging.getLogger(__name__)
+
+LARGE = 2**28  # bytes of a file when decoded, from which on that is said
 LARGEST = 8 * 2**30  # bytes of a file when decoded
 ROWS = 1024  # decoded per batch
 LARGEST_ROWS = 2**29  # bytes of the rows that are decoded at once
@@ -22,6 +26,13 @@ def require_bounded(file: pq.ParquetFile, where: str, limit: int = LARGEST) -> N
     declared = sum(file.metadata.row_group(n).total_byte_size for n in range(file.metadata.num_row_groups))
     if declared > limit:
         raise DataError(f"{where}: {declared:,} bytes when decompressed, expected at most {limit:,}; split the file")
+    say_large(where, declared)
+
+
+def say_large(where: str, declared: int) -> None:
+    """Say that a file takes long to decode, before it is."""
+    if declared > LARGE:
+        logger.warning("%s: %s MiB when decompressed; reading it takes a while", where, f"{declared // 2**20:,}")
 
 
 def read_table(path: Path, limit: int = LARGEST) -> pa.Table:
@@ -54,6 +65,8 @@ def iter_rows(path: Path, columns: Callable[[list[str]], list[str]], rows: int =
     read = 0
     try:
         with pq.ParquetFile(path) as file:
+            groups = range(file.metadata.num_row_groups)
+            say_large(str(path), sum(file.metadata.row_group(n).total_byte_size for n in groups))
             names = columns(file.schema_arrow.names)
             leaves = [file.schema.column(n).path for n in range(len(file.schema.names))]
         with pq.ParquetFile(path, read_dictionary=[leaf for leaf in leaves if leaf.partition(".")[0] in names]) as file:

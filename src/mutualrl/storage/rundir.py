@@ -221,8 +221,12 @@ KINDS = (
 
 def wrong_kinds(run: RunDirectory) -> list[str]:
     """Return messages about paths of a run that are of another kind than expected, such as a directory where a file
-    was."""
+    was, or a directory that is a link: what is behind it is not of the run."""
     problems = []
+    inside = run.root.resolve()
+    for directory in sorted((*run.root.glob("*"), *run.root.glob("policies/*"), *run.root.glob("exchange/*"))):
+        if directory.is_symlink() and not directory.resolve().is_relative_to(inside):
+            problems.append(f"{directory}: found a link out of the run, expected a directory of its own; restore it")
     for pattern in KINDS:
         expected = "directory" if pattern.endswith("/") else "file"
         for path in sorted(run.root.glob(pattern.rstrip("/"))):

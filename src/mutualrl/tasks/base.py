@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Protocol, cast, runtime_checkable
+from typing import IO, Any, AnyStr, BinaryIO, Literal, Protocol, cast, runtime_checkable
 
 from mutualrl.errors import DataError, FileDamagedError, UsageError
 from mutualrl.records import Prompt
@@ -170,6 +170,22 @@ def open_data(path: Path) -> Iterator[BinaryIO]:
         raise DataError(f"{path}: cannot be read ({error})") from error
 
 
+#: bytes of a line of JSON Lines, characters of one of CSV: a small compressed file may hold a line larger than memory
+LONGEST_LINE = 64 * 2**20
+
+
+def bounded_lines(file: IO[AnyStr], path: Path) -> Iterator[AnyStr]:
+    """Yield the lines of a file. Raises DataError for one that is too long."""
+    number = 0
+    while line := file.readline(LONGEST_LINE + 1):
+        number += 1
+        if len(line) > LONGEST_LINE:
+            raise DataError(
+                f"{path}, line {number}: over {LONGEST_LINE:,} bytes, expected one row per line; split the row"
+            )
+        yield line
+
+
 def read_jsonl(path: Path) -> NumberedRows:
     """Yield rows of a JSON Lines file as (line number from 1, object); blank lines are skipped.
 
@@ -177,7 +193,7 @@ def read_jsonl(path: Path) -> NumberedRows:
     """
     count = 0
     with open_data(path) as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(bounded_lines(file, path), 1):
             if not line.strip():
                 continue
             try:

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from mutualrl.errors import DataError
 from mutualrl.storage.files import try_stat
-from mutualrl.tasks.base import NumberedRows, Row, open_data, read_jsonl, unicode_text
+from mutualrl.tasks.base import LONGEST_LINE, NumberedRows, Row, bounded_lines, open_data, read_jsonl, unicode_text
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -103,12 +103,13 @@ def _csv(path: Path, delimiter: str) -> NumberedRows:
     """Yield the records of a CSV or TSV file, numbered from 1 after the header. Raises DataError for a record with more
     or fewer fields than the header, a stray quote, and bytes that are not UTF-8: each would change labels or swallow
     rows."""
-    csv.field_size_limit(2**31 - 1)
+    csv.field_size_limit(LONGEST_LINE)
     number = 0
     try:
         with open_data(path) as binary:
             file = io.TextIOWrapper(binary, encoding="utf-8-sig", newline="")
-            for number, row in enumerate(csv.DictReader(file, strict=True, delimiter=delimiter), 1):
+            lines = bounded_lines(file, path)
+            for number, row in enumerate(csv.DictReader(lines, strict=True, delimiter=delimiter), 1):
                 if None in row:
                     raise DataError(
                         f"{path}, row {number}: {len(row[None])} more fields than the header has columns (an "

@@ -284,7 +284,7 @@ class Rounds:
             prompts = tuple(sorted({*past.prompts_with_nll_rows, *learnt}))
             memory.past[shared.own.number] = replace(past, prompts_with_nll_rows=prompts)
         memory.uses.update(row.prompt_id for row in plan.rows if row.is_taught)
-        if self.sharing.regime.reads_peers:
+        if self.sharing.publishes("text") or self.sharing.publishes("token_ids"):
             for reason in ("too_long", "changed"):
                 log_value(self.trainer, f"thl/{reason}", float(self.transfer.refused[reason]))
         self._log_rescues(plan, shared.own)

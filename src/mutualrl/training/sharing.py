@@ -13,6 +13,7 @@ from accelerate.utils import broadcast_object_list
 from pydantic import ValidationError
 
 from mutualrl.errors import UsageError
+from mutualrl.process.script_errors import show_messages_only
 from mutualrl.records import POLICY_NAME, PublishSchema, name_problem
 from mutualrl.regimes import Regime, get_regime
 from mutualrl.regimes.regime import SELECTION, publish_schema
@@ -94,6 +95,7 @@ class Sharing:
         treated as this run's), for names or settings that are wrong, for a regime that cannot use sources, or when
         tokenizers are missing.
         """
+        show_messages_only()
         regime_class = get_regime(regime) if isinstance(regime, str) else regime
         _require_peers(policy, peers, regime_class, [source.name for source in sources])
         configured = _configured(regime_class, settings)
