@@ -234,3 +234,39 @@ def test_run_without_a_recorded_seed_is_paired_with_none(tmp_path: Path) -> None
     write_checksummed(other / "run.json", info, root=other)
     (verdict,) = verdicts_of(plain, other)
     assert "have no finished runs with a common seed" in verdict.answer
+
+
+def test_one_model_with_a_source_is_told_to_train_without_it(tmp_path: Path) -> None:
+    """A source counts: the run has a baseline to train, whatever kind of source it is."""
+    for name, stored in (("book", {"sources": {"book": {"texts": 3}}}), ("t", {"asked_sources": {"t": {}}})):
+        run = made_run(tmp_path / name, "sgt", policies=("ada",), **stored)
+        (verdict,) = verdicts_of(run)
+        assert "nobody to share with" not in verdict.answer
+        assert f"One run does not show what {name} gave" in verdict.answer
+        assert "mean of the pool" not in verdict.answer
+        assert shlex.split(verdict.commands[0])[-2:] == ["--regime", "grpo"]
+    alone = made_run(tmp_path / "alone", "grpo", policies=("ada",))
+    (verdict,) = verdicts_of(alone)
+    assert "ada trained alone: there is nobody to share with, no other policy and no source" in verdict.answer
+    unread = made_run(tmp_path / "unread", "grpo", policies=("ada",))
+    edit_recipe(unread, lambda recipe: recipe.update(sources=[{"name": "book", "recorded": "tiny:book"}]))
+    (verdict,) = verdicts_of(unread)
+    assert "This is a baseline" in verdict.answer
+
+
+def test_more_seeds_are_no_advice_for_a_few_held_out_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = made_runs.validation
+    monkeypatch.setattr(made_runs, "validation", lambda accuracy: {**whole(accuracy), "n": 5})
+    runs = [made_run(tmp_path / name, name, gain=gain) for name, gain in (("grpo", 0.1), ("sgt", 0.2))]
+    (verdict,) = verdicts_of(*runs)
+    assert any("5 held-out prompts will hardly decide anything" in caution for caution in verdict.cautions)
+    assert not any("More seeds" in caution for caution in verdict.cautions)
+    assert verdict.commands == ()
+
+
+def test_no_command_writes_into_the_directory_of_a_sweep(tmp_path: Path) -> None:
+    pieces = tmp_path / "sweep" / "pieces" / "tiny"
+    runs = [made_run(pieces / f"{name}-0", name, gain=gain) for name, gain in (("grpo", 0.1), ("sgt", 0.2))]
+    assert verdicts_of(*runs)[0].commands
+    (tmp_path / "sweep" / "sweep.json").write_text("{}")
+    assert verdicts_of(*runs)[0].commands == verdicts_of(runs[1])[0].commands == ()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
+import random
 import re
 import signal
 import subprocess
@@ -14,8 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from conftest import PATIENCE, REPOSITORY
+from conftest import PATIENCE, REPOSITORY, Cli
 from made_runs import made_summary
 from mutualrl.cli.results import show_summary
 from mutualrl.errors import RewardError, UsageError
@@ -255,3 +258,95 @@ def test_reward_that_swallows_everything_ends_with_its_process(tmp_path: Path) -
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert result.returncode == RewardError.exit_code
     assert "reward function stuck: no progress for 0.1 s" in result.stderr.splitlines()[-1]
+
+
+class OwnError(BaseException):
+    """An exception that is no Exception."""
+
+
+def raises_its_own(completions: list[str], **columns: object) -> list[float]:
+    raise OwnError("mine")
+
+
+def test_an_exception_that_is_none_is_named() -> None:
+    with pytest.raises(
+        RewardError, match=r"reward function raises_its_own: OwnError: mine \(test_own_rewards.py, line"
+    ):
+        adapt(raises_its_own, "raises_its_own")(completions=["x"])
+
+
+def test_what_a_reward_changes_of_the_process_is_put_back() -> None:
+    """Its random numbers are its own, and the same where ours are the same."""
+    drawn: list[tuple[float, float]] = []
+
+    def changes(completions: list[str], **columns: object) -> list[float]:
+        drawn.append((random.random(), float(torch.rand(()))))
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+        return [1.0] * len(completions)
+
+    def state() -> tuple[object, ...]:
+        return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
+
+    for _ in range(2):
+        random.seed(5)
+        np.random.seed(5)
+        torch.manual_seed(5)
+        before = state()
+        adapt(changes, "changes")(completions=["x"])
+        assert state() == before
+        assert (torch.get_default_dtype(), torch.is_grad_enabled()) == (torch.float32, True)
+        random.random()
+        adapt(changes, "changes")(completions=["x"])
+    assert drawn[0] == drawn[2] != drawn[1] == drawn[3]
+
+
+EVALUATED = """
+import os, posix, threading, time
+
+def leaves_a_thread(completions, **_):
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    return [1.0] * len(completions)
+
+def ends(completions, **_):
+    posix._exit(0)
+
+def becomes_another(completions, **_):
+    os.execv("/bin/true", ["true"])
+
+def huge(completions, **_):
+    return [10**400] * len(completions)
+
+def forks(completions, **_):
+    os.fork()
+    return [1.0] * len(completions)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("reward", "code", "said"),
+    [
+        ("leaves_a_thread", 0, ""),
+        ("forks", 0, "a process that a reward function forked returned from it"),
+        ("ends", 1, "ended without a result"),
+        ("becomes_another", 1, "ended without a result"),
+        ("huge", 1, "no completion of task 'arithmetic' has a reward"),
+    ],
+)
+def test_eval_has_a_result_or_an_exit_code(cli: Cli, tmp_path: Path, reward: str, code: int, said: str) -> None:
+    (tmp_path / "own.py").write_text(EVALUATED)
+    (tmp_path / "p.yaml").write_text(
+        "policies: [{name: a, model: 'tiny:ada'}, {name: b, model: 'tiny:bob'}]\n"
+        f"task: {{name: arithmetic, reward: 'own.py:{reward}'}}\n"
+    )
+    result = cli("eval", "--pool", "p.yaml", "--limit", "2", "--max-new-tokens", "4", "--json", timeout=300)
+    assert (result.returncode, said in result.stderr) == (code, True), result.stderr
+    value = json.loads(result.stdout)
+    if code:
+        assert value["error"]["kind"] == "reward"
+    else:
+        assert {name: model["accuracy"] for name, model in value["models"].items()} == {"a": 1.0, "b": 1.0}

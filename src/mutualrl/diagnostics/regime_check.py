@@ -209,7 +209,10 @@ def _metrics_declared(regime: Regime, plans: Sequence[Plan]) -> Finding:
     logged = {key for plan in plans for key in plan.metrics}
     undeclared = sorted(logged - {metric.key for metric in regime.metrics})
     name = "its metrics are declared, so that reports have their units"
-    return Finding(name, not undeclared, f"not in its metrics: {', '.join(undeclared)}" if undeclared else "")
+    found = f"not in its metrics: {', '.join(undeclared)}" if undeclared else ""
+    if not regime.metrics:
+        found = found or "it declares none: pages have what is counted for every regime (rows, tokens, texts taught)"
+    return Finding(name, not undeclared, found)
 
 
 def _error_text(error: Exception) -> str:

@@ -17,7 +17,7 @@ from mutualrl.rollouts import SCHEMA, widest
 from mutualrl.sources.layouts import Columns, find_layout
 from mutualrl.storage.files import user_path
 from mutualrl.storage.parquet import read_table
-from mutualrl.tasks.base import Row, read_jsonl
+from mutualrl.tasks.base import Row, normalized, read_jsonl
 from mutualrl.tasks.messages import read_message
 from mutualrl.tasks.rows import format_of, read_rows
 
@@ -37,6 +37,7 @@ TYPES: dict[str, pa.DataType] = {
     "group": pa.string(),
     **{name: widest(SCHEMA.field(name).type) for name in ("x_text", "y_text", "tokens", "token_ids", "logprobs")},
 }
+TEXT_IDS = ("prompt", "input")  # columns of texts, which are ids but for their whitespace
 NEEDED = ("policy", "prompt_id", "reward")
 TEXTS = ("prompt_id", "x_text", "y_text")  # also read from messages
 #: columns of dumps of training runs, one file per step: TRL's `log_completions`, with one more column per reward
@@ -207,6 +208,8 @@ def _lines(path: Path, reward: str | None) -> pa.Table:
             value = None if field is None else _of_messages(name, row[field])
             if name == "reward" and errored(row):
                 value = None
+            if field in TEXT_IDS and isinstance(value, str) and name == "prompt_id":
+                value = normalized(value)
             if name == "round" and isinstance(value, str) and value.isdecimal():
                 value = int(value)
             if name in NEEDED and value is None and (field is None or name != "reward") and (name != "policy" or field):
@@ -304,6 +307,9 @@ def _parquet(path: Path, reward: str | None) -> pa.Table:
                 raise DataError(f"{path}, row 1: {_missing(name, dict.fromkeys(table.column_names), None)}")
             continue
         column = table.column(field)
+        if name == "prompt_id" and field in TEXT_IDS and pa.types.is_string(column.type):
+            ids = [None if value is None else normalized(value) for value in column.to_pylist()]
+            column = pa.chunked_array([ids], pa.string())
         if name in TEXTS and pa.types.is_list(column.type):
             texts = [_of_messages(name, value) for value in column.to_pylist()]
             column = pa.chunked_array([[text if isinstance(text, str) else None for text in texts]], pa.string())

@@ -19,7 +19,7 @@ from mutualrl.storage.rundir import RunDirectory
 LIVE_STEPS = 10  # after which a run that still trains gets a note
 #: metrics of a source that say whether it gave anything
 OF_SOURCE = re.compile(r"source/([^/]+)/(questions|left_out|failed|texts|confirmed)")
-TOO_LONG, CHANGED = "thl/too_long", "thl/changed"
+TOO_LONG, CHANGED, REASONING = "thl/too_long", "thl/changed", "thl/reasoning"
 
 
 def live_after(steps: int) -> int:
@@ -58,7 +58,7 @@ class LearningNotes:
         self._varied = self._varied or reward is None or spread != 0
         if reward is not None:
             self._rewards.add(reward)
-        for key in (*self._gates, *self._actions, TOO_LONG, CHANGED):
+        for key in (*self._gates, *self._actions, TOO_LONG, CHANGED, REASONING):
             if (value := finite_number(row.get(key))) is not None:
                 self._sums[key] = self._sums.get(key, 0.0) + abs(value)
         self._peers = self._peers or bool(finite_number(row.get("see/peers")))
@@ -102,6 +102,11 @@ class LearningNotes:
 
     def _reason(self) -> str:
         long, changed = self._sums.get(TOO_LONG, 0.0), self._sums.get(CHANGED, 0.0)
+        if (unopened := self._sums.get(REASONING, 0.0)) > max(long, changed):
+            return (
+                f"{unopened:.0f} texts of peers and sources have no reasoning, and this policy's prompts open a block "
+                "of it (<think>); expected texts that reason, or trainer.chat_template_kwargs: {enable_thinking: false}"
+            )
         if long and long >= changed:
             return (
                 f"{long:.0f} texts of peers and sources were longer than trainer.max_completion_length in this "

@@ -26,6 +26,7 @@ from mutualrl.sources.source import StoredSource
 from mutualrl.storage.files import JsonObject
 from mutualrl.storage.parquet import require_bounded
 from mutualrl.tasks.boxed import boxed_score
+from mutualrl.tasks.messages import continued, opens_reasoning
 from mutualrl.tasks.prompting import Template, prompt_ids
 from mutualrl.tasks.rewarding import BOXED, rewards_of
 from mutualrl.tasks.rewards import Reward, load_rewards, original
@@ -347,10 +348,21 @@ def _summary(
     }
 
 
+def _end_of_prompt(learner: Learner) -> str:
+    """Return how a policy's prompts end."""
+    (ids,) = prompt_ids(["?"], learner.tokenizer, learner.template)
+    text: str = learner.tokenizer.decode(ids)
+    return text.rpartition("?")[2]
+
+
 def _learnable(pairs: Sequence[tuple[str, str]], learner: Learner) -> Learnable:
     """Return what a policy can learn of these texts (prompt id, text)."""
     counts = dict.fromkeys(("encodable", "too_long", "changed"), 0)
     prompts, lengths = set[str](), dict[str, int]()
+    if opens_reasoning(_end_of_prompt(learner)):
+        spoken = [(prompt_id, continued(text)) for prompt_id, text in pairs]
+        counts["reasoning"] = sum(text is None for _, text in spoken)
+        pairs = [(prompt_id, text) for prompt_id, text in spoken if text is not None]
     limit = learner.max_completion_length
     for start in range(0, len(pairs), BATCH):
         batch = pairs[start : start + BATCH]
@@ -393,6 +405,8 @@ def learnable_note(learner: str, counts: Mapping[str, int]) -> str:
         refused.append(f"{counts['too_long']:,} too long{needed}")
     if counts["changed"]:
         refused.append(f"{counts['changed']:,} changed by its tokenizer")
+    if counts.get("reasoning"):
+        refused.append(f"{counts['reasoning']:,} without reasoning, which its prompts open with <think>")
     number = f"{counts['encodable']:,}" if counts["encodable"] or not refused else "none of them"
     return f"{learner} can learn {number}" + (f" ({', '.join(refused)})" if refused else "")
 

@@ -103,6 +103,16 @@ def opens_reasoning(text: str) -> bool:
     return any(begin in text and end not in text[text.rfind(begin) :] for begin, end in _BLOCKS)
 
 
+def continued(text: str) -> str | None:
+    """Return a text as it follows a prompt that has opened a block of reasoning (`<think>`): without the opening mark,
+    which would open it twice. None for a text without the end of a block: it would be learnt as reasoning."""
+    for begin, end in _BLOCKS:
+        if end in text:
+            head = text.lstrip()
+            return head.removeprefix(begin).lstrip("\n") if head.startswith(begin) else text
+    return None
+
+
 def without_reasoning(text: str) -> str:
     """Return what follows the last block of reasoning, without the marks of the solution. The block may begin in the
     prompt, so that only its end is here."""

@@ -19,13 +19,14 @@ from accelerate.utils import broadcast_object_list, gather_object
 
 from mutualrl.console.lines import notify
 from mutualrl.errors import RegimeError, RoundAbortedError
-from mutualrl.records import Rollout, row_id
+from mutualrl.records import Ids, Rollout, row_id
 from mutualrl.regimes import GuideView, Plan, Requests, RoundView, check_plan, whitened_plan
 from mutualrl.regimes.advantages import whiten
 from mutualrl.regimes.losses import BY_ROWS
 from mutualrl.regimes.round import PHASES
 from mutualrl.rollouts import Rollouts
 from mutualrl.see.liveness import Phase
+from mutualrl.tasks.messages import opens_reasoning
 from mutualrl.thl import decode_completion, end_token, ended, last_tokens
 from mutualrl.training.extra_rows import ExtraRows
 from mutualrl.training.memory import PastRound
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from mutualrl.see import Shard
 
 #: fields that only the main rank needs: it makes the plan
+PROMPT_TAIL = 16  # tokens at the end of a prompt in which a block of reasoning may begin
 HEAVY = ("prompt", "text", "token_ids", "logprobs")
 
 
@@ -176,7 +178,7 @@ class Rounds:
         if schema is not None and accelerator.is_main_process:
             exchange.commit(mine.number, [entry[0] for entry in by_rank], self.trainer.state.global_step)
         complete = self._gathered_on_main_rank(mine.rollouts.without("logprobs"))
-        self._begin_transfer()
+        self._begin_transfer(next(iter(prompts.values()), None))
         return OwnRound(mine.number, complete or rollouts, prompts)
 
     def wait(self, own: OwnRound) -> PeerRounds:
@@ -285,7 +287,7 @@ class Rounds:
             memory.past[shared.own.number] = replace(past, prompts_with_nll_rows=prompts)
         memory.uses.update(row.prompt_id for row in plan.rows if row.is_taught)
         if self.sharing.publishes("text") or self.sharing.publishes("token_ids"):
-            for reason in ("too_long", "changed"):
+            for reason in ("too_long", "changed", *(("reasoning",) if self.transfer.opened else ())):
                 log_value(self.trainer, f"thl/{reason}", float(self.transfer.refused[reason]))
         self._log_rescues(plan, shared.own)
         return plan
@@ -370,11 +372,12 @@ class Rounds:
 
     # ---- parts of the steps
 
-    def _begin_transfer(self) -> None:
+    def _begin_transfer(self, prompt: Ids | None = None) -> None:
         """Begin a round's THL: texts that the policy learns end as it ends its own, by the end tokens of its
-        rollouts."""
+        rollouts, and begin where its prompts end."""
         end = end_token(tokenizer_of(self.trainer), self.trainer.eos_token_ids, self.sharing.memory.end_tokens)
-        self.transfer = replace(self.transfer, end_token_id=end, encoded={})
+        tail = "" if prompt is None else tokenizer_of(self.trainer).decode(prompt[-PROMPT_TAIL:].tolist())
+        self.transfer = replace(self.transfer, end_token_id=end, opened=opens_reasoning(tail), encoded={})
 
     def _begin_work(self, arrived: Mapping[str, Shard]) -> None:
         """Encode the texts of peers that have published while others are awaited, if the regime will need all."""

@@ -12,6 +12,7 @@ import numpy as np
 from mutualrl.errors import UsageError
 from mutualrl.records import Ids, Rollout, plain_ids
 from mutualrl.regimes.transfer import Aligned
+from mutualrl.tasks.messages import continued
 from mutualrl.thl import Anchor, align_logprobs, decode_completion, retokenize
 from mutualrl.thl.rows import Traced, align_spans, encode_exactly
 from mutualrl.thl.table import table_of
@@ -27,8 +28,8 @@ CHUNK = 128
 
 @dataclass(frozen=True, slots=True)
 class EncodedResponse:
-    """A response on the learner's tokens, or why the learner cannot use it (`too_long`, `changed`; None: it is empty).
-    `exact`: its tokens but the last, if it ended, spell the text."""
+    """A response on the learner's tokens, or why the learner cannot use it (`too_long`, `changed`, `reasoning`; None:
+    it is empty). `exact`: its tokens but the last, if it ended, spell the text."""
 
     ids: Ids | None
     refusal: str | None = None
@@ -41,14 +42,17 @@ class TokenTransfer:
 
     `max_length`: limit on a peer's text in the learner's tokens; None: no limit. `peers`: their tokenizers by name, for
     regimes that align traces. `end_token_id`: the token that ends the learner's own completions; None: its tokenizer's
-    end-of-sequence token. `refused`: numbers of texts that were `too_long`, or that the tokenizer `changed`, since it
-    was last cleared. `encoded`: the round's texts so far: a regime's requests and its plan ask for the same ones.
+    end-of-sequence token. `opened`: the learner's prompts end within a block of reasoning that they open: what is
+    taught does not open it again, and has its end. `refused`: numbers of texts that were `too_long`, that the tokenizer
+    `changed`, or that have no `reasoning` where it is opened, since it was last cleared. `encoded`: the round's texts
+    so far: a regime's requests and its plan ask for the same ones.
     """
 
     learner: PreTrainedTokenizerBase
     max_length: int | None = None
     peers: Mapping[str, PreTrainedTokenizerBase] = field(default_factory=dict)
     end_token_id: int | None = None
+    opened: bool = False
     refused: Counter[str] = field(default_factory=Counter)
     encoded: dict[Response, EncodedResponse] = field(default_factory=dict)
 
@@ -59,6 +63,14 @@ class TokenTransfer:
     def prepare(self, responses: Iterable[Response]) -> None:
         """Encode responses that a regime may ask for."""
         new = self.missing(responses)
+        if self.opened:
+            for text, ended in new:
+                taught = continued(text)
+                if taught is None or (taught != text and self.peers):  # a trace is of the whole text
+                    self.encoded[text, ended] = EncodedResponse(None, "reasoning")
+                elif taught != text:
+                    self.encoded[text, ended] = self._encoded(taught, ended)
+            new = self.missing(new)
         for start in range(0, len(new), CHUNK):
             chunk = new[start : start + CHUNK]
             exact = encode_exactly([text for text, _ in chunk], self.learner)
