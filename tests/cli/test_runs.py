@@ -281,3 +281,12 @@ def test_a_run_that_lost_its_run_json_is_named_not_passed_over(cli_here: Cli, tm
     assert "run.json" in line
     shown = cli_here("runs", "ls", "runs/b")
     assert "run.json" in shown.stderr
+
+
+def test_of_two_scripts_the_dead_one_is_named(cli_here: Cli, tmp_path: Path) -> None:
+    run = made_run(tmp_path / "r", "sgt", finished=False, scripts=True)
+    with hold(RunDirectory(run).policy("ada").lock, "ada"):
+        (row,) = json.loads(cli_here("runs", "ls", tmp_path, "--json").stdout)["runs"]
+        assert row["state"] == "running"
+        assert "the script of bob is not running, and has not finished" in row["notes"]
+        assert "bob is not running" in " ".join(cli_here("runs", "ls", tmp_path).stderr.split())

@@ -208,3 +208,18 @@ def test_an_endpoint_without_answers_and_a_spent_budget_are_said(cli: Cli, tmp_p
         assert ("its budget of 1 tokens is spent" in notes) == (name == "budget")
         assert "the regime never acted in all 5 steps" in notes
         assert summary["source_facts"]["teacher"]["rescues"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_dead_prompts_are_the_same_rows_whether_a_run_publishes_or_not(cli: Cli, tmp_path: Path) -> None:
+    """`tiny` has 234 rows with 211 texts: two rows of one text are two prompts in every run."""
+    counted = []
+    for name, publish in (("alone", ()), ("full", FULL)):
+        run = tmp_path / name
+        result = cli("train", "--run-dir", run, "--regime", "grpo", "--pool", "tiny", *SHORT, "--steps", "10", *publish)
+        assert result.returncode == 0, result.stderr
+        policies = json.loads((run / "summary.json").read_text())["policies"]
+        counted.append({name: (each["facts"]["dead"], each["facts"]["revived"]) for name, each in policies.items()})
+    assert counted[0] == counted[1]
+    assert counted[1] == {policy: dead_and_revived(tmp_path / "full", policy)[::2] for policy in ("ada", "bob")}

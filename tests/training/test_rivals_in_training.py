@@ -16,10 +16,11 @@ from trl import GRPOTrainer
 from independent import rivals
 from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.errors import UsageError
-from mutualrl.records import Rollout
+from mutualrl.records import Rollout, row_id
 from mutualrl.see import Exchange
 from mutualrl.thl import retokenize
 from mutualrl.training import MutualGRPOTrainer
+from mutualrl.training.round_prompts import id_or_prompt
 from training_harness import (
     BY_ID,
     PROMPTS,
@@ -380,3 +381,12 @@ def test_dead_and_revived_prompts_are_counted(tiny: dict[str, Path], tmp_path: P
     assert dead == [8.0, 16.0, 24.0, 32.0, 24.0, 16.0]
     assert [row["prompts/revived"] for row in learner.kept] == [0.0, 0.0, 0.0, 0.0, 8.0, 8.0]
     assert not math.isnan(learner.kept[0]["loss"])
+
+
+def test_a_prompt_is_its_row_and_equal_rows_are_one(tmp_path: Path) -> None:
+    row = {"prompt": "2 + 2?", "answer": "4"}
+    assert id_or_prompt(row) == id_or_prompt(dict(row)) == row_id(row)
+    assert id_or_prompt(row) != id_or_prompt({**row, "answer": "four"})
+    assert id_or_prompt({**row, "prompt_id": "mine"}) == "mine"
+    with (tmp_path / "f").open("w") as file:  # a column without an id, in a run that shares nothing
+        assert id_or_prompt({**row, "log": file}) == id_or_prompt({"prompt": row["prompt"]})

@@ -56,7 +56,8 @@ def ls(options: RunsLs) -> None:
     show_table(table)
     skipped = []
     for overview in readable:
-        skipped += [f"{overview.run.name}: {note}" for note in overview.run.notes if "is left out" in note]
+        notes = [note for note in overview.run.notes if "is left out" in note or note.startswith("the script of")]
+        skipped += [f"{overview.run.name}: {note}" for note in notes]
     note_all([*unreadable, *skipped])
 
 
