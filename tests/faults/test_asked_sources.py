@@ -22,7 +22,8 @@ from mutualrl.recipes import Request, resolve
 from mutualrl.regimes.advantages import group_by_prompt
 from mutualrl.rollouts import Rollouts
 from mutualrl.see.inspection import Reader
-from mutualrl.sources.answers import Account, read_account, stored_accounts
+from mutualrl.sources.answers import read_account, stored_accounts
+from mutualrl.storage.accounts import Account
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks import TaskSource, get_task
 from runs import SHORT, FinishedRun, Run, members, verify_intact, wait_until

@@ -12,7 +12,8 @@ from made_runs import edit_recipe, made_run
 from mutualrl.reporting import report_tables
 from mutualrl.runs.logs import read_runs
 from mutualrl.see import open_store
-from mutualrl.sources.answers import Account, write_account
+from mutualrl.sources.answers import write_account
+from mutualrl.storage.accounts import Account
 
 
 def asked_run(root: Path, *, cut_off: int = 0, wait_seconds: float = 0.0, rescues: int = 1) -> Path:

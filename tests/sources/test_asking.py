@@ -17,10 +17,11 @@ from endpoint import Endpoint, respond, served
 
 from mutualrl.records import Prompt
 from mutualrl.see.store import LocalStore
-from mutualrl.sources.answers import Account, AnswerStore
+from mutualrl.sources.answers import AnswerStore
 from mutualrl.sources.asking import Asking
 from mutualrl.sources.questions import Answer, Budget, questions_on
 from mutualrl.sources.served import ServedModel, ServedSpec
+from mutualrl.storage.accounts import Account
 
 pytest.importorskip("openai")
 

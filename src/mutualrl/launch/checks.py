@@ -30,9 +30,10 @@ from mutualrl.recipes.schema import Policy
 from mutualrl.recipes.source_section import SourceSection
 from mutualrl.records import Prompt
 from mutualrl.seeds import seed_of
-from mutualrl.sources.answers import Account, first_account
+from mutualrl.sources.answers import first_account
 from mutualrl.sources.prepare import has_one_verdict
 from mutualrl.sources.served import preflight
+from mutualrl.storage.accounts import Account
 from mutualrl.storage.run_info import Fingerprint, RunInfo
 from mutualrl.tasks.dataset import boxed_notes, column_notes
 from mutualrl.tasks.rewarding import BOXED

@@ -13,11 +13,11 @@ from mutualrl.recipes.schema import Recipe
 from mutualrl.recipes.source_section import SourceSection
 from mutualrl.records import Prompt
 from mutualrl.regimes.regime import success_above
-from mutualrl.sources.answers import Account
 from mutualrl.sources.layouts import Columns
 from mutualrl.sources.prepare import Learner, Prepared, RecordedSpec, prepare_sources, read_stored
 from mutualrl.sources.served import ServedSpec, key_of
 from mutualrl.sources.source import StoredSource
+from mutualrl.storage.accounts import Account
 from mutualrl.storage.files import read_regular, write_atomic
 from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import RunDirectory

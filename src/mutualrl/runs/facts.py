@@ -11,9 +11,10 @@ from dataclasses import asdict
 
 from mutualrl.errors import ExchangeDamagedError
 from mutualrl.see.store import ExchangeStore
-from mutualrl.sources.answers import Account, read_account, stored_accounts, stored_first_account
+from mutualrl.sources.answers import read_account, stored_accounts, stored_first_account
+from mutualrl.storage.accounts import Account, SourceFacts
 from mutualrl.storage.files import JsonObject, finite_number, parse_or_none, try_read_bytes
-from mutualrl.storage.run_info import PolicyFacts, SourceFacts
+from mutualrl.storage.run_info import PolicyFacts
 from mutualrl.storage.rundir import RunDirectory
 
 #: measured values of a metric of one policy, in the order of its steps
@@ -59,10 +60,9 @@ def source_facts(name: str, policies: Mapping[str, Values], account: Account | N
     def of(values: Values, key: str) -> Sequence[float]:
         return values(f"source/{name}/{key}")
 
-    counts = {key: value for key, value in asdict(account or Account()).items() if key in SourceFacts.model_fields}
     confirmed = max((sum(of(values, "confirmed")) for values in policies.values()), default=0.0)
     return SourceFacts(
-        **counts,
+        **asdict(account or Account()),
         asked=account is not None,
         confirmed=int(confirmed),
         rescues=int(sum(sum(of(values, "rescues")) for values in policies.values())),

@@ -21,10 +21,10 @@ from mutualrl.runs.notes import LearningNotes, data_notes, unscorable_note
 from mutualrl.runs.read import is_step, read_run, short, validation_of
 from mutualrl.runs.record import Policy, Run
 from mutualrl.see import open_store
-from mutualrl.sources.answers import Account
+from mutualrl.storage.accounts import Account, SourceFacts
 from mutualrl.storage.artifacts import FileDigest
 from mutualrl.storage.files import JsonObject, finite_number, parse_or_none, read_regular, user_path
-from mutualrl.storage.run_info import PolicyFacts, SourceFacts, Validation, measured
+from mutualrl.storage.run_info import PolicyFacts, Validation, measured
 from mutualrl.storage.run_logs import recorded_sums
 from mutualrl.storage.rundir import RunDirectory
 

@@ -10,12 +10,13 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 
 from mutualrl.console.display import clean
 from mutualrl.errors import ExchangeDamagedError, FileDamagedError
 from mutualrl.see.store import ExchangeStore
 from mutualrl.sources.questions import Answer, Question, used_tokens
+from mutualrl.storage.accounts import NUMBERS, Account
 from mutualrl.storage.files import JsonObject, checksummed_bytes, parse_checksummed
 
 NAME = re.compile(r"answer-([0-9]{6,})-[0-9a-f]{16}\.json")
@@ -24,45 +25,6 @@ LONGEST_REASON = 300
 OTHER_REASONS = "other reasons"
 LARGEST = 2**53  # of the numbers of an account: a float has them exactly
 ACCOUNT = re.compile(r"asked-([0-9]{6,})\.json")
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """What a source did in a round: prompts asked about, answers asked for, requests sent (with repetitions), questions
-    asked again because a process ended while they were in flight, answers without a text, answers that were cut off,
-    questions that the budget or a source that did not answer left out, tokens of questions and answers, and seconds.
-    `spent`: tokens that count against its budget; `budget_ended`: the budget into which a question did not fit, else
-    0. `reasons`: why questions have no answer, each with its number."""
-
-    prompts: int = 0
-    questions: int = 0
-    requests: int = 0
-    asked_again: int = 0
-    failed: int = 0
-    cut_off: int = 0
-    left_out: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    seconds: float = 0.0
-    spent: int = 0
-    budget_ended: int = 0
-    reasons: Mapping[str, int] = field(default_factory=dict)
-
-    def plus(self, other: Account) -> Account:
-        """Return the sum of two accounts; the budget that ended is the later one's."""
-        sums = {key: getattr(self, key) + getattr(other, key) for key in NUMBERS if key != "budget_ended"}
-        reasons = Counter(self.reasons)
-        reasons.update(other.reasons)
-        return Account(**sums, budget_ended=other.budget_ended, reasons=dict(reasons))
-
-    def metrics(self, name: str) -> dict[str, float]:
-        """Return the numbers by metric, `source/NAME/...`."""
-        own = ("spent", "budget_ended")
-        return {f"source/{name}/{key}": float(getattr(self, key)) for key in NUMBERS if key not in own}
-
-
-#: fields of an account that are numbers
-NUMBERS = tuple(each.name for each in fields(Account) if each.name != "reasons")
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from contextlib import suppress
 from mutualrl.console.lines import notify
 from mutualrl.errors import RoundAbortedError, SourceLostError
 from mutualrl.records import Prompt
-from mutualrl.sources.answers import Account, AnswerStore, counted_reasons
+from mutualrl.sources.answers import AnswerStore, counted_reasons
 from mutualrl.sources.questions import Answer, Budget, Question, spent_tokens, used_tokens
 from mutualrl.sources.served import ServedModel
+from mutualrl.storage.accounts import Account
 
 STOP_SECONDS = 0.2  # between two looks at a stop request
 #: how failures of requests begin that no server answered: after as many in a row as are in flight, the rest of a round

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from mutualrl.errors import FileDamagedError
+from mutualrl.storage.accounts import SourceFacts
 from mutualrl.storage.files import LARGEST_NUMBER, JsonObject, read_checksummed
 
 Fingerprint = dict[str, str | int]
@@ -130,36 +131,6 @@ class PolicyFacts(Stored):
     taught: int = 0
     extra_rows: int = 0
     extra_tokens: int = 0
-
-
-class SourceFacts(Stored):
-    """What a source gave and cost over a run. `rescues`: rows taught from it, over all policies; `confirmed`: complete
-    texts above the threshold that a policy saw, a text once per round. The others are 0 unless it is `asked`: see
-    `sources.answers.Account`."""
-
-    asked: bool = False
-    prompts: int = 0
-    questions: int = 0
-    asked_again: int = 0
-    failed: int = 0
-    cut_off: int = 0
-    left_out: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    budget_ended: int = 0
-    reasons: dict[str, int] = {}
-    confirmed: int = 0
-    rescues: int = 0
-
-    @property
-    def tokens(self) -> int:
-        """Return the tokens of its questions and answers."""
-        return self.prompt_tokens + self.completion_tokens
-
-    @property
-    def tokens_per_rescue(self) -> float | None:
-        """Return the tokens of its questions and answers per row taught from it; None without any."""
-        return self.tokens / self.rescues if self.rescues else None
 
 
 class PolicyResult(Stored):

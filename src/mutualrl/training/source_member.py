@@ -29,18 +29,12 @@ from mutualrl.rollouts import Rollouts
 from mutualrl.see import Exchange, Heartbeat, MissingPeers
 from mutualrl.see.liveness import Phase
 from mutualrl.seeds import seed_of
-from mutualrl.sources.answers import (
-    Account,
-    AnswerStore,
-    read_account,
-    stored_accounts,
-    stored_first_account,
-    write_account,
-)
+from mutualrl.sources.answers import AnswerStore, read_account, stored_accounts, stored_first_account, write_account
 from mutualrl.sources.asking import Asking
 from mutualrl.sources.prepare import Verifier
 from mutualrl.sources.questions import Budget, Share, prompts_to_ask, questions_on
 from mutualrl.sources.served import ServedModel
+from mutualrl.storage.accounts import Account
 from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.files import write_checksummed
 from mutualrl.storage.run_info import RunInfo

@@ -1,0 +1,67 @@
+"""What a source did: in a round, as its account says; over a run, with what came of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What a source did in a round: prompts asked about, answers asked for, requests sent (with repetitions), questions
+    asked again because a process ended while they were in flight, answers without a text, answers that were cut off,
+    questions that the budget or a source that did not answer left out, tokens of questions and answers, and seconds.
+    `spent`: tokens that count against its budget; `budget_ended`: the budget into which a question did not fit, else
+    0. `reasons`: why questions have no answer, each with its number."""
+
+    prompts: int = 0
+    questions: int = 0
+    requests: int = 0
+    asked_again: int = 0
+    failed: int = 0
+    cut_off: int = 0
+    left_out: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+    spent: int = 0
+    budget_ended: int = 0
+    reasons: Mapping[str, int] = field(default_factory=dict)
+
+    def plus(self, other: Account) -> Account:
+        """Return the sum of two accounts; the budget that ended is the later one's."""
+        sums = {key: getattr(self, key) + getattr(other, key) for key in NUMBERS if key != "budget_ended"}
+        reasons = Counter(self.reasons)
+        reasons.update(other.reasons)
+        return Account(**sums, budget_ended=other.budget_ended, reasons=dict(reasons))
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """Return the numbers by metric, `source/NAME/...`."""
+        own = ("spent", "budget_ended")
+        return {f"source/{name}/{key}": float(getattr(self, key)) for key in NUMBERS if key not in own}
+
+
+#: fields of an account that are numbers
+NUMBERS = tuple(each.name for each in fields(Account) if each.name != "reasons")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFacts(Account):
+    """What a source gave and cost over a run. `asked`: it answered during training; else the fields of an account are
+    0. `confirmed`: complete texts above the threshold that a policy saw, a text once per round; `rescues`: rows taught
+    from it, over all policies."""
+
+    asked: bool = False
+    confirmed: int = 0
+    rescues: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens of its questions and answers."""
+        return self.prompt_tokens + self.completion_tokens
+
+    @property
+    def tokens_per_rescue(self) -> float | None:
+        """Return the tokens of its questions and answers per row taught from it; None without any."""
+        return self.tokens / self.rescues if self.rescues else None
