@@ -205,7 +205,7 @@ def test_an_endpoint_without_answers_and_a_spent_budget_are_said(cli: Cli, tmp_p
         notes = " ".join(summary["notes"])
         assert "a peer's succeed" not in notes
         assert ("quota is spent" in notes) == (name == "refuses")
-        assert ("its budget of 1 tokens is spent" in notes) == (name == "budget")
+        assert ("its budget of 1 tokens was spent" in notes) == (name == "budget")
         assert "the regime never acted in all 5 steps" in notes
         assert summary["source_facts"]["teacher"]["rescues"] == 0
 

@@ -91,7 +91,7 @@ def test_policies_that_share_for_want_of_gpus_must_fit(tmp_path: Path) -> None:
     needed = sum(estimated.bytes for each in alone.allocations if (estimated := estimate_allocation(resolved, each)))
     assert needed > 0
     require_fit(resolved, alone, Machine(("0",), 4, (int(needed) + 1,)))
-    with pytest.raises(MachineError, match=r"2 policies on GPU 0 need .* GiB"):
+    with pytest.raises(MachineError, match=r"share GPU 0 need .* GiB"):
         require_fit(resolved, alone, Machine(("0",), 4, (int(needed) - 1,)))
     told = recipe(tmp_path, "launch.share_gpus=true")
     require_fit(told, place(told, Machine(("0",), 4)), Machine(("0",), 4, (1,)))

@@ -114,3 +114,18 @@ def test_correlation_has_the_fisher_interval() -> None:
     assert high == pytest.approx(math.tanh(math.atanh(r) + half), abs=1e-5)
     assert correlation([1, 2, 3], [1, 2, 3]) is None
     assert correlation([1, 1, 1, 1], [1, 2, 3, 4]) is None
+
+
+def test_an_interval_of_fractions_stays_between_0_and_1_and_a_mean_reward_need_not() -> None:
+    low = Estimate.of([0.0, 1 / 6, 0.0], resolution=1 / 6, bounds=(0.0, 1.0))
+    assert low.low == 0.0 < low.mean < low.high < 1.0
+    free = Estimate.of([0.0, 1 / 6, 0.0], resolution=1 / 6)
+    assert free.low < 0.0
+    assert (free.mean, free.high, free.p_above()) == (low.mean, low.high, low.p_above())
+    for values, reading in (
+        ([0.1, 0.2, 0.15], "above"),
+        ([-0.1, -0.2, -0.15], "below"),
+        ([0.1, -0.1, 0.2], "not decided"),
+    ):
+        assert Estimate.of(values).reading == reading
+    assert Estimate.of([0.1, 0.1]).reading == "not decided"

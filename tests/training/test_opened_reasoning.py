@@ -17,7 +17,7 @@ OPENS = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generati
 def test_texts_continue_the_block_that_the_prompt_opened(tiny: dict[str, Path]) -> None:
     tokenizer = load_tokenizer(str(tiny["ada"]))
     transfer = TokenTransfer(tokenizer, 64, opened=True)
-    taught, plain = transfer.encode([(TEXT, False), ("4", False)])
+    taught, plain = transfer.encode([(TEXT, True), ("4", True)])
     assert taught is not None
     assert decode_completion(taught.tolist(), tokenizer) == "two and two\n</think>\n\n4"
     assert plain is None

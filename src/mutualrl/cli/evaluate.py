@@ -42,7 +42,7 @@ def evaluate(options: Eval) -> None:
         _print(result, score_file.markdown(result, options.score), as_json=options.as_json)
         return
     check_engine(options.engine)
-    if (target := os.environ.get(RESULT_FILE)) is not None:
+    if (target := os.environ.pop(RESULT_FILE, None)) is not None:
         write_result(Path(target), lambda: evaluate_models(EvalRequest.of(options), prose(), options.out))
         return
     if _runs_user_code(options):

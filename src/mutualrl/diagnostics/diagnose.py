@@ -13,7 +13,8 @@ from mutualrl.diagnostics.diagnostic import Beside, Diagnostic, Figures, Inputs,
 from mutualrl.diagnostics.diagnostic_request import DiagnosticRequest
 from mutualrl.diagnostics.flags import DiagnosticFlags
 from mutualrl.diagnostics.load_rollouts import ProgressBars, arranged, load_table
-from mutualrl.errors import DataError, UsageError
+from mutualrl.diagnostics.rollouts import NoCommonPromptError
+from mutualrl.errors import UsageError
 from mutualrl.storage.files import JsonObject
 
 
@@ -62,7 +63,7 @@ def diagnose(diagnostic: Diagnostic[Options, Result], options: DiagnosticFlags, 
             return Diagnosed(diagnostic, request, beside)
         try:
             rollouts, pool = arranged(loaded, request, bars)
-        except DataError as error:  # what needs no second model was found
+        except NoCommonPromptError as error:  # what needs no second model was found
             if not beside.results:
                 raise
             notify(f"the models are not compared: {error}")

@@ -44,7 +44,7 @@ class RevivalRow:
     """One model and one source (`(any)`: all together): the model's `prompts`, those it `failed` on, those of them with
     a confirmed text of the source that the model can learn (`revived`), and their fraction with its 95 % bootstrap
     interval over prompts. `out_of_reach`: those with confirmed texts, none of which the model can learn;
-    `needed_length`: the `max_completion_length` that would do for those whose texts are too long, None without any."""
+    `needed_length`: the `max_completion_length` that would do for those `too_long`, None without any."""
 
     learner: str
     source: str
@@ -54,6 +54,7 @@ class RevivalRow:
     rate: float
     rate_ci: tuple[float, float]
     out_of_reach: int = 0
+    too_long: int = 0
     needed_length: int | None = None
 
 
@@ -174,7 +175,8 @@ def _row(learner: str, source: str, failed: Mapping[str, bool], texts: _Texts, s
         [[fails, fails and prompt_id in texts.learnable] for prompt_id, fails in sorted(failed.items())], float
     )
     beyond = [key for key, fails in failed.items() if fails and key in texts.solved - texts.learnable]
-    needed = max((texts.lengths[key] for key in beyond if key in texts.lengths), default=None)
+    lengths = [texts.lengths[key] for key in beyond if key in texts.lengths]
+    counts, needed = (len(beyond), len(lengths)), max(lengths, default=None)
 
     def statistic(sums: Floats) -> Floats:
         return ratio(sums[:, 1], sums[:, 0])[:, None]
@@ -183,7 +185,7 @@ def _row(learner: str, source: str, failed: Mapping[str, bool], texts: _Texts, s
     (interval,) = intervals(columns, statistic, seed)
     rate = float(ratio(totals[1], totals[0]))
     revived = int(totals[1])
-    return RevivalRow(learner, source, len(failed), int(totals[0]), revived, rate, interval, len(beyond), needed)
+    return RevivalRow(learner, source, len(failed), int(totals[0]), revived, rate, interval, *counts, needed)
 
 
 def overlaps(sources: Mapping[str, Prepared], success: float) -> list[SourcePair]:
@@ -248,6 +250,10 @@ def _out_of_reach(row: RevivalRow) -> str | None:
     if not row.out_of_reach:
         return None
     why = f"{name(row.learner)} can learn no confirmed text of {name(row.source)} on {row.out_of_reach} dead prompts"
+    others = "its tokenizer changes them, or they lack the reasoning that its prompts open"
     if row.needed_length is None:
-        return f"{why}: its tokenizer changes them."
-    return f"{why}: they are too long. A max_completion_length (here --max-new-tokens) of {row.needed_length} would do."
+        return f"{why}: {others}."
+    length = f"a max_completion_length (here --max-new-tokens) of {row.needed_length} would do"
+    if row.too_long == row.out_of_reach:
+        return f"{why}: they are too long; {length}."
+    return f"{why}: on {row.too_long} they are too long, and {length}; on the others {others}."

@@ -49,12 +49,13 @@ ERROR, STOPPED, HAS_ERROR = "error", "stop_condition", "has_error"
 
 def is_dump(names: Collection[str]) -> bool:
     """Return whether a file is a dump of a training run, whose unit is the step."""
-    return any(columns <= set(names) for columns in (TRL, VERL))
+    return "round" not in names and any(columns <= set(names) for columns in (TRL, VERL))
 
 
 def errored(row: Mapping[str, object]) -> bool:
     """Return whether an error ended the rollout of a row."""
-    return bool(row.get(ERROR)) or row.get(STOPPED) == HAS_ERROR
+    error = row.get(ERROR)
+    return (isinstance(error, str | Mapping) and bool(error)) or row.get(STOPPED) == HAS_ERROR
 
 
 def has_rewards(path: Path, reward: str | None = None) -> bool:

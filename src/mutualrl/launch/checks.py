@@ -11,7 +11,7 @@ from mutualrl.console.display import clean
 from mutualrl.engines.model_files import check_model
 from mutualrl.errors import DataError, MachineError, ModelError, RecipeError, UsageError
 from mutualrl.launch.session import counted
-from mutualrl.mwra.memory import linear_layers
+from mutualrl.mwra.memory import layer_names
 from mutualrl.process.loading import fast_imports
 from mutualrl.recipes import Recipe
 from mutualrl.recipes.agreement import (
@@ -128,15 +128,14 @@ def _adapter_problems(recipe: Recipe, policy: Policy) -> list[str]:
     lora = recipe.lora_settings(policy.name)
     if lora is None or isinstance(lora.target_modules, str):
         return []
-    layers = linear_layers(policy)
-    if layers is None:
+    names = layer_names(policy)
+    targets = lora.target_modules
+    if names is None or any(name == each or name.endswith(f".{each}") for name in names for each in targets):
         return []
-    known = sorted({name.rpartition(".")[2] for name in layers})
+    known = sorted({name.rpartition(".")[2] for name in names if not name.rpartition(".")[2].isdecimal()} - {""})
     return [
-        f"lora.target_modules of {policy.name!r}: no layer {target!r} in {policy.model}; expected some of: "
-        f"{', '.join(known)}; or all-linear"
-        for target in lora.target_modules
-        if not any(name == target or name.endswith(f".{target}") for name in layers)
+        f"lora.target_modules of {policy.name!r}: no layer {' or '.join(map(repr, targets))} in {policy.model}; "
+        f"expected some of: {', '.join(known)[:300]}; or all-linear"
     ]
 
 
@@ -187,6 +186,11 @@ def check_asked_sources(
                 notes.append(f"source {section.name}: {clean(model, 100)} at {section.served}")
                 if first is not None and answer.asked:
                     accounts[section.name] = first_account(answer, (section.system or "") + first.text)
+                if answer.asked and answer.failure is not None:
+                    problem = f"source {section.name!r}: no answer to a first question: {answer.failure}"
+                    if section.on_source_loss == "fail":
+                        raise MachineError(problem)
+                    notes.append(problem)
             except MachineError as error:
                 if resumed is None or section.on_source_loss == "fail":
                     raise

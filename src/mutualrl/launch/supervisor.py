@@ -193,7 +193,8 @@ def planned(recipe: Recipe, machine: Machine, launch: Launch, resumed: RunDirect
         )
     pins = None if launch.device_map is None else read_device_map(launch.device_map)
     placement = place(only(recipe, launch.policies(recipe)), machine, pins)
-    require_fit(recipe, placement, machine)
+    if pins is None:
+        require_fit(recipe, placement, machine)
     if launch.ray is not None:
         require_capacity(bundles(placement))
     inputs = check_inputs(recipe)

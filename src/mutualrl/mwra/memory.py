@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mutualrl.errors import MachineError
 from mutualrl.machine.devices import Machine
-from mutualrl.mwra.placement import Allocation, Placement
+from mutualrl.mwra.placement import Allocation, Placement, shares_gpus
 from mutualrl.recipes.schema import LoraSection, Policy, Recipe
 from mutualrl.storage.hub import hub_problem
 from mutualrl.tiny import resolve_path
@@ -90,21 +90,27 @@ def require_fit(recipe: Recipe, placement: Placement, machine: Machine) -> None:
     """Raise MachineError if policies that share GPUs because there are too few do not fit: weights, gradients,
     optimizer states and what vLLM reserves, on each GPU. Activations, logits and caches are not counted. A model or a
     GPU whose size is not known is not checked."""
-    if recipe.launch.share_gpus is not None or not machine.memory:
+    if recipe.launch.share_gpus is not None or not machine.memory or not shares_gpus(recipe, machine):
         return
     memory = dict(zip(machine.gpus, machine.memory, strict=True))
     needed: dict[str, float] = dict.fromkeys(memory, 0.0)
+    for source in placement.sources:
+        frozen = next((each.frozen for each in recipe.asked_sources if each.name == source.policy), None)
+        count = None if frozen is None else parameter_count(Policy(name=source.policy, model=frozen))
+        for gpu in source.gpus if count is not None else ():
+            needed[gpu] += _WEIGHT * (count or 0)
     for allocation in placement.allocations:
-        if allocation.policies_per_gpu < 2 or (estimated := estimate_allocation(recipe, allocation)) is None:
+        if (estimated := estimate_allocation(recipe, allocation)) is None:
             return
         for gpu in allocation.gpus:
             needed[gpu] += estimated.bytes + estimated.vllm_share * memory.get(gpu, 0)
     for gpu, size in memory.items():
         if needed[gpu] > size:
             raise MachineError(
-                f"{len(placement.allocations)} policies on GPU {gpu} need {needed[gpu] / GIB:.1f} GiB for weights, "
-                f"gradients, optimizer and vLLM's share, and it has {size / GIB:.1f}; use smaller models, adapters "
-                "(lora: {r: 16}), more GPUs, or the CPU: --set hardware.gpus=0"
+                f"the members that would share GPU {gpu} need {needed[gpu] / GIB:.1f} GiB for weights, gradients, "
+                f"optimizer and vLLM's share, and it has {size / GIB:.1f}; use smaller models, adapters "
+                "(lora: {r: 16}), more GPUs, the CPU (--set hardware.gpus=0), or share all the same: "
+                "--set launch.share_gpus=true"
             )
 
 
@@ -117,13 +123,10 @@ def parameter_count(policy: Policy) -> int | None:
     return None if model is None else sum(p.numel() for p in model.parameters())
 
 
-def linear_layers(policy: Policy) -> list[str] | None:
-    """Return the names of a model's linear layers; None if its configuration is not available."""
-    if (model := _empty_model(policy)) is None:
-        return None
-    import torch
-
-    return [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+def layer_names(policy: Policy) -> list[str] | None:
+    """Return the names of a model's layers; None if its configuration is not available."""
+    model = _empty_model(policy)
+    return None if model is None else [name for name, _ in model.named_modules()]
 
 
 def _adapter_weights(policy: Policy, lora: LoraSection) -> int:

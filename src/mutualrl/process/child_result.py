@@ -12,11 +12,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from mutualrl.errors import FileDamagedError, MutualRLError, RecordedError, RewardError
+from mutualrl.process.parent_watch import PARENT
 from mutualrl.storage.files import JsonObject, read_checksummed, write_checksummed
 
 RESULT_FILE = "MUTUALRL_RESULT_FILE"  # environment variable with the path of the child's file
@@ -30,7 +32,7 @@ def result_of_child(arguments: Sequence[str], ended: str) -> JsonObject:
     with tempfile.TemporaryDirectory(prefix="mutualrl-result-") as directory:
         path = Path(directory) / "result.json"
         command = [sys.executable, "-m", "mutualrl", *arguments]
-        environment = {**os.environ, RESULT_FILE: str(path)}
+        environment = {**os.environ, RESULT_FILE: str(path), PARENT: str(os.getpid())}
         child = subprocess.Popen(command, env=environment, stdout=2, start_new_session=True)
         try:
             code = _waited(child, path)
@@ -55,6 +57,9 @@ def write_result(path: Path, work: Callable[[], JsonObject]) -> None:
         value: JsonObject = {"result": work()}
     except MutualRLError as error:
         value = {"error": {"kind": error.kind, "exit_code": error.exit_code, "message": str(error)}}
+    except Exception as error:  # noqa: BLE001  (of this package or a library: not of the user's code, which is named)
+        traceback.print_exc()
+        value = {"error": {"kind": MutualRLError.kind, "exit_code": 1, "message": f"{type(error).__name__}: {error}"}}
     write_checksummed(path, value, root=path.parent)
 
 

@@ -153,6 +153,8 @@ def asked_sources(run: LoggedRun) -> Table:
     sampled = sum(sampled_tokens(run, policy) for policy in run.policies)
     for source in run.info.asked_sources:
         facts = run.source_facts(source)
+        if not facts.asked:  # its accounts are not at hand
+            continue
         per_rescue = facts.tokens_per_rescue
         waits = {policy: waited_share(run, policy, source) for policy in run.policies}
         rows.append(

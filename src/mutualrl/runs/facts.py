@@ -105,12 +105,12 @@ def silence_note(name: str, facts: SourceFacts) -> str | None:
         which = "none" if facts.failed == facts.questions - facts.left_out else f"{facts.failed:,}"
         words = "of its {:,} questions has an answer" if which == "none" else "of its {:,} questions have no answer"
         parts.append(f"{which} {words.format(facts.questions - facts.left_out)} ({reasons(facts.reasons)})")
-    if facts.budget_ended:
+    if facts.over_budget:
         parts.append(
-            f"its budget of {facts.budget_ended:,} tokens is spent, which left out {facts.left_out:,} questions"
+            f"its budget of {facts.budget_ended:,} tokens was spent, which left out {facts.over_budget:,} questions"
         )
-    elif facts.left_out:
-        parts.append(f"{facts.left_out:,} questions were not sent, since it did not answer")
+    if silent := facts.left_out - facts.over_budget:
+        parts.append(f"{silent:,} questions were not sent, since it did not answer")
     return f"source {name}: {'; '.join(parts)}" if parts else None
 
 

@@ -18,7 +18,7 @@ from mutualrl.storage.rundir import RunDirectory
 
 LIVE_STEPS = 10  # after which a run that still trains gets a note
 #: metrics of a source that say whether it gave anything
-OF_SOURCE = re.compile(r"source/([^/]+)/(questions|left_out|failed|texts|confirmed)")
+OF_SOURCE = re.compile(r"source/([^/]+)/(questions|left_out|failed|cut_off|texts|confirmed)")
 TOO_LONG, CHANGED, REASONING = "thl/too_long", "thl/changed", "thl/reasoning"
 
 
@@ -130,6 +130,8 @@ def _nothing_of(name: str, counts: Counter[str]) -> str | None:
         return f"source {name} answered none of its {sent:,} questions"
     if counts["left_out"] and not sent:
         return f"none of {counts['left_out']:,} questions was sent to source {name}: its budget was spent before"
+    if counts["cut_off"] and counts["cut_off"] + counts["failed"] >= sent:
+        return f"{counts['cut_off']:,} answers of source {name} were cut off: raise sources.{name}.max_tokens"
     if not counts["texts"]:
         return f"source {name} had no text on a prompt of these steps"
     return f"none of {counts['texts']:,} texts of source {name} was confirmed"

@@ -95,14 +95,30 @@ def counted_reasons(answers: Iterable[Answer]) -> dict[str, int]:
 def first_account(answer: Answer, text: str) -> Account:
     """Return what the first question, before the start, cost. `text`: what was sent."""
     asked, said = used_tokens(answer, text)
-    return Account(prompts=1, questions=1, requests=1, prompt_tokens=asked, completion_tokens=said, spent=asked + said)
+    return Account(
+        prompts=1,
+        questions=1,
+        requests=1,
+        failed=int(answer.failure is not None),
+        cut_off=int(answer.failure is None and not answer.ended),
+        prompt_tokens=asked,
+        completion_tokens=said,
+        spent=asked + said,
+        reasons=counted_reasons([answer]),
+    )
 
 
 def stored_first_account(stored: Mapping[str, object]) -> Account:
     """Return what the first question cost, from what run.json says of a source; nothing if it was not asked."""
     value = stored.get("first")
-    known = {key: value[key] for key in NUMBERS if isinstance(value, Mapping) and type(value.get(key)) in (int, float)}
-    return Account(**known)
+    if not isinstance(value, Mapping):
+        return Account()
+    known = {key: value[key] for key in NUMBERS if type(value.get(key)) in (int, float)}
+    given = value.get("reasons")
+    counts = (
+        {str(key): number for key, number in given.items() if type(number) is int} if isinstance(given, dict) else {}
+    )
+    return Account(**known, reasons={clean(key, LONGEST_REASON): number for key, number in counts.items()})
 
 
 def write_account(store: ExchangeStore, source: str, round_index: int, account: Account) -> None:

@@ -79,6 +79,7 @@ class Asking:
             failed=counts["failed"],
             cut_off=counts["cut_off"],
             left_out=counts["left_out"],
+            over_budget=self._left_out,
             prompt_tokens=sum(asked for asked, _ in tokens),
             completion_tokens=sum(said for _, said in tokens),
             seconds=round(time.monotonic() - began, 3),

@@ -61,6 +61,11 @@ class Columns:
     ended: str | None = None
     verdict: str | None = None
 
+    @property
+    def named(self) -> list[str]:
+        """Return the columns that the user named."""
+        return [name for name in (self.id, self.prompt, self.ended, self.verdict, *self.text) if name]
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -135,8 +140,8 @@ def conversation_texts(rows: Sequence[Mapping[str, object]]) -> list[str]:
 def find_layout(names: Sequence[str], columns: Columns, where: str) -> Layout:
     """Return the layout of a file with columns of these names. Raises DataError if it has none, or lacks a column that
     the user named."""
-    named = [columns.id, columns.prompt, columns.ended, columns.verdict, *columns.text]
-    missing = [name for name in named if name and name not in names and name.partition(".")[0] not in names]
+    named = columns.named
+    missing = [name for name in named if name not in names and name.partition(".")[0] not in names]
     if missing:
         raise DataError(f"{where}: no column {missing[0]!r}, which sources.columns names (found: {_found(names)})")
     texts = columns.text or _text_columns(names)
@@ -156,8 +161,7 @@ def find_layout(names: Sequence[str], columns: Columns, where: str) -> Layout:
             "sources.NAME.columns.prompt=COLUMN, or sources.NAME.columns.id=COLUMN"
         )
     cut = (columns.ended,) if columns.ended else tuple(name for name in CUT if name in names)
-    given = frozenset(name for name in named if name is not None)
-    return Layout(ids, prompt, tuple(texts), conversation, cut, columns.verdict, given)
+    return Layout(ids, prompt, tuple(texts), conversation, cut, columns.verdict, frozenset(named))
 
 
 def _text_columns(names: Sequence[str]) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from mutualrl.sources.source import StoredSource
 from mutualrl.storage.files import JsonObject
 from mutualrl.storage.parquet import require_bounded
 from mutualrl.tasks.boxed import boxed_score
-from mutualrl.tasks.messages import continued, opens_reasoning
+from mutualrl.tasks.messages import continued, ends_in_reasoning
 from mutualrl.tasks.prompting import Template, prompt_ids
 from mutualrl.tasks.rewarding import BOXED, rewards_of
 from mutualrl.tasks.rewards import Reward, load_rewards, original
@@ -359,7 +359,7 @@ def _learnable(pairs: Sequence[tuple[str, str]], learner: Learner) -> Learnable:
     """Return what a policy can learn of these texts (prompt id, text)."""
     counts = dict.fromkeys(("encodable", "too_long", "changed"), 0)
     prompts, lengths = set[str](), dict[str, int]()
-    if opens_reasoning(_end_of_prompt(learner)):
+    if ends_in_reasoning(_end_of_prompt(learner)):
         spoken = [(prompt_id, continued(text)) for prompt_id, text in pairs]
         counts["reasoning"] = sum(text is None for _, text in spoken)
         pairs = [(prompt_id, text) for prompt_id, text in spoken if text is not None]
@@ -401,7 +401,9 @@ def learnable_note(learner: str, counts: Mapping[str, int]) -> str:
     """Return what a policy can learn of a source's confirmed texts, and what keeps it from the others."""
     refused = []
     if counts["too_long"]:
-        needed = f": max_completion_length {counts['needed_length']:,} would do" if "needed_length" in counts else ""
+        needed = ""
+        if "needed_length" in counts:
+            needed = f": max_completion_length {counts['needed_length']:,} would do for one on each prompt"
         refused.append(f"{counts['too_long']:,} too long{needed}")
     if counts["changed"]:
         refused.append(f"{counts['changed']:,} changed by its tokenizer")

@@ -17,6 +17,7 @@ from mutualrl.records import Prompt
 from mutualrl.see.inspection import tables, writers
 from mutualrl.see.location import record_store
 from mutualrl.sources.layouts import (
+    CONVERSATIONS,
     SINGLE,
     Columns,
     Layout,
@@ -193,7 +194,7 @@ def _with_layout(rows: NumberedRows, columns: Columns, where: str) -> tuple[Layo
     first = list(itertools.islice(rows, SAMPLE))
     if not first:
         raise DataError(f"{where}: has no rows")
-    whole = [name for name in conversation_texts([values for _, values in first]) if name not in columns.text]
+    whole = [name for name in conversation_texts([values for _, values in first]) if name not in columns.named]
     names = dict.fromkeys(str(name) for _, values in first for name in values if name not in whole)
     try:
         layout = find_layout(list(names), columns, where)
@@ -234,7 +235,7 @@ def _of_file(file: Path, columns: Columns) -> NumberedRows:
 def _needed(names: list[str], columns: Columns, file: Path) -> list[str]:
     """Return the columns of a Parquet file to decode: those of its layout, and all that may hold responses, since what
     they hold decides."""
-    wanted = [*find_layout(names, columns, str(file)).columns, *SINGLE]
+    wanted = [*find_layout(names, columns, str(file)).columns, *SINGLE, *CONVERSATIONS]
     return [name for name in names if name in wanted or any(each.partition(".")[0] == name for each in wanted)]
 
 

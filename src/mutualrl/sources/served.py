@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from email.utils import parsedate_to_datetime
+from email.utils import mktime_tz, parsedate_tz
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from mutualrl.console.display import clean
@@ -27,6 +27,7 @@ from mutualrl.tasks.messages import Message, is_cut_off, opens_reasoning, read_m
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+    from openai._types import RequestOptions
 
 MOST_BYTES = 8 * 2**20  # of a response
 PREFLIGHT_SECONDS = 30.0
@@ -190,10 +191,11 @@ class ServedModel:
         body = {key: value for key, value in body.items() if self.spec.extra_body.get(key, value) is not None}
         path = "/chat/completions" if self.spec.api == "chat" else "/completions"
         left = self.spec.retries if retries is None else retries
-        client = self._client if retries is None else self._client.with_options(max_retries=retries)
+        # not a copy of the client, which would read the environment again
+        options: RequestOptions = {} if retries is None else {"max_retries": retries}
         while True:
             try:
-                response = await client.post(path, body=body, cast_to=httpx2.Response)
+                response = await self._client.post(path, body=body, cast_to=httpx2.Response, options=options)
                 return self._answer(_parsed(response.content))
             except (openai.OpenAIError, ValueError, RecursionError) as error:  # the client's, and those of its JSON
                 # the client waits for short times itself, and gives up on long ones
@@ -239,6 +241,8 @@ class ServedModel:
             text = without_reasoning(message.text) if ended else message.text
         else:
             text = message.with_reasoning if message.text.strip() else ""
+        if not ended and not text.strip():  # cut off while it reasoned
+            text = f"<think>\n{message.reasoning}"
         text.encode()  # raises for a lone surrogate
         text = self._hidden(text)
         if len(text) > LONGEST:
@@ -300,6 +304,9 @@ def _usage(value: object) -> tuple[int | None, int | None]:
 
 
 EMPTY, NO_TEXT = "an empty text", "a message with "  # how reasons begin for which an answer is none
+#: how failures of the first question begin that no other prompt would mend
+FATAL = ("unreachable", "garbage", "status 3", "status 401", "status 403", "status 404", "status 405")
+QUESTION_SECONDS = 120.0  # for the first question: a cold server is no reason to wait for hours
 CLIENT_WAITS = 60.0  # seconds of Retry-After up to which the client waits by itself
 
 
@@ -307,11 +314,13 @@ def _asked_to_wait(error: Exception) -> float | None:
     """Return the seconds for which a server asks to wait; None if it does not."""
     response = getattr(error, "response", None)
     value = None if response is None else response.headers.get("retry-after")
+    if value is None:
+        return None
     try:
-        return None if value is None else max(0.0, float(value))
-    except ValueError:  # a date
-        when = parsedate_to_datetime(value) if isinstance(value, str) else None
-        return None if when is None else max(0.0, when.timestamp() - time.time())
+        return max(0.0, float(value))
+    except ValueError:
+        when = parsedate_tz(value)  # None for what is no date
+    return None if when is None else max(0.0, mktime_tz(when) - time.time())
 
 
 def _no_answer(message: Message, text: str) -> str | None:
@@ -346,12 +355,12 @@ async def preflight(spec: ServedSpec, prompt: Prompt | None = None, seed: int = 
         await client.close()
     if prompt is None:
         return Preflight(model, Answer(failure="not asked", asked=False))
-    client = ServedModel(replace(spec, model=model))
+    client = ServedModel(replace(spec, model=model, timeout=min(spec.timeout, QUESTION_SECONDS)))
     try:
-        answer = await client.answer(Question(prompt.id, 0, seed), prompt)
+        answer = await client.answer(Question(prompt.id, 0, seed), prompt, retries=0)
     finally:
         await client.close()
-    if answer.failure is not None and not answer.failure.startswith((EMPTY, NO_TEXT)):
+    if answer.failure is not None and answer.failure.startswith(FATAL):
         hint = "; does its path end with /v1?" if answer.failure.startswith("status 404") else ""
         raise MachineError(
             f"source {spec.name!r}: {spec.url} gave no answer to a first question to {clean(model, 100)}: "

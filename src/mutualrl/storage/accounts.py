@@ -12,8 +12,8 @@ class Account:
     """What a source did in a round: prompts asked about, answers asked for, requests sent (with repetitions), questions
     asked again because a process ended while they were in flight, answers without a text, answers that were cut off,
     questions that the budget or a source that did not answer left out, tokens of questions and answers, and seconds.
-    `spent`: tokens that count against its budget; `budget_ended`: the budget into which a question did not fit, else
-    0. `reasons`: why questions have no answer, each with its number."""
+    `over_budget`: of those left out, by the budget. `spent`: tokens that count against its budget; `budget_ended`: the
+    budget into which a question did not fit, else 0. `reasons`: why questions have no answer, each with its number."""
 
     prompts: int = 0
     questions: int = 0
@@ -22,6 +22,7 @@ class Account:
     failed: int = 0
     cut_off: int = 0
     left_out: int = 0
+    over_budget: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     seconds: float = 0.0
@@ -30,15 +31,16 @@ class Account:
     reasons: Mapping[str, int] = field(default_factory=dict)
 
     def plus(self, other: Account) -> Account:
-        """Return the sum of two accounts; the budget that ended is the later one's."""
+        """Return the sum of two accounts; of budgets that ended, the larger one."""
         sums = {key: getattr(self, key) + getattr(other, key) for key in NUMBERS if key != "budget_ended"}
+        ended = max(self.budget_ended, other.budget_ended)
         reasons = Counter(self.reasons)
         reasons.update(other.reasons)
-        return Account(**sums, budget_ended=other.budget_ended, reasons=dict(reasons))
+        return Account(**sums, budget_ended=ended, reasons=dict(reasons))
 
     def metrics(self, name: str) -> dict[str, float]:
         """Return the numbers by metric, `source/NAME/...`."""
-        own = ("spent", "budget_ended")
+        own = ("spent", "budget_ended", "over_budget")
         return {f"source/{name}/{key}": float(getattr(self, key)) for key in NUMBERS if key not in own}
 
 

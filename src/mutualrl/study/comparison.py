@@ -171,7 +171,8 @@ def _levels(outcomes: Outcomes, pool: str, columns: Sequence[Column]) -> dict[st
         for name, measure, policy in columns:
             values = outcomes.by_seed(pool, arm, outcomes.seeds(pool, arm), measure, policy)
             if values is not None:
-                bounds = FRACTION if measure.partition("/")[0] in FRACTIONS else None
+                is_fraction = measure.partition("/")[0] in FRACTIONS and not outcomes.measure_rewards(pool)
+                bounds = FRACTION if is_fraction else None
                 row[name] = Estimate.of(values, resolution=outcomes.resolution(pool, measure), bounds=bounds)
         table[arm] = row
     return table

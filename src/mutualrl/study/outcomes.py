@@ -31,8 +31,8 @@ class PolicyOutcome:
     `entropy`, `kl`, `length` (tokens per rollout): means over the last quarter of the steps. `lesson_nll`: mean NLL per
     token, in nats, of the texts that it is taught, over the first tenth of the steps with any: their fit before it has
     learnt from them. `retained`: fraction of the validation prompts solved before training that are solved at the end.
-    `pass_at`: pass@k of sampled completions by k, from `mutualrl eval --run`. None, or empty, if a run does not record
-    it."""
+    `pass_at`: pass@k of sampled completions by k, from `mutualrl eval --run`. `mean_reward`: accuracies are means of
+    rewards of the user's own. None, or empty, if a run does not record it."""
 
     after: Mapping[str, float]
     before: Mapping[str, float] = field(default_factory=dict)
@@ -49,6 +49,7 @@ class PolicyOutcome:
     extra_tokens: float | None = None
     asked_tokens: float | None = None
     seconds: float | None = None
+    mean_reward: bool = False
 
 
 #: of a run, beside the claims about it
@@ -146,16 +147,20 @@ def _of_policy(run: LoggedRun, name: str, result: PolicyResult) -> PolicyOutcome
         extra_tokens=float(run.facts(name).extra_tokens),
         asked_tokens=_asked_tokens(run, name),
         seconds=result.train_seconds,
+        mean_reward=not run.measures_accuracy,
     )
 
 
-def _asked_tokens(run: LoggedRun, policy: str) -> float:
-    """Return a policy's part of the tokens of the sources that were asked: they are divided among their learners."""
+def _asked_tokens(run: LoggedRun, policy: str) -> float | None:
+    """Return a policy's part of the tokens of the sources that were asked: they are divided among their learners. None
+    if what a source did is not at hand."""
     total = 0.0
     for source in run.info.asked_sources:
+        facts = run.source_facts(source)
         readers = [name for name in run.policies if len(run.series(name, f"source/{source}/prompts"))]
-        if policy in readers:
-            total += run.source_facts(source).tokens / len(readers)
+        if not facts.asked:
+            return None
+        total += facts.tokens / len(readers) if policy in readers else 0.0
     return total
 
 
@@ -234,6 +239,11 @@ class Outcomes:
             if key[0] == pool and policy.problems
         ]
         return min(counts, default=None)
+
+    def measure_rewards(self, pool: str) -> bool:
+        """Return whether accuracies of a pool are means of rewards of the user's own, which have no bounds."""
+        of_pool = (outcome for key, outcome in self.by.items() if key[0] == pool)
+        return any(policy.mean_reward for outcome in of_pool for policy in outcome.policies.values())
 
     def largest_k(self, pool: str) -> int | None:
         """Return the largest k of the pool's pass@k; None if no run has any."""

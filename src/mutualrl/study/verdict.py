@@ -48,7 +48,11 @@ def dead_of_run(run: LoggedRun) -> list[str]:
             f"{policy}: {facts.dead:,} dead at the end, {facts.most_dead:,} at most; {facts.revived:,} times a dead "
             f"one had a success again{lessons}."
         )
-    return [*sentences, *(cost_of_source(name, run.source_facts(name)) for name in run.info.asked_sources)]
+    for name in run.info.asked_sources:
+        cost = run.source_facts(name)
+        if cost.asked:
+            sentences.append(cost_of_source(name, cost))
+    return sentences
 
 
 def dead_by_arm(comparison: Comparison) -> list[str]:

@@ -103,14 +103,20 @@ def opens_reasoning(text: str) -> bool:
     return any(begin in text and end not in text[text.rfind(begin) :] for begin, end in _BLOCKS)
 
 
-def continued(text: str) -> str | None:
+def ends_in_reasoning(prompt: str) -> bool:
+    """Return whether a rendered prompt ends with the mark that opens a block of reasoning, as generation prompts do."""
+    return any(prompt.rstrip().endswith(begin) for begin, _ in _BLOCKS)
+
+
+def continued(text: str, *, ended: bool = True) -> str | None:
     """Return a text as it follows a prompt that has opened a block of reasoning (`<think>`): without the opening mark,
-    which would open it twice. None for a text without the end of a block: it would be learnt as reasoning."""
-    for begin, end in _BLOCKS:
-        if end in text:
-            head = text.lstrip()
-            return head.removeprefix(begin).lstrip("\n") if head.startswith(begin) else text
-    return None
+    which would open it twice. None for a text that `ended` without the end of a block: it would be learnt as
+    reasoning."""
+    head = text.lstrip()
+    for begin, _ in _BLOCKS:
+        if head.startswith(begin):
+            text = head.removeprefix(begin).lstrip("\n")
+    return None if ended and not any(end in text for _, end in _BLOCKS) else text
 
 
 def without_reasoning(text: str) -> str:

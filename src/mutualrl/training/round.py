@@ -26,7 +26,7 @@ from mutualrl.regimes.losses import BY_ROWS
 from mutualrl.regimes.round import PHASES
 from mutualrl.rollouts import Rollouts
 from mutualrl.see.liveness import Phase
-from mutualrl.tasks.messages import opens_reasoning
+from mutualrl.tasks.messages import ends_in_reasoning
 from mutualrl.thl import decode_completion, end_token, ended, last_tokens
 from mutualrl.training.extra_rows import ExtraRows
 from mutualrl.training.memory import PastRound
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from mutualrl.see import Shard
 
 #: fields that only the main rank needs: it makes the plan
-PROMPT_TAIL = 16  # tokens at the end of a prompt in which a block of reasoning may begin
+PROMPT_TAIL = 16  # tokens at the end of a prompt that may open a block of reasoning
 HEAVY = ("prompt", "text", "token_ids", "logprobs")
 
 
@@ -377,7 +377,7 @@ class Rounds:
         rollouts, and begin where its prompts end."""
         end = end_token(tokenizer_of(self.trainer), self.trainer.eos_token_ids, self.sharing.memory.end_tokens)
         tail = "" if prompt is None else tokenizer_of(self.trainer).decode(prompt[-PROMPT_TAIL:].tolist())
-        self.transfer = replace(self.transfer, end_token_id=end, opened=opens_reasoning(tail), encoded={})
+        self.transfer = replace(self.transfer, end_token_id=end, opened=ends_in_reasoning(tail), encoded={})
 
     def _begin_work(self, arrived: Mapping[str, Shard]) -> None:
         """Encode the texts of peers that have published while others are awaited, if the regime will need all."""

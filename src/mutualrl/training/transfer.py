@@ -65,7 +65,7 @@ class TokenTransfer:
         new = self.missing(responses)
         if self.opened:
             for text, ended in new:
-                taught = continued(text)
+                taught = continued(text, ended=ended)
                 if taught is None or (taught != text and self.peers):  # a trace is of the whole text
                     self.encoded[text, ended] = EncodedResponse(None, "reasoning")
                 elif taught != text:
