@@ -20,6 +20,7 @@ import pytest
 from conftest import REPOSITORY, Cli
 from made_runs import made_run
 from mutualrl.sources.recorded import embedded
+from mutualrl.study.sweep_directory import SWEEP
 from mutualrl.tasks import TaskSource, get_task
 from runs import FinishedRun
 
@@ -110,6 +111,8 @@ def finished(workspace: Path, unbroken: FinishedRun) -> Path:
         for seed in (0, 1):
             made_run(root / "runs" / f"{regime}-{seed}", regime, seed=seed)
     made_run(root / "runs" / "grpo")
+    made_run(root / "runs" / "sweep" / "pieces" / "tiny" / "grpo-0")
+    (root / "runs" / "sweep" / SWEEP).write_text("{}")
     return root
 
 

@@ -28,7 +28,7 @@ FALSE = (
 )
 SAID = {
     "one_model": ("One run does not show what book gave", "it was taught", "mutualrl train --regime grpo"),
-    "endpoint": ("Source teacher: ", "its budget of 400 tokens was spent"),
+    "endpoint": ("Source teacher: ", "its budget of 60 tokens was spent"),
     "scripts": ("was trained by scripts",),
     "study": ("shortest minus grpo", "sgt minus grpo"),
     "pages": (
