@@ -91,13 +91,11 @@ LONGEST = ("faults/test_ray.py", "faults/test_kills.py", "faults/test_bucket_fau
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark extended and release tests as slow, so that `-m "not slow"` leaves them out, tests of documents by their
-    files, and tests that share what their module trains once as a group of one process; order the longest first."""
+    files, and order the tests: the longest modules first."""
     for item in items:
         module = item.nodeid.partition("::")[0]
         if item.get_closest_marker("extended") or item.get_closest_marker("release"):
             item.add_marker("slow")
-        else:
-            item.add_marker(pytest.mark.xdist_group(module))
         if module.endswith(DOCUMENTS):
             item.add_marker("documents")
 
