@@ -40,6 +40,11 @@ def rows(path: Path, count: int, *forms: str) -> Path:
     return path
 
 
+def dry_run(data: Path) -> tuple[str | Path, ...]:
+    options = ("--regime", "grpo", "--pool", "tiny", "--task", "dataset")
+    return ("train", *options, "--data", data, "--dry-run", "--json")
+
+
 def test_held_out_rows_are_disjoint_up_to_white_space(tmp_path: Path) -> None:
     path = rows(tmp_path / "rows.jsonl", 200, "Is it {}?", "Is  it {}?", " Is it {}?\r\n")
     read = [get_task("dataset").read(split, TaskSource(data=path)).prompts for split in ("train", "validation")]
@@ -50,19 +55,7 @@ def test_held_out_rows_are_disjoint_up_to_white_space(tmp_path: Path) -> None:
 
 def test_fraction_held_out_is_the_users(cli_here: Cli, tmp_path: Path) -> None:
     data = rows(tmp_path / "rows.jsonl", 400, "Is it {}?")
-    command = (
-        "train",
-        "--regime",
-        "grpo",
-        "--pool",
-        "tiny",
-        "--task",
-        "dataset",
-        "--data",
-        data,
-        "--dry-run",
-        "--json",
-    )
+    command = dry_run(data)
     sizes = []
     for fraction in ("true", "0.25", "0.5"):
         plan = json.loads(cli_here(*command, "--set", f"task.hold_out={fraction}").stdout)
@@ -77,19 +70,7 @@ def test_fraction_held_out_is_the_users(cli_here: Cli, tmp_path: Path) -> None:
 
 def test_a_result_that_cannot_be_decided_is_said_with_what_to_do(cli_here: Cli, tmp_path: Path) -> None:
     data, other = rows(tmp_path / "rows.jsonl", 160, "Is it {}?"), rows(tmp_path / "other.jsonl", 20, "Is it {} now?")
-    command = (
-        "train",
-        "--regime",
-        "grpo",
-        "--pool",
-        "tiny",
-        "--task",
-        "dataset",
-        "--data",
-        data,
-        "--dry-run",
-        "--json",
-    )
+    command = dry_run(data)
 
     def few(*sets: str) -> list[str]:
         options = [part for each in sets for part in ("--set", each)]
