@@ -73,6 +73,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(stop)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Install the scheduler of these tests in the place of `--dist loadfile`."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from by_module import ByModule
+
+    return ByModule(config, log)
+
+
 @pytest.fixture
 def exec_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start workers as users start them: for tests that freeze, inspect or list their processes."""

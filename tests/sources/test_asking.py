@@ -16,6 +16,7 @@ import pytest
 from endpoint import Endpoint, respond, served
 
 from mutualrl.records import Prompt
+from mutualrl.runs.facts import accounts_of
 from mutualrl.see.store import LocalStore
 from mutualrl.sources.answers import AnswerStore
 from mutualrl.sources.asking import Asking
@@ -142,3 +143,16 @@ def test_requests_of_processes_that_ended_are_counted(store: LocalStore) -> None
     assert account.requests == sent
     assert account.asked_again == sent - len(questions) > 0
     assert len(questions) == 12
+
+
+def test_damaged_account_of_the_first_question_is_noted_and_not_counted(store: LocalStore) -> None:
+    notes: list[str] = []
+    first = {"questions": 1, "spent": 40, "reasons": {"no answer": 1}}
+    stored = {"t": {"first": first}, "u": {"first": {**first, "spent": "many"}}, "v": {"first": None}}
+    counted = accounts_of(store, stored, notes)
+    assert counted == {
+        "t": Account(questions=1, spent=40, reasons={"no answer": 1}),
+        "u": Account(),
+        "v": Account(),
+    }
+    assert notes == ["run.json: not an account of the first question to 'u' (spent is 'many'); it is not counted"]

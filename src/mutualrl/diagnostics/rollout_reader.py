@@ -175,8 +175,8 @@ def _field(name: str, names: Collection[str], reward: str | None, numeric: Colle
         if reward not in names:
             raise DataError(f"{path}: no column {reward!r} (--reward), found: {', '.join(sorted(names))[:200]}")
         return reward
-    known = {*TRL, *TYPES, *(alias for aliases in ALIASES.values() for alias in aliases)}
-    functions = sorted(set(numeric) - known - {"advantage", *TRL, *VERL}) if is_dump(names) else []
+    known = {*TRL, *VERL, "advantage", *TYPES, *(alias for aliases in ALIASES.values() for alias in aliases)}
+    functions = sorted(set(numeric) - known) if is_dump(names) else []
     if len(functions) > 1:
         raise DataError(
             f"{path}: found the columns {', '.join(functions)[:200]} beside TRL's; name the one with the reward: "

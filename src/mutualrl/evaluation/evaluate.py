@@ -123,6 +123,7 @@ def _evaluate(request: EvalRequest, model: ModelRequest, source: ModelSource, st
     loaded: list[Engine] = []
 
     def engine() -> Engine:
+        """Return the engine, loaded when the first answer is generated: not where all are stored."""
         if not loaded:
             batch = max(1, request.batch_size // request.sampling.samples)
             loaded.append(

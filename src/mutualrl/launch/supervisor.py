@@ -41,6 +41,7 @@ from mutualrl.launch.session import (
 )
 from mutualrl.launch.stop import StopSignals, request_stop, stop_signals, stopped
 from mutualrl.machine.devices import Machine, this_machine
+from mutualrl.machine.extensions import build_locks, lock_note
 from mutualrl.machine.ray_cluster import join_cluster, require_capacity
 from mutualrl.machine.requirements import require
 from mutualrl.mwra.device_map import read_device_map
@@ -209,6 +210,8 @@ def planned(recipe: Recipe, machine: Machine, launch: Launch, resumed: RunDirect
         digests = recorded_digests(resumed.info(), recipe)
     predicted = predictions(recipe, placement.allocations[0].batch, asked)
     notes = [*asked.notes, *(each.note(name) for name, each in predicted.items())]
+    if any(allocation.strategy.startswith("zero") for allocation in placement.allocations):
+        notes += [lock_note(lock) for lock in build_locks()]
     inputs = replace(inputs, notes=(*inputs.notes, *notes))
     return Planned(recipe, placement, {**plan, **source_digests(digests)}, inputs, sources, predicted, asked.notes)
 

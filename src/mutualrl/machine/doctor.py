@@ -24,6 +24,7 @@ from packaging.requirements import Requirement
 from mutualrl.engines.vllm_engine import installed
 from mutualrl.errors import DiskError, MachineError
 from mutualrl.machine.devices import this_machine
+from mutualrl.machine.extensions import build_locks, lock_note
 from mutualrl.process.ports import free_port
 from mutualrl.see.bucket import PROBE_SECONDS
 from mutualrl.see.store import remote_store
@@ -135,6 +136,8 @@ def _devices() -> Iterator[CheckResult]:
         yield CheckResult("C++ compiler", "warn", "none", "DeepSpeed compiles an operator at start-up: apt install g++")
     else:
         yield CheckResult("C++ compiler", "ok", str(shutil.which("c++")))
+    for lock in build_locks():
+        yield CheckResult("C++ operator", "warn", f"lock of a build: {lock.parent.name}", lock_note(lock))
 
 
 def _nccl(gpus: bool) -> CheckResult:

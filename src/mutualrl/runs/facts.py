@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 
-from mutualrl.errors import ExchangeDamagedError
+from mutualrl.errors import ExchangeDamagedError, FileDamagedError
 from mutualrl.see.store import ExchangeStore
 from mutualrl.sources.answers import read_account, stored_accounts, stored_first_account
 from mutualrl.storage.accounts import Account, SourceFacts
@@ -76,7 +76,11 @@ def accounts_of(
     and left out. `sources`: what run.json says of those that are asked."""
     totals = {}
     for name, stored in sources.items():
-        total = stored_first_account(stored)
+        total = Account()
+        try:
+            total = stored_first_account(stored, name)
+        except FileDamagedError as error:
+            notes.append(f"{error}; it is not counted")
         for number in stored_accounts(store, name):
             try:
                 account = read_account(store, name, number)

@@ -16,7 +16,7 @@ from mutualrl.console.display import clean
 from mutualrl.errors import ExchangeDamagedError, FileDamagedError
 from mutualrl.see.store import ExchangeStore
 from mutualrl.sources.questions import Answer, Question, used_tokens
-from mutualrl.storage.accounts import NUMBERS, Account
+from mutualrl.storage.accounts import Account
 from mutualrl.storage.files import JsonObject, checksummed_bytes, parse_checksummed
 
 NAME = re.compile(r"answer-([0-9]{6,})-[0-9a-f]{16}\.json")
@@ -108,17 +108,16 @@ def first_account(answer: Answer, text: str) -> Account:
     )
 
 
-def stored_first_account(stored: Mapping[str, object]) -> Account:
-    """Return what the first question cost, from what run.json says of a source; nothing if it was not asked."""
+def stored_first_account(stored: Mapping[str, object], source: str) -> Account:
+    """Return what the first question cost, from what run.json says of a source; nothing if it was not asked. Raises
+    FileDamagedError."""
     value = stored.get("first")
-    if not isinstance(value, Mapping):
+    if value is None:
         return Account()
-    known = {key: value[key] for key in NUMBERS if type(value.get(key)) in (int, float)}
-    given = value.get("reasons")
-    counts = (
-        {str(key): number for key, number in given.items() if type(number) is int} if isinstance(given, dict) else {}
-    )
-    return Account(**known, reasons={clean(key, LONGEST_REASON): number for key, number in counts.items()})
+    try:
+        return _account(value)
+    except TypeError as error:
+        raise FileDamagedError(f"run.json: not an account of the first question to {source!r} ({error})") from None
 
 
 def write_account(store: ExchangeStore, source: str, round_index: int, account: Account) -> None:
@@ -143,10 +142,17 @@ def read_account(store: ExchangeStore, source: str, round_index: int) -> Account
         value = parse_checksummed(data, where)
         if (value.pop("source"), value.pop("round")) != (source, round_index):
             raise ExchangeDamagedError(f"{where}: an account of another round")
-        reasons = value.pop("reasons", {})
-        return Account(**_numbers(value), reasons=_counts(reasons))
+        return _account(value)
     except (FileDamagedError, KeyError, TypeError) as error:
         raise ExchangeDamagedError(f"{where}: not an account of source {source!r} ({error})") from None
+
+
+def _account(value: object) -> Account:
+    """Return an account from its fields. Raises TypeError for anything else."""
+    if not isinstance(value, dict):
+        raise TypeError(f"found {value!r:.40}")
+    numbers = {key: number for key, number in value.items() if key != "reasons"}
+    return Account(**_numbers(numbers), reasons=_counts(value.get("reasons", {})))
 
 
 def _counts(value: object) -> dict[str, int]:

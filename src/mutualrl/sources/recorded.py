@@ -206,6 +206,7 @@ def _with_layout(rows: NumberedRows, columns: Columns, where: str) -> tuple[Layo
         ) from None
 
     def checked() -> NumberedRows:
+        """Yield the rows. Raises DataError for one with a column by which the file would be read otherwise."""
         known = set(names)
         for number, values in itertools.chain(first, rows):
             if not values.keys() <= known:

@@ -301,7 +301,7 @@ def answer_rounds(
         model_name = info.asked_sources.get(section.name, {}).get("model")
         settings = served_settings(recipe, section, model_name)
         budget = budget_left(exchange, section, set(rounds))
-        budget.used += stored_first_account(info.asked_sources.get(section.name, {})).spent
+        budget.used += stored_first_account(info.asked_sources.get(section.name, {}), section.name).spent
         answering = Served(settings, exchange, by_id, recipe.run.seed, budget, heartbeat, stopping)
     else:
         from mutualrl.engines.frozen import FrozenModel
