@@ -154,7 +154,7 @@ class Rollout:
     ended: bool
     """Whether it closed with an end-of-sequence token; one must never be appended to a truncated rollout."""
     length: int | None = None
-    """Number of sampled tokens; None in an exchange of schema 2.0."""
+    """Number of sampled tokens; None of a recorded text, which nobody sampled."""
     advantage: float | None = None
     """TRL's advantage; zero for an equal group."""
     prompt: str | None = None
@@ -165,8 +165,8 @@ class Rollout:
     """Token ids of its policy, shape (T,)."""
     logprobs: LogProbs | None = None
     """Log-probs of the behaviour policy, shape (T,), nats; NaN for a token that it could not score."""
-    prefix: int | None = 0
-    """Number of leading tokens that were given, not sampled; None in an exchange of schema 2.0."""
+    prefix: int = 0
+    """Number of leading tokens that were given, not sampled."""
     policy: str = ""
     """Policy that sampled it; empty outside a round."""
     round: int = 0

@@ -42,8 +42,6 @@ COLUMNS = (
     Column("prefix", "prefix", pa.int32()),
 )
 SCHEMA = pa.schema([pa.field(column.name, column.kind, nullable=not column.needed) for column in COLUMNS])
-#: columns that exchanges of schema 2.0 lack
-ADDED = frozenset({"tokens", "prefix"})
 NAME_OF: Mapping[str, str] = {column.field: column.name for column in COLUMNS}
 LISTS = ("token_ids", "logprobs")
 
@@ -156,7 +154,7 @@ class Rollouts(Sequence[Rollout]):
         return self._values("length")  # type: ignore[return-value]
 
     @property
-    def prefixes(self) -> list[int | None]:
+    def prefixes(self) -> list[int]:
         """Return the numbers of leading tokens that were given, not sampled."""
         return self._values("prefix")  # type: ignore[return-value]
 

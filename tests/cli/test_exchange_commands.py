@@ -15,6 +15,7 @@ from mutualrl.records import Rollout
 from mutualrl.see import Exchange
 from mutualrl.storage.artifacts import file_sum
 from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints
+from mutualrl.storage.files import write_checksummed
 
 NAMES = ("ada", "bob")
 
@@ -24,8 +25,9 @@ def run(tmp_path: Path) -> Path:
     """Return a run with eight rounds of two policies; ada has checkpoints after 2 and 6 of them, bob after 4 and 8."""
     root = tmp_path / "r"
     root.mkdir()
-    (root / "run.json").write_text(json.dumps({"format": 2, "run_id": "x"}))
-    (root / "recipe.yaml").write_text(dump(resolve(Request(regime="sgt"))))
+    recipe = dump(resolve(Request(regime="sgt")))
+    write_checksummed(root / "run.json", {"format": 1, "run_id": "x", "recipe": recipe}, root=root)
+    (root / "recipe.yaml").write_text(recipe)
     for name in NAMES:
         for round_index in range(8):
             rows = [

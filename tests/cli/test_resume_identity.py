@@ -92,7 +92,7 @@ def test_changed_data_code_or_models_are_rejected_by_name(
         ("recipe.yaml", "epsilon: 0.2", "epsilon: 0.3", "trainer.epsilon: 0.3, the run has 0.2"),
         ("recipe.yaml", "policies:", "policies", "recipe.yaml: changed since the run wrote it"),
         ("run.json", '"seed": 0', '"seed": 1', "run.json: its bytes do not match its checksum"),
-        ("run.json", '"format": 3', '"format": 3e999', "run.json: not JSON"),
+        ("run.json", '"format": 1', '"format": 1e999', "run.json: not JSON"),
         ("supervisor/sessions.json", '"began"', '"begun"', "sessions.json: its bytes do not match its checksum"),
     ],
 )

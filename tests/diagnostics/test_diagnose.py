@@ -442,16 +442,3 @@ def test_first_rounds_that_a_policy_lost_are_named(recorded_run: Path, tmp_path:
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["notes"] == ["policy ada: rounds before 1 are missing (pruned, or lost)"]
     assert "policy ada: rounds before 1 are missing" in result.stderr
-
-
-@pytest.mark.parametrize("old", ["xgrpo-check", "channels", "cost"])
-def test_old_names_work_and_name_the_new_ones(cli_here: Cli, tmp_path: Path, old: str) -> None:
-    write(tmp_path / "r.jsonl", *rows(tokens=3))
-    arguments = ("--rollouts", "r.jsonl", "--json")
-    former, now = cli_here(old, *arguments), cli_here("paper", old, *arguments)
-    assert former.returncode == now.returncode
-    assert former.stdout == now.stdout
-    assert f"this command is now: mutualrl paper {old}" in former.stderr
-    assert "is now" not in now.stderr
-    assert f" {old} " not in cli_here("--help").stdout
-    assert f" {old} " in cli_here("paper", "--help").stdout

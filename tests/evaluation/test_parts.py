@@ -78,7 +78,7 @@ def flip_bit(out: Path) -> None:
         (lambda out: parts(out, "ada")[0].unlink(), "missing, but its marker exists"),
         (lambda out: parts(out, "ada")[1].write_text("{}"), "its bytes do not match its checksum"),
         (lambda out: shutil.copy(*parts(out, "ada")[::-1]), "its checksum does not match its marker"),
-        (lambda out: (out / "request.json").write_text('{"format": 2}'), "its bytes do not match its checksum"),
+        (lambda out: (out / "request.json").write_text('{"format": 1}'), "its bytes do not match its checksum"),
     ],
 )
 def test_damaged_part_is_rejected_by_name(

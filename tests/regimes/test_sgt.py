@@ -184,10 +184,6 @@ def test_plan_decodes_texts_of_gated_prompts_only_and_reports_metrics() -> None:
     assert sum(len(row.token_ids) for row in got.rows) == 3
 
 
-def test_old_name_of_a_choice_is_read() -> None:
-    assert SGT.model_validate({"pick": "fit"}) == SGT(pick="lowest_nll")
-
-
 def test_contradictory_settings_are_rejected() -> None:
     with pytest.raises(ValueError, match="must not exceed"):
         SGT(failure_below=0.9, success_above=0.5)
@@ -214,8 +210,6 @@ def test_source_teacher_has_the_policies_gate_and_trains_on_the_sources_text() -
     assert SGT(teacher="source").needs_source()
     with pytest.raises(ValueError, match="teacher: own expects memory"):
         SGT(teacher="own")
-    with pytest.raises(ValueError, match="'gold' is now a source"):
-        SGT(teacher="gold")
 
 
 # ---- beyond the paper
@@ -270,7 +264,7 @@ def test_relative_gate_trains_only_on_texts_that_beat_the_learner() -> None:
     assert [row.text for row in result.rows] == ["better"]
 
 
-def test_pick_fit_takes_the_lowest_nll_and_requests_it_only_for_several_candidates() -> None:
+def test_pick_lowest_nll_takes_the_lowest_nll_and_requests_it_only_for_several_candidates() -> None:
     settings = SGT(pick="lowest_nll")
     own = [*OWN, ("q", 0.0), ("q", 0.0)]
     peer = PeerInMemory([("p", 1.0, "long one"), ("p", 1.0, "one"), ("q", 1.0, "only")])

@@ -14,8 +14,8 @@ from mutualrl.records import Rollout
 from mutualrl.see import Exchange
 from mutualrl.storage.artifacts import commit_directory
 from mutualrl.storage.files import read_checksummed, write_checksummed
+from mutualrl.storage.format import FORMAT
 from mutualrl.storage.run_info import PolicyResult, Summary, Validation
-from mutualrl.storage.rundir import FORMAT
 
 REGIMES = {
     "grpo": {"name": "grpo"},
@@ -75,10 +75,7 @@ def made_run(
     }
     text = "# made\n" + json.dumps(recipe)
     (root / "recipe.yaml").write_text(text)
-    if info["format"] == FORMAT:
-        write_checksummed(root / "run.json", {**info, "recipe": text}, root=root)
-    else:
-        (root / "run.json").write_text(json.dumps(info))
+    write_checksummed(root / "run.json", {**info, "recipe": text}, root=root)
     for index, name in enumerate(policies):
         directory = root / "policies" / name
         directory.mkdir(parents=True)

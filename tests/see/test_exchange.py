@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -19,9 +18,7 @@ from conftest import PATIENCE
 from fake_clock import Clock
 from mutualrl.errors import ExchangeDamagedError, FencedError, PeerLostError, WaitTimeoutError
 from mutualrl.records import Rollout
-from mutualrl.rollouts import ADDED, SCHEMA
-from mutualrl.see import Exchange, Heartbeat, WaitCallbacks, WaitTimeouts, schema
-from mutualrl.see import exchange as exchange_module
+from mutualrl.see import Exchange, Heartbeat, WaitCallbacks, WaitTimeouts
 from mutualrl.storage.files import CHECKSUM_KEY, write_checksummed
 
 RUN = "run-1"
@@ -79,25 +76,9 @@ def test_layout_on_disk(tmp_path: Path) -> None:
     data = (tmp_path / "bob" / "000003.parquet").read_bytes()
     assert marker["sha256"] == hashlib.sha256(data).hexdigest()
     assert (marker["bytes"], marker["rows"]) == (len(data), 6)
-    assert (marker["schema_version"], marker["policy_step"], marker["run_id"], marker["attempt"]) == ("2.1", 7, RUN, 0)
+    assert (marker["format"], marker["policy_step"], marker["run_id"], marker["attempt"]) == (1, 7, RUN, 0)
     assert pq.read_table(tmp_path / "bob" / "000003.parquet").column("y_text").to_pylist() == [r.text for r in RECORDS]
     assert sorted(p.name for p in (tmp_path / "bob").iterdir()) == ["000003.json", "000003.parquet"]
-
-
-def test_rounds_of_schema_2_0_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as older:
-        older.setattr(schema, "SCHEMA", pa.schema([field for field in SCHEMA if field.name not in ADDED]))
-        older.setattr(exchange_module, "SCHEMA_VERSION", "2.0")
-        open_exchange(tmp_path).publish(0, RECORDS, 0)
-    assert set(pq.read_schema(tmp_path / "bob" / "000000.parquet").names).isdisjoint(ADDED)
-    assert json.loads((tmp_path / "bob" / "000000.json").read_text())["schema_version"] == "2.0"
-    shard = open_exchange(tmp_path, "ada").read("bob", 0)
-    assert shard is not None
-    assert (shard.lengths, shard.prefixes) == ([None] * 6, [None] * 6)  # unknown, which zero is not
-    assert shard.texts() == [r.text for r in RECORDS]
-    assert shard.table().schema == SCHEMA
-    again = open_exchange(tmp_path, attempt=1).publish(0, RECORDS, 0)  # a resumed run publishes its round again
-    assert (again.schema_version, again.attempt) == ("2.1", 1)
 
 
 def test_bytes_depend_only_on_the_records(tmp_path: Path) -> None:
@@ -262,17 +243,17 @@ def edit_marker(root: Path, **values: object) -> None:
     write_checksummed(path, {**{k: v for k, v in json.loads(path.read_text()).items() if k != CHECKSUM_KEY}, **values})
 
 
-def test_markers_of_another_run_schema_or_directory_are_rejected(tmp_path: Path) -> None:
+def test_markers_of_another_run_format_or_directory_are_rejected(tmp_path: Path) -> None:
     open_exchange(tmp_path).publish(0, RECORDS, 0)
     marker = json.loads((tmp_path / "bob" / "000000.json").read_text())
     edit_marker(tmp_path, run_id="other")
     with pytest.raises(ExchangeDamagedError, match="written for run 'other'"):
         open_exchange(tmp_path, "ada").read("bob", 0)
-    edit_marker(tmp_path, run_id=RUN, schema_version="3.0")
-    with pytest.raises(ExchangeDamagedError, match=r"schema 3\.0, this version reads 2\.1"):
+    edit_marker(tmp_path, run_id=RUN, format=2)
+    with pytest.raises(ExchangeDamagedError, match="format 2, this version reads 1; use the mutualrl that wrote it"):
         open_exchange(tmp_path, "ada").read("bob", 0)
     for name in ("../bob/000000.parquet", "..", "", "/etc/passwd", "000000.json"):
-        edit_marker(tmp_path, schema_version="2.0", parts=[{**marker["parts"][0], "file": name}])
+        edit_marker(tmp_path, format=1, parts=[{**marker["parts"][0], "file": name}])
         with pytest.raises(ExchangeDamagedError, match="outside its directory"):
             open_exchange(tmp_path, "ada").read("bob", 0)
 
@@ -286,12 +267,6 @@ def test_attempt_cannot_commit_a_round_again_with_other_content(tmp_path: Path) 
     shard = open_exchange(tmp_path, "ada").read("bob", 0)
     assert shard is not None
     assert len(shard) == len(RECORDS)
-
-
-def test_newer_minor_schema_is_read(tmp_path: Path) -> None:
-    open_exchange(tmp_path).publish(0, RECORDS, 0)
-    edit_marker(tmp_path, schema_version="2.7", a_new_field=1)
-    assert open_exchange(tmp_path, "ada").read("bob", 0) is not None
 
 
 def test_two_processes_exchange_over_one_directory(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import subprocess
 import sys
@@ -96,24 +94,6 @@ def test_absences_are_stored_and_end_when_the_run_resumes(tmp_path: Path) -> Non
     assert third.current() == {}
     third.mark_missing("bob", 9)
     assert [MissingPeers(store, "ada").is_missing("bob", r) for r in (6, 8, 9)] == [True, False, True]
-
-
-def test_missing_peers_stored_by_version_0_2_are_read(tmp_path: Path) -> None:
-    """Under its file name, with its key for the checksum."""
-    store = open_store(tmp_path)
-    stored = {"policy": "ada", "peers": {"bob": [[3, None]]}}
-    digest = hashlib.sha256(json.dumps(stored).encode()).hexdigest()
-    store.put("ada", "absences.json", (json.dumps({**stored, "seal": digest}) + "\n").encode())
-    peers = MissingPeers(store, "ada")
-    assert peers.current() == {"bob": 3}
-    peers.readmit_all(7)
-    written = json.loads((tmp_path / "ada" / "missing_peers.json").read_text())
-    assert (written["peers"], "checksum" in written, "seal" in written) == ({"bob": [[3, 7]]}, True, False)
-    assert MissingPeers(store, "ada").current() == {}
-    damaged = {**stored, "peers": {"bob": [[4, None]]}, "seal": digest}
-    store.put("eve", "absences.json", (json.dumps({**damaged, "policy": "eve"}) + "\n").encode())
-    with pytest.raises(ExchangeDamagedError, match="do not match its checksum"):
-        MissingPeers(store, "eve")
 
 
 def reader(root: Path, status_reader: StatusReader | None = None, **timeouts: object) -> Exchange:

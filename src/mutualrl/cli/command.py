@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from mutualrl.cli.declared import Command, DiagnosticCommand, Group
-from mutualrl.cli.output import note_all, reports_errors
+from mutualrl.cli.output import reports_errors
 from mutualrl.console.options import Option, declared_options, typed_names
 from mutualrl.storage.files import JsonObject
 
@@ -22,7 +22,7 @@ class LazyCommand(TyperCommand):
     """Command of which only name and summary are made until it is used."""
 
     def __init__(self, name: str, declared: Command | DiagnosticCommand) -> None:
-        super().__init__(name, help=declared.summary, hidden=declared.moved is not None)
+        super().__init__(name, help=declared.summary)
         self._declared = declared
 
     def load(self) -> Any:
@@ -54,8 +54,6 @@ def as_function(declared: Command | DiagnosticCommand) -> Callable[..., None]:
     def called(**values: object) -> None:
         values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
         options = kind(**{key: value for key, value in values.items() if value is not None})
-        if declared.moved is not None:
-            note_all([f"this command is now: mutualrl {declared.moved}; the old name goes with the next version"])
         declared.run(options)
 
     parameters = [_parameter(*entry) for entry in declared_options(kind)]

@@ -7,7 +7,7 @@ names the function, which gets the dataclass and is imported when the command ru
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -449,5 +449,4 @@ COMMANDS: Mapping[str, Command | DiagnosticCommand | Group] = {
         },
     ),
     "paper": Group("The paper's evidence: its diagnostics, and its control by distillation.", PAPER),
-    **{name: replace(command, moved=f"paper {name}") for name, command in PAPER.items()},
 }

@@ -14,12 +14,10 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class Command:
-    """A command: the dataclass of its options, and its function, MODULE.FUNCTION below `mutualrl.cli`. `moved`: its new
-    name, of a command that works under the old one for a while."""
+    """A command: the dataclass of its options, and its function, MODULE.FUNCTION below `mutualrl.cli`."""
 
     options: type
     function: str
-    moved: str | None = None
 
     @property
     def summary(self) -> str:
@@ -42,7 +40,6 @@ class DiagnosticCommand:
 
     module: str
     summary: str
-    moved: str | None = None
 
     def declared(self) -> type:
         """Return the dataclass of its options: that in the package's `flags`, else the module's own, imported."""

@@ -114,7 +114,7 @@ def recorded_views(schema: PublishSchema, *, with_source: bool = False) -> list[
         if with_source:
             seen = sorted({rollout.prompt_id for rollout in own_rollouts})[::2]
             texts = {prompt.id: prompt.solution for prompt in prompts}
-            book = [Rollout(key, 0, 1.0, True, text=texts[key], prefix=None) for key in seen]
+            book = [Rollout(key, 0, 1.0, True, text=texts[key]) for key in seen]
             peers[BOOK] = Rollouts.of(book, BOOK, round_index)
         own = Rollouts.of(own_rollouts, LEARNER, round_index)
         views.append(RoundView(round_index, LEARNER, 0, own, peers, transfer, sources=names))

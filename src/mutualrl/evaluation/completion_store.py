@@ -32,9 +32,9 @@ from mutualrl.storage.files import (
     write_checksummed,
     write_json,
 )
+from mutualrl.storage.format import FORMAT, other_format
 
 REQUEST, COMPLETIONS = "request.json", "completions"
-FORMAT = 2  # of the parts; format 1 had no markers
 LARGEST_PART = 2**30  # bytes
 _LEFTOVER = re.compile(r"\..*\.tmp")  # left by a killed writer
 
@@ -151,9 +151,11 @@ def _marker(path: Path) -> Path:
 
 
 def _stored(path: Path) -> JsonObject | None:
-    """Return the stored request of a directory, of any format; None if there is none."""
+    """Return the stored request of a directory; None if there is none. Raises FileDamagedError."""
     value = read_json(path)
-    return value if value is None or value.get("format") != FORMAT else read_checksummed(path, root=path.parent)
+    if value is not None and (problem := other_format(value.get("format"), path)) is not None:
+        raise FileDamagedError(problem)
+    return read_checksummed(path, root=path.parent)
 
 
 def _rows(path: Path, part: Part) -> list[JsonObject] | None:

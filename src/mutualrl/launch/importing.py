@@ -20,8 +20,9 @@ from mutualrl.rollouts import Rollouts
 from mutualrl.see import Exchange
 from mutualrl.sources.prepare import Prepared, prepare_sources
 from mutualrl.storage.files import user_path, write_atomic
+from mutualrl.storage.format import FORMAT
 from mutualrl.storage.run_info import RunInfo
-from mutualrl.storage.rundir import FORMAT, RunDirectory, command_line, create, require_creatable, versions
+from mutualrl.storage.rundir import RunDirectory, command_line, create, require_creatable, versions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,9 +32,9 @@ from mutualrl.storage.files import (
     write_atomic,
     write_checksummed,
 )
+from mutualrl.storage.format import FORMAT
 from mutualrl.storage.run_info import Fingerprint, RunInfo, StoredAllocation, policy_result
 from mutualrl.storage.rundir import (
-    FORMAT,
     RunDirectory,
     command_line,
     create,
@@ -206,10 +206,6 @@ def open_resumable_run(path: Path) -> RunDirectory:
     if not path.is_dir():
         raise UsageError(f"--resume: nothing to resume, there is no directory {path}; start a run without --resume")
     info = run.info()
-    if info.format < FORMAT:
-        raise UsageError(
-            f"--resume: {path} cannot be resumed (an older mutualrl wrote it); delete it with --clean, or name another"
-        )
     if missing := [name for name in ("fingerprint", "placement", "versions", "recipe") if not getattr(info, name)]:
         raise UsageError(
             f"--resume: {run.run_json} lacks {', '.join(missing)}: it was changed; restore it, or use --clean"

@@ -8,10 +8,8 @@ from pydantic import ValidationError
 
 from mutualrl.errors import RecipeError
 from mutualrl.recipes import yaml_file
-from mutualrl.recipes.layers import Layer, Layers
-from mutualrl.recipes.schema import (
-    Recipe,
-)
+from mutualrl.recipes.layers import Layers
+from mutualrl.recipes.schema import Recipe
 from mutualrl.recipes.source_section import KEYS_OF
 from mutualrl.recipes.validation import explain, validate
 from mutualrl.storage.rundir import RunDirectory
@@ -60,27 +58,8 @@ def load_run(run: RunDirectory, *, without_models: bool = False, run_code: bool 
     `RunDirectory.recipe_text` does."""
     layers = Layers()
     layers.add_text(run.recipe_text(), run.recipe)
-    hardware = layers.value.get("hardware")
-    if isinstance(hardware, dict):
-        hardware.pop("note", None)  # v0.1 kept a remark there
     for policy in layers.value.get("policies") or () if without_models else ():
         model = Path(str(policy.get("model")))
         if model.is_absolute() and not model.is_dir():
             policy["model"] = f"{GONE}{policy.get('name')}"
-    if not run_code:
-        _replace_gold(layers.value)
     return validate(layers, run_code=run_code)
-
-
-def _replace_gold(value: Layer) -> None:
-    """Replace `teacher: gold` of version 0.2, which had no sources, so that its runs can be read."""
-    sections = [value.get("regime"), *(policy.get("regime") for policy in value.get("policies") or ())]
-    sections += [part for section in sections if isinstance(section, dict) for part in section.values()]
-    golden = [section for section in sections if isinstance(section, dict) and section.get("teacher") == "gold"]
-    for section in sections if golden else ():
-        if isinstance(section, dict):
-            section.pop("solution", None)
-    for section in golden:
-        section["teacher"] = "source"
-    if golden:
-        value["sources"] = [{"name": "gold", "recorded": "task"}]

@@ -99,7 +99,7 @@ class Guided(Regime):
         metrics = {
             "guided/gate_rate": gated.gated / max(gated.prompts, 1),
             "guided/rollouts": float(len(guided)),
-            "guided/prefix_tokens": float(sum(rollout.prefix or 0 for rollout in guided)),
+            "guided/prefix_tokens": float(sum(rollout.prefix for rollout in guided)),
             "guided/hints": float(len(hints)),
             "guided/unencodable": float(gated.unencodable),
             **reward_metrics("unguided", [rollout.reward for rollout in unguided], self.success_above),

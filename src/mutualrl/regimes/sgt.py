@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import model_validator
 
 from mutualrl.records import Ids, PublishSchema
 from mutualrl.regimes.advantages import group_by_prompt
@@ -97,22 +97,6 @@ class SGT(Regime):
     normalize: Literal["pairs", "prompts"] = setting(
         "pairs", "unit that the NLL is averaged over; only with prompts does the gate rate bound SGT's perturbation"
     )
-
-    @field_validator("teacher", mode="before")
-    @classmethod
-    def _gold(cls, value: object) -> object:
-        if value == "gold":
-            raise ValueError(
-                "'gold' is now a source, verified like any other: expected teacher: source, and in the recipe "
-                "sources: [{name: gold, recorded: task}] (--source gold=recorded:task); another column of the data: "
-                "columns: {text: COLUMN}; for one policy: learners: [NAME]"
-            )
-        return value
-
-    @field_validator("pick", mode="before")
-    @classmethod
-    def _renamed(cls, value: object) -> object:
-        return "lowest_nll" if value == "fit" else value  # its name in version 0.2
 
     @model_validator(mode="after")
     def _consistent(self) -> SGT:

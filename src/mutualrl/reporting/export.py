@@ -16,7 +16,7 @@ from mutualrl.reporting.card import CARD, card
 from mutualrl.runs.read import read_run
 from mutualrl.runs.record import policies_in
 from mutualrl.storage.artifacts import relative_files, sha256_of
-from mutualrl.storage.rundir import FORMAT, RunDirectory
+from mutualrl.storage.rundir import RunDirectory
 from mutualrl.storage.trained_model import has_trained_model, trained_model
 from mutualrl.tiny import resolve_path
 
@@ -42,10 +42,6 @@ def export(root: Path, to: Path, policies: Sequence[str] = ()) -> list[Exported]
     """
     reader = read_run(root)
     run = RunDirectory(reader.root)
-    if reader.info.format < FORMAT:
-        raise UsageError(
-            f"{root} was written by an earlier version, whose models have no checksums; expected format {FORMAT}"
-        )
     unknown = [name for name in policies if name not in reader.policies]
     if unknown:
         raise UsageError(f"--policy {unknown[0]}: the run has {', '.join(reader.policies)}")

@@ -19,7 +19,7 @@ from mutualrl.reporting.drawing import draw_figure
 from mutualrl.reporting.figure_specs import Figure
 from mutualrl.reporting.page import PageSection, Verdict, render
 from mutualrl.runs.logs import LoggedRun, points, read_runs
-from mutualrl.storage.files import read_any_json, try_read_json, user_path, write_atomic
+from mutualrl.storage.files import read_checksummed, try_read_json, user_path, write_atomic
 from mutualrl.storage.rundir import RunDirectory
 
 INDEX, DATA, FIGURES = "index.html", "report.json", "figures"
@@ -137,7 +137,7 @@ def _distillations(paths: Sequence[Path]) -> list[Figure]:
     figures = []
     for number, path in enumerate(paths, 1):
         slug = "distillation" if len(paths) == 1 else f"distillation-{number}"
-        figure = distillation_bars(path, read_any_json(path / RESULT) or {}, slug)
+        figure = distillation_bars(path, read_checksummed(path / RESULT) or {}, slug)
         if figure is None:
             raise UsageError(f"{path / RESULT} cannot be read or has no bars; recreate it with: mutualrl paper distill")
         figures.append(figure)

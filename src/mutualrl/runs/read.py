@@ -17,12 +17,11 @@ from mutualrl.storage.files import (
     JsonObject,
     finite_number,
     read_checksummed,
-    read_json,
     try_read_bytes,
     user_path,
 )
 from mutualrl.storage.run_info import PolicyResult, RunInfo, Stored, Summary, Validation
-from mutualrl.storage.rundir import FORMAT, RunDirectory, read_run_json
+from mutualrl.storage.rundir import RunDirectory, read_run_json
 
 R = TypeVar("R", bound=Stored)
 
@@ -35,14 +34,8 @@ def read_run(path: Path) -> Run:
     root = user_path(path)
     run, notes = RunDirectory(root), list[str]()
     stored = _run_json(run, path)
-    current = stored.get("format", 0) == FORMAT
     info = _record(RunInfo, {"run_id": "", **stored}, run.run_json.name, notes) or RunInfo(run_id="")
-    if not current:
-        notes.append(
-            f"it was written in format {stored.get('format', 0)!r} (mutualrl "
-            f"{info.versions.get('mutualrl', 'unknown')}), this version reads {FORMAT}: only compatible data is shown"
-        )
-    files = _Files(root, current, notes)
+    files = _Files(root, notes)
     summary = _summary(files, run)  # before the policies: a run that ends meanwhile counts as running
     recipe = _recipe(run, info, notes)
     models = {policy["name"]: str(policy.get("model", "")) for policy in policies_in(recipe)}
@@ -93,15 +86,15 @@ def _run_json(run: RunDirectory, path: Path) -> JsonObject:
 
 
 class _Files:
-    """Small JSON files of a run. `current`: with checksums, which earlier formats do not have."""
+    """Small JSON files of a run."""
 
-    def __init__(self, root: Path, current: bool, notes: list[str]) -> None:
-        self.root, self.current, self.notes = root, current, notes
+    def __init__(self, root: Path, notes: list[str]) -> None:
+        self.root, self.notes = root, notes
 
     def object(self, path: Path) -> JsonObject | None:
         """Return a file's content after verifying its checksum; None if it is missing, or damaged (noted)."""
         try:
-            return read_checksummed(path, root=self.root) if self.current else read_json(path)
+            return read_checksummed(path, root=self.root)
         except (FileDamagedError, OSError) as error:
             self.notes.append(f"{path.relative_to(self.root)} is left out: {short(error, path)}")
             return None
@@ -160,10 +153,8 @@ def _summary(files: _Files, run: RunDirectory) -> Summary | None:
 
 
 def _recipe(run: RunDirectory, info: RunInfo, notes: list[str]) -> JsonObject:
-    """Return the recipe in run.json, or in recipe.yaml for older formats."""
+    """Return the recipe in run.json."""
     try:
-        if not info.recipe:
-            return yaml_file.read(run.recipe)
         if try_read_bytes(run.recipe) != info.recipe.encode():
             notes.append("its recipe.yaml is missing or was changed: the recipe in its run.json is shown")
         return yaml_file.parse_mapping(info.recipe, str(run.run_json))

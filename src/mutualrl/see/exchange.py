@@ -27,14 +27,15 @@ from mutualrl.records import Rollout
 from mutualrl.rollouts import Rollouts
 from mutualrl.see.files import committed_rounds, marker_name
 from mutualrl.see.liveness import LONGEST_GAP, HeartbeatMonitor, Phase
-from mutualrl.see.schema import SCHEMA_VERSION, Marker, Part, combined_hash, encode
+from mutualrl.see.schema import Marker, Part, combined_hash, encode
 from mutualrl.see.shard import Shard, load_shard
 from mutualrl.see.store import ExchangeStore, LocalStore, Location, open_store, reread
 from mutualrl.storage.files import JsonObject, checksummed_bytes, parse_checksummed, parse_or_none
+from mutualrl.storage.format import FORMAT, other_format
 
 _SUPERVISED_SECONDS = 3.0  # extra seconds for the peer's supervisor to publish its state
 ATTEMPT = "attempt.json"
-CLAIM = {"run_id", "attempt", "policy", "owner"}  # keys; older versions wrote neither policy nor owner
+CLAIM = {"run_id", "attempt", "policy", "owner"}  # keys
 _WRITE_ATTEMPTS = 200  # for a claim or a marker, against another writer of the same policy
 
 
@@ -138,7 +139,7 @@ class Exchange:
     def _is_claimed_by_another(self, claim: bytes) -> bool:
         """Return whether another process has claimed the same attempt."""
         value = parse_or_none(claim) or {}
-        return value.get("attempt") == self.attempt and value.get("owner", self._owner) != self._owner
+        return value.get("attempt") == self.attempt and value.get("owner") != self._owner
 
     def _unsettled(self, name: str) -> ExchangeDamagedError:
         where = self.store.describe(self.policy, name)
@@ -206,7 +207,7 @@ class Exchange:
 
     def _marker(self, round_index: int, parts: Sequence[Part], policy_step: int) -> Marker:
         return Marker(
-            schema_version=SCHEMA_VERSION,
+            format=FORMAT,
             run_id=self.run_id,
             policy=self.policy,
             round=round_index,
@@ -393,9 +394,9 @@ def _claimed(store: ExchangeStore, policy: str) -> int | None:
         claim = parse_checksummed(data, where)
     except FileDamagedError as error:
         raise ExchangeDamagedError(f"{where}: not an attempt's claim ({error})") from None
-    if not {"run_id", "attempt"} <= claim.keys() <= CLAIM or not _is_count(claim["attempt"]):
+    if claim.keys() != CLAIM or not _is_count(claim["attempt"]):
         raise ExchangeDamagedError(f"{where}: not an attempt's claim (its keys: {', '.join(claim) or 'none'})")
-    if claim.get("policy", policy) != policy:  # older versions did not write it
+    if claim["policy"] != policy:
         raise ExchangeDamagedError(f"{where}: a claim of policy {claim['policy']!r}, expected {policy!r}")
     return int(claim["attempt"])
 
@@ -415,22 +416,10 @@ def _logs_of(store: ExchangeStore, peer: str) -> str:
 
 def _read_marker(data: bytes | None, where: str) -> JsonObject | None:
     """Parse a checksummed marker. Raises FileDamagedError for a damaged one, and ExchangeDamagedError for one of
-    another major version, whether or not its checksum matches."""
+    another format, whether or not its checksum matches."""
     if data is None:
         return None
-    try:
-        value = parse_checksummed(data, where)
-    except FileDamagedError:
-        _require_schema_version(where, parse_or_none(data))
-        raise
-    _require_schema_version(where, value)
-    return value
-
-
-def _require_schema_version(where: str, value: JsonObject | None) -> None:
-    version = str((value or {}).get("schema_version", SCHEMA_VERSION))
-    if version.partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
-        raise ExchangeDamagedError(
-            f"{where}: written with schema {version}, this version reads {SCHEMA_VERSION}; read it with the mutualrl "
-            "that wrote it"
-        )
+    named = (parse_or_none(data) or {}).get("format", FORMAT)
+    if (problem := other_format(named, where)) is not None:
+        raise ExchangeDamagedError(problem)
+    return parse_checksummed(data, where)

@@ -13,9 +13,9 @@ from mutualrl.errors import ExchangeDamagedError, FileDamagedError
 from mutualrl.records import POLICY_NAME
 from mutualrl.see.store import ExchangeStore, reread
 from mutualrl.storage.files import JsonObject, checksummed_bytes, parse_checksummed
+from mutualrl.storage.format import FORMAT, other_format
 
 NAME = "run.json"
-FORMAT = 1
 _WRITE_ATTEMPTS = 20
 _POLICY = re.compile(POLICY_NAME)  # policies are directories here
 
@@ -45,8 +45,8 @@ def _read(store: ExchangeStore) -> Manifest | None:
         return None
     try:
         value = parse_checksummed(data, where)
-        if value.get("format") != FORMAT:
-            raise ExchangeDamagedError(f"{where}: format {value.get('format')!r}, this version reads {FORMAT}")
+        if (problem := other_format(value.get("format"), where)) is not None:
+            raise ExchangeDamagedError(problem)
         policies = tuple(map(str, value["policies"]))
         if invalid := [name for name in policies if not _POLICY.fullmatch(name)]:
             raise ExchangeDamagedError(f"{where}: invalid policy name {invalid[0]!r:.80}")

@@ -7,7 +7,6 @@ from mutualrl.see.store import ExchangeStore, reread
 from mutualrl.storage.files import checksummed_bytes, parse_checksummed
 
 FILE = "missing_peers.json"
-OLD_FILE = "absences.json"  # of version 0.2
 
 
 class MissingPeers:
@@ -56,18 +55,15 @@ class MissingPeers:
 
 def _stored(store: ExchangeStore, policy: str) -> dict[str, list[list[int | None]]]:
     """Return the intervals that a policy stored, or an empty dict."""
-    name = FILE
     data = store.get(policy, FILE)
     if data is None:
-        name, data = OLD_FILE, store.get(policy, OLD_FILE)
-    if data is None:
         return {}
-    where = store.describe(policy, name)
+    where = store.describe(policy, FILE)
     try:
         stored = parse_checksummed(data, where)
     except FileDamagedError as error:
         raise ExchangeDamagedError(str(error)) from None
-    owner = stored.get("policy", policy)  # older versions did not write it
+    owner = stored.get("policy")
     if owner != policy or not isinstance(stored.get("peers"), dict):
         raise ExchangeDamagedError(f"{where}: not the missing peers of policy {policy!r} (found policy {owner!r})")
     intervals: dict[str, list[list[int | None]]] = stored["peers"]

@@ -15,8 +15,6 @@ import pyarrow.parquet as pq
 from mutualrl.rollouts import SCHEMA, Rollouts
 from mutualrl.storage.files import JsonObject
 
-SCHEMA_VERSION = "2.1"  # of shards and markers; a newer minor version adds columns or fields
-
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -36,7 +34,7 @@ class Marker:
     hash of the parts' hashes in order and the two numbers are sums. The stored marker has its own checksum.
     """
 
-    schema_version: str
+    format: int
     run_id: str
     policy: str
     round: int
@@ -59,7 +57,7 @@ class Marker:
         if not parts:
             raise ValueError("the marker has no parts")
         return cls(
-            schema_version=str(value["schema_version"]),
+            format=int(value["format"]),
             run_id=str(value["run_id"]),
             policy=str(value["policy"]),
             round=int(value["round"]),

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mutualrl.errors import DataError, ExchangeDamagedError, ExchangeUnreachableError
-from mutualrl.rollouts import ADDED, SCHEMA, Rollouts
+from mutualrl.rollouts import SCHEMA, Rollouts
 from mutualrl.see.files import PART_NAME
 from mutualrl.see.schema import Marker, Part, combined_hash
 from mutualrl.see.store import ExchangeStore
@@ -39,7 +39,7 @@ class Shard(Rollouts):
         return self.marker.rows
 
     def table(self) -> pa.Table:
-        """Return all records with every column of this schema version; several parts are in rank order."""
+        """Return all records with every column; several parts are in rank order."""
         return pa.table([self._array(name) for name in SCHEMA.names], schema=SCHEMA)
 
     def _values(self, field: str) -> list[object]:
@@ -48,14 +48,9 @@ class Shard(Rollouts):
         return super()._values(field)
 
     def _array(self, name: str) -> pa.ChunkedArray:
-        """Decode a column; null where the version that wrote it had none."""
+        """Decode a column."""
         if name not in self._arrays:
-            parts = []
-            for file in self._files:
-                if name in file.schema_arrow.names:
-                    parts.append(file.read(columns=[name], use_threads=False).column(name))
-                else:
-                    parts.append(pa.chunked_array([pa.nulls(file.metadata.num_rows, SCHEMA.field(name).type)]))
+            parts = [file.read(columns=[name], use_threads=False).column(name) for file in self._files]
             chunks = [chunk for part in parts for chunk in part.cast(SCHEMA.field(name).type).chunks]
             self._arrays[name] = pa.chunked_array(chunks, type=SCHEMA.field(name).type)
         return self._arrays[name]
@@ -98,7 +93,7 @@ def _load_part(store: ExchangeStore, policy: str, part: Part) -> pq.ParquetFile:
         raise ExchangeDamagedError(str(error)) from None
     except (pa.ArrowException, OSError) as error:
         raise ExchangeDamagedError(f"{path}: not readable as Parquet ({error})") from None
-    missing = set(SCHEMA.names) - ADDED - names
+    missing = set(SCHEMA.names) - names
     if missing or rows != part.rows:
         raise ExchangeDamagedError(f"{path}: {rows} rows (marker: {part.rows}), missing columns: {sorted(missing)}")
     return file

@@ -256,7 +256,7 @@ def rollouts_table(name: str, pairs: Sequence[tuple[str, str]], scores: Sequence
     for (prompt_id, text), score in zip(pairs, scores, strict=True):
         index = index + 1 if prompt_id == before else 0
         before = prompt_id
-        rollouts.append(Rollout(prompt_id, index, float(score), True, text=text, prefix=None))
+        rollouts.append(Rollout(prompt_id, index, float(score), True, text=text))
     return Rollouts.of(rollouts, name).table()
 
 

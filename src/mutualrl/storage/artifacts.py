@@ -14,8 +14,8 @@ from pathlib import Path
 
 from mutualrl.errors import FileDamagedError
 from mutualrl.storage.files import JsonObject, read_checksummed, sync_directory, write_checksummed
+from mutualrl.storage.format import FORMAT, other_format
 
-FORMAT = 1
 MARKER = "complete.json"
 CARD = "README.md"  # a model's card is rewritten after the model is complete
 _SHA256_CACHE: dict[tuple[str, int, int, int], str] = {}
@@ -89,8 +89,10 @@ def verify_directory(directory: Path) -> JsonObject:
     if marker is None:
         raise FileDamagedError(f"{path}: missing; {directory.name} is incomplete or was not written by a run")
     files = marker.get("files")
-    if marker.get("format") != FORMAT or not isinstance(files, dict):
-        raise FileDamagedError(f"{path}: format {marker.get('format')!r}, this version reads {FORMAT}")
+    if (problem := other_format(marker.get("format"), path)) is not None:
+        raise FileDamagedError(problem)
+    if not isinstance(files, dict):
+        raise FileDamagedError(f"{path}: not the marker of a directory (it names no files)")
     compare_files(directory, {name: FileDigest(**entry) for name, entry in files.items()})
     return marker
 

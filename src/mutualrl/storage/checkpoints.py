@@ -16,8 +16,8 @@ from pathlib import Path
 from mutualrl.errors import CheckpointDamagedError, DiskError, FileDamagedError
 from mutualrl.storage.artifacts import MARKER, FileDigest, compare_files
 from mutualrl.storage.files import JsonObject, read_checksummed, sync_directory, write_checksummed, write_json
+from mutualrl.storage.format import FORMAT, other_format
 
-FORMAT = 1
 LATEST = "latest.json"
 _COMPLETE = re.compile(r"step-([0-9]{6,})")
 _QUARANTINED = re.compile(r"\.step-[0-9]{6,}\.damaged")
@@ -127,10 +127,8 @@ class Checkpoints:
             value = read_checksummed(path)
             if value is None:
                 raise ValueError("missing")
-            if value["format"] != FORMAT:
-                raise AnotherFormatError(
-                    f"{path}: format {value['format']!r}, this version reads {FORMAT}; use the mutualrl that wrote it"
-                )
+            if (problem := other_format(value["format"], path)) is not None:
+                raise AnotherFormatError(problem)
             marker = CheckpointMarker.from_json(value)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointDamagedError(f"{path}: not a checkpoint marker ({error})") from None

@@ -12,7 +12,7 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -267,7 +267,6 @@ def write_json(path: Path, value: object, *, durable: bool = True) -> None:
 
 
 CHECKSUM_KEY = "checksum"  # key on disk: sha256 of the rest of the file
-OLD_CHECKSUM_KEY = "seal"  # of version 0.2
 
 
 PATH_KEY = "relative_path"  # key on disk: the file's path relative to its root
@@ -314,10 +313,9 @@ def read_checksummed(path: Path, *, root: Path | None = None) -> JsonObject | No
 def parse_checksummed(data: bytes, where: str) -> JsonObject:
     """Return the object in checksummed bytes, without its checksum. Raises FileDamagedError if a byte was changed."""
     value = _object(data, where)
-    key = OLD_CHECKSUM_KEY if CHECKSUM_KEY not in value else CHECKSUM_KEY
-    value.pop(key, None)
+    value.pop(CHECKSUM_KEY, None)
     try:
-        matches = _with_checksum(value, key) == data
+        matches = _with_checksum(value) == data
     except UnicodeEncodeError:  # a lone surrogate, which mutualrl never writes
         matches = False
     if not matches:
@@ -337,25 +335,12 @@ def parse_or_none(data: bytes | None) -> JsonObject | None:
 
 def checksummed_bytes(value: JsonObject) -> bytes:
     """Encode a JSON object with its own sha256, replacing any it already has."""
-    rest = {key: item for key, item in value.items() if key not in (CHECKSUM_KEY, OLD_CHECKSUM_KEY)}
-    return _with_checksum(rest, CHECKSUM_KEY)
+    return _with_checksum({key: item for key, item in value.items() if key != CHECKSUM_KEY})
 
 
-def _with_checksum(rest: JsonObject, key: str) -> bytes:
+def _with_checksum(rest: JsonObject) -> bytes:
     checksum = hashlib.sha256(json.dumps(rest, ensure_ascii=False, allow_nan=False).encode()).hexdigest()
-    return (json.dumps({**rest, key: checksum}, ensure_ascii=False, allow_nan=False) + "\n").encode()
-
-
-def has_checksum(value: Mapping[str, object]) -> bool:
-    """Return whether a stored object has a checksum, of this version or of 0.2."""
-    return CHECKSUM_KEY in value or OLD_CHECKSUM_KEY in value
-
-
-def read_any_json(path: Path) -> JsonObject | None:
-    """Return the JSON object at `path`, its checksum verified if present (older versions wrote none), or None if the
-    file does not exist. Raises FileDamagedError."""
-    value = read_json(path)
-    return read_checksummed(path) if value is not None and has_checksum(value) else value
+    return (json.dumps({**rest, CHECKSUM_KEY: checksum}, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def read_json(path: Path) -> JsonObject | None:

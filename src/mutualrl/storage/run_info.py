@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from mutualrl.errors import FileDamagedError
 from mutualrl.storage.accounts import SourceFacts
@@ -44,8 +44,7 @@ class StoredAllocation(Stored):
     threads: int
     strategy: str
     batch: StoredBatch
-    policies_per_gpu: int = Field(1, validation_alias=AliasChoices("policies_per_gpu", "tenants"))  # 0.2: tenants
-    nodes: tuple[int, ...] = (0,)  # always one; earlier versions ran on several
+    policies_per_gpu: int = 1
     memory: float | None = None
 
 
@@ -101,7 +100,7 @@ def _without_unmeasured(by_group: object) -> object:
 
 class Validation(Stored):
     """Validation: accuracy over `n` prompts and by group; `no_box`: fraction of completions without a boxed answer;
-    `solved`: 1 or 0 for each prompt in order, 1 if its score is above 0.5 (empty in runs of earlier versions);
+    `solved`: 1 or 0 for each prompt in order, 1 if its score is above 0.5;
     `unscorable`: completions without a reward, which count as 0."""
 
     n: int = 0

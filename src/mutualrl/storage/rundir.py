@@ -22,15 +22,13 @@ from pydantic import ValidationError
 from mutualrl.errors import DiskError, FileDamagedError, MachineError, RunDirectoryError, UsageError
 from mutualrl.storage.files import (
     JsonObject,
-    has_checksum,
     read_checksummed,
     read_json,
-    read_regular,
     write_checksummed,
 )
+from mutualrl.storage.format import other_format
 from mutualrl.storage.run_info import RunInfo
 
-FORMAT = 3  # of a run directory; incremented when an older mutualrl could not resume a run
 _INTERNAL_FILES = re.compile(r"\.node-[0-9]+\.lock|\..*\.tmp")  # locks, and temporary files of killed writers
 PACKAGES = ("mutualrl", "torch", "transformers", "trl", "accelerate", "datasets", "peft", "deepspeed", "vllm")
 
@@ -114,20 +112,14 @@ class RunDirectory:
         return self.root / "recipe.yaml"
 
     def recipe_text(self) -> str:
-        """Return the run's recipe from run.json, or from recipe.yaml for a run of an older format. Raises as `info`
-        does, UsageError for a run of scripts, FileDamagedError if recipe.yaml is needed and cannot be read."""
+        """Return the run's recipe from run.json. Raises as `info` does, and UsageError for a run of scripts."""
         info = self.info()
         if info.scripts:
             raise UsageError(
                 f"{self.root}: its policies were trained by scripts (Sharing.over) and have no recipe, which this "
                 "command needs; report, watch, runs, and exchange ls, verify and export read such a run"
             )
-        if info.recipe:
-            return info.recipe
-        try:
-            return read_regular(self.recipe).decode("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise FileDamagedError(f"{self.recipe}: cannot be read ({error})") from None
+        return info.recipe
 
     @property
     def exchange(self) -> Path:
@@ -173,7 +165,7 @@ class RunDirectory:
         return self.root / ".node-0.lock"
 
     def info(self) -> RunInfo:
-        """Return the content of run.json. Raises UsageError if the directory is not a run or is a newer version's,
+        """Return the content of run.json. Raises UsageError if the directory is not a run or has another format,
         FileDamagedError if the file was changed."""
         try:
             value = read_run_json(self.run_json)
@@ -185,11 +177,6 @@ class RunDirectory:
             raise UsageError(f"{self.root} is not a run directory: it has no run.json")
         if not isinstance(value.get("run_id"), str):
             raise UsageError(f"{self.run_json}: not of a run (it has no run_id)")
-        if not isinstance(value.get("format", 0), int) or value.get("format", 0) > FORMAT:
-            raise UsageError(
-                f"{self.root} was written by a newer mutualrl (format {value.get('format')!r}, this one reads "
-                f"{FORMAT}); use the version that wrote it ({value.get('versions', {}).get('mutualrl', 'unknown')})"
-            )
         try:
             return RunInfo.model_validate(value)
         except ValidationError as error:
@@ -237,11 +224,11 @@ def wrong_kinds(run: RunDirectory) -> list[str]:
 
 
 def read_run_json(path: Path) -> JsonObject | None:
-    """Return the content of a run.json, its checksum verified (another format may have none), or None if the file does
-    not exist. Raises FileDamagedError, OSError."""
+    """Return the content of a run.json, its checksum verified, or None if the file does not exist. Raises UsageError
+    for one of another format, FileDamagedError, OSError."""
     value = read_json(path)
-    if value is None or (not has_checksum(value) and value.get("format", 0) != FORMAT):
-        return value
+    if value is not None and "run_id" in value and (problem := other_format(value.get("format"), path)) is not None:
+        raise UsageError(f"{problem}, or name another directory with --run-dir")
     return read_checksummed(path, root=path.parent)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from mutualrl.errors import FileDamagedError, UsageError
 from mutualrl.storage.artifacts import MARKER, verify_directory
 from mutualrl.storage.files import read_checksummed
-from mutualrl.storage.rundir import FORMAT, RunDirectory
+from mutualrl.storage.rundir import RunDirectory
 
 
 def has_trained_model(run: RunDirectory, policy: str) -> bool:
@@ -26,8 +26,6 @@ def trained_model(run: RunDirectory, policy: str, *, verify: bool = False) -> Pa
         if (path / MARKER).exists():
             verify_directory(path)  # raises, naming the missing file
         raise UsageError(f"{path}: the run has no trained model of {policy!r} (did it finish?)")
-    if info.format < FORMAT:
-        return path
     marker = verify_directory(path) if verify else read_checksummed(path / MARKER)
     if marker is None:
         raise FileDamagedError(f"{path / MARKER}: missing; the model is incomplete or not of this run")

@@ -15,7 +15,7 @@ from mutualrl.reporting.report_tables import sampled_tokens
 from mutualrl.runs.curves import first_reaching, mean, series
 from mutualrl.runs.logs import LoggedRun, Series, points
 from mutualrl.runs.read import part
-from mutualrl.storage.files import JsonObject, read_any_json
+from mutualrl.storage.files import JsonObject, read_checksummed
 from mutualrl.storage.run_info import PolicyResult, Validation
 
 LAST = 4  # signals are means over the last quarter of the steps
@@ -188,7 +188,7 @@ def _tenths(values: Sequence[float]) -> list[float]:
 
 def of_distillation(directory: Path, pool: str, arm: str, seed: int) -> Outcome:
     """Return the outcome of `mutualrl paper distill`: its learners' accuracies."""
-    result = read_any_json(directory / DISTILLED)
+    result = read_checksummed(directory / DISTILLED)
     if result is None:
         raise FileDamagedError(f"{directory / DISTILLED}: missing; the distillation has not finished")
     policies = {}

@@ -444,7 +444,7 @@ def unpack(packed: JsonObject) -> ExtraRow:
     bound = dict(packed["bound"])
     kind = _BOUNDS[bound.pop("kind")]
     arrays = {name: None if packed[name] is None else packed[name].numpy() for name in ("mask", "logprobs")}
-    ids = np.asarray(packed["token_ids"], dtype=np.int32)  # version 0.2: a tuple
+    ids = packed["token_ids"].numpy()
     return ExtraRow(
         **{**packed, **arrays, "token_ids": ids, "source": RowSource(*packed["source"]), "bound": kind(**bound)}
     )

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 import torch
 
-from mutualrl.records import Rollout
 from mutualrl.regimes.round import ExtraRow, State
 from mutualrl.rollouts import Rollouts
 from mutualrl.storage.files import JsonObject
@@ -75,9 +74,8 @@ class Memory:
 
     def packed(self) -> JsonObject:
         """Return the memory as plain values and tensors."""
-        texts = {"texts": [[*key, number] for key, number in self.texts.items()]} if self.texts else {}
         return {
-            **texts,
+            "texts": [[*key, number] for key, number in self.texts.items()],
             "regime_state": json.dumps(dict(self.state), allow_nan=False),
             "uses": dict(self.uses),
             "dead": sorted(self.dead),
@@ -89,15 +87,15 @@ class Memory:
         }
 
     def restore(self, packed: JsonObject) -> None:
-        """Take over a packed memory, of this version or of schema 2.0."""
+        """Take over a packed memory."""
         self.state = json.loads(packed["regime_state"])
         self.uses = Counter(packed["uses"])
-        self.dead = set(packed.get("dead", ()))
-        self.end_tokens = Counter(packed.get("end_tokens", {}))
-        self.texts = Counter({(name, key, index): number for name, key, index, number in packed.get("texts", ())})
+        self.dead = set(packed["dead"])
+        self.end_tokens = Counter(packed["end_tokens"])
+        self.texts = Counter({(name, key, index): number for name, key, index, number in packed["texts"]})
         self.past = {}
-        for past in packed.get("past", ()):
-            self.past[past["number"]] = PastRound(past["number"], _unpacked(past), tuple(past["taught"]))
+        for past in packed["past"]:
+            self.past[past["number"]] = PastRound(past["number"], _unpacked(past["table"]), tuple(past["taught"]))
 
 
 def _packed(rollouts: Rollouts) -> torch.Tensor:
@@ -109,11 +107,6 @@ def _packed(rollouts: Rollouts) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(sink.getvalue(), dtype=np.uint8).copy())
 
 
-def _unpacked(past: Mapping[str, object]) -> Rollouts:
-    """Return the rollouts of a packed round; version 0.2 stored each as a dictionary."""
-    table = past.get("table")
-    if isinstance(table, torch.Tensor):
-        return Rollouts(pa.ipc.open_stream(pa.py_buffer(table.numpy().tobytes())).read_all())
-    stored = past["rollouts"]
-    assert isinstance(stored, list)
-    return Rollouts.of([Rollout(**{**values, "token_ids": values["token_ids"].numpy()}) for values in stored])
+def _unpacked(table: torch.Tensor) -> Rollouts:
+    """Return the rollouts of a packed round."""
+    return Rollouts(pa.ipc.open_stream(pa.py_buffer(table.numpy().tobytes())).read_all())

@@ -17,8 +17,9 @@ from mutualrl.recipes.differences import by_dotted_key
 from mutualrl.regimes import Regime
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.storage.files import create_checksummed, write_atomic
+from mutualrl.storage.format import FORMAT
 from mutualrl.storage.run_info import RunInfo
-from mutualrl.storage.rundir import FORMAT, RunDirectory, command_line, versions
+from mutualrl.storage.rundir import RunDirectory, command_line, versions
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ import torch
 
 from mutualrl.errors import CheckpointDamagedError
 from mutualrl.storage.files import JsonObject
-
-FORMAT = 2  # 1: v0.1, with one regime per plan
+from mutualrl.storage.format import FORMAT, other_format
 
 # transformers maps a checkpoint to the rank's device, `cpu:0` over several CPU hosts; torch accepts only `cpu`.
 torch.serialization.register_package(
@@ -41,6 +40,6 @@ def read_state(directory: str | Path, rank: int) -> JsonObject | None:
     if not path.is_file():
         return None
     state: JsonObject = torch.load(path, weights_only=True, map_location="cpu")
-    if state.get("format") != FORMAT:
-        raise CheckpointDamagedError(f"{path}: format {state.get('format')!r}, this version reads {FORMAT}")
+    if (problem := other_format(state.get("format"), path)) is not None:
+        raise CheckpointDamagedError(problem)
     return state

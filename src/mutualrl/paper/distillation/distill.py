@@ -31,6 +31,7 @@ from mutualrl.reporting.distilled import RESULT
 from mutualrl.runs.logs import read_runs
 from mutualrl.see.location import record_store
 from mutualrl.storage.files import JsonObject, user_path, write_checksummed
+from mutualrl.storage.format import FORMAT
 from mutualrl.storage.rundir import RunDirectory, command_line, versions
 from mutualrl.storage.trained_model import has_trained_model, trained_model
 from mutualrl.study.distill_settings import DistillSettings, open_directory
@@ -132,7 +133,7 @@ def _description(
     comparable = settings.model_dump(mode="json")
     del comparable["save_every"]  # affects checkpoints, not results
     return {
-        "format": 1,
+        "format": FORMAT,
         "runs": {name: [source.info.run_id, source.info.fingerprint] for name, source in source_runs.items()},
         "beside": {label: run.info().run_id for label, run in other_runs},
         "settings": comparable,
