@@ -89,25 +89,30 @@ def exec_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(WORKER_SERVER, raising=False)
 
 
-#: tests of what README, docs, recipes and benchmarks print and state (.ci/lanes.json)
-DOCUMENTS = (
-    *("invariants/test_board.py", "invariants/test_claims.py", "invariants/test_readme.py"),
-    *("invariants/test_sweep_results.py", "invariants/test_benchmarks.py", "cli/test_printed_commands.py"),
-)
+#: modules, or the beginnings of their paths, that continuous integration runs where what they read has changed
+LANES = {
+    "documents": (
+        *("tests/invariants/test_board.py", "tests/invariants/test_claims.py", "tests/invariants/test_readme.py"),
+        *("tests/invariants/test_sweep_results.py", "tests/invariants/test_benchmarks.py"),
+        "tests/cli/test_printed_commands.py",
+    ),
+    "thl": ("tests/thl/", "tests/paper/test_thl_check.py"),
+}
 #: modules that mostly wait, begun first: their tests would otherwise be the last ones, alone on the machine
 LONGEST = ("faults/test_ray.py", "faults/test_kills.py", "faults/test_bucket_faults.py", "faults/test_fuzz.py")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark extended and release tests as slow, so that `-m "not slow"` leaves them out, tests of documents by their
-    files, and order the tests: the longest modules first."""
+    """Mark extended and release tests as slow, so that `-m "not slow"` leaves them out, tests of a lane by their files,
+    and order the tests: the longest modules first."""
     for item in items:
         module = item.nodeid.partition("::")[0]
         if item.get_closest_marker("extended") or item.get_closest_marker("release"):
             item.add_marker("slow")
-        if module.endswith(DOCUMENTS):
-            item.add_marker("documents")
+        for lane, modules in LANES.items():
+            if module.startswith(modules):
+                item.add_marker(lane)
 
     def rank(item: pytest.Item) -> int:
         return next((number for number, name in enumerate(LONGEST) if name in item.nodeid), len(LONGEST))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +48,23 @@ def test_disk_errors_end_the_run_with_path_and_bytes_and_damage_nothing(unbroken
     finally:
         if run is not None:
             run.end()
+
+
+def test_limit_on_the_size_of_a_file_is_named_with_what_to_raise_and_no_traceback(tmp_path: Path) -> None:
+    limit = 200 * 1024  # a checkpoint's model has ten times that
+    command = [sys.executable, "-m", "mutualrl", "train", "--regime", "grpo", "--model", "tiny:ada", "--steps", "1"]
+    result = subprocess.run(
+        [*command, "--run-dir", str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    assert result.returncode == 4
+    assert "step-000001: cannot be written" in result.stderr
+    assert "ulimit -f" in result.stderr
+    for absent in ("Free some space", "Traceback", 'File "'):
+        assert absent not in result.stderr
 
 
 @pytest.fixture

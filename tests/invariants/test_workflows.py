@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from conftest import REPOSITORY
+from conftest import LANES, REPOSITORY
 
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
 
@@ -39,11 +40,33 @@ def test_workflow_names_what_exists(path: Any) -> None:
 
 
 def test_tests_of_the_forge_are_those_of_the_project() -> None:
-    matrix = content("ci")["jobs"]["test"]["strategy"]["matrix"]
+    workflow = content("ci")
     script = (REPOSITORY / ".ci" / "run").read_text()
-    assert len(matrix["tests"]) == 2
-    assert all(f'-m "{tests}$lane"' in script for tests in matrix["tests"])
-    assert matrix["python"] == ["3.11", "3.12"]
+    command = 'pytest -n 3 -m "not release'
+    assert f'{command}" --durations=20' in commands(workflow)
+    assert f'{command}$skipped" --durations=20' in script
+    assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == ["3.11", "3.12"]
+
+
+def test_lanes_are_those_of_the_script_and_name_what_exists() -> None:
+    lanes = json.loads((REPOSITORY / ".ci" / "lanes.json").read_text())
+    script = (REPOSITORY / ".ci" / "run").read_text()
+    assert lanes.keys() == {*LANES, "vllm"}
+    assert f"for lane in {' '.join(LANES)}; do" in script
+    named = [
+        *(name for modules in LANES.values() for name in modules),
+        *(n for lane in lanes.values() for n in lane["reads"]),
+    ]
+    assert [name for name in named if not (REPOSITORY / name).exists()] == []
+
+
+def test_lane_of_thl_reads_what_its_tests_import() -> None:
+    reads = json.loads((REPOSITORY / ".ci" / "lanes.json").read_text())["thl"]["reads"]
+    names = set()
+    for path in (*REPOSITORY.glob("tests/thl/*.py"), *REPOSITORY.glob("src/mutualrl/thl/*.py")):
+        names.update(re.findall(r"^\s*(?:from|import) mutualrl\.(\w+)", path.read_text(), re.MULTILINE))
+    names -= {"errors", "storage"}  # what every room stands on
+    assert [name for name in sorted(names) if f"src/mutualrl/{name}" not in reads] == []
 
 
 def test_release_refuses_a_tag_that_is_not_the_version_or_has_no_date() -> None:

@@ -236,5 +236,5 @@ def _bytes(path: Path, name: str) -> bytes:
     except OSError as error:
         raise FileDamagedError(
             f"{path}: the rollouts of source {name!r} cannot be read ({error.strerror or error}); "
-            "mutualrl train --resume writes them again from its file"
+            "mutualrl train --resume --run-dir DIR writes them again from its file"
         ) from None

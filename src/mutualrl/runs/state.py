@@ -30,7 +30,8 @@ def state_of(run: RunDirectory, summary: Summary | None, notes: list[str], scrip
     outcome = (try_read_json(status_file(run.root)) or {}).get("outcome")
     if not isinstance(outcome, str):
         notes.append(
-            "it ended without a final status (killed, or on another machine); `mutualrl train --resume` resumes it"
+            "it ended without a final status (killed, or on another machine); "
+            f"`mutualrl train --resume --run-dir {run.root}` resumes it"
         )
         return RunState.ENDED
     if outcome == RunState.FINISHED:

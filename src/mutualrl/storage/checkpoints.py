@@ -88,7 +88,7 @@ class Checkpoints:
         if free < needed:
             raise DiskError(
                 f"{self.path(step)}: a checkpoint needs {needed:,} bytes, the disk has {free:,} free; make space, or "
-                "lower run.keep_checkpoints, then: mutualrl train --resume"
+                "lower run.keep_checkpoints, then: mutualrl train --resume --run-dir DIR"
             )
 
     def size(self) -> int:

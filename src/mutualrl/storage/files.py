@@ -63,6 +63,15 @@ def is_disk_failure(error: BaseException) -> bool:
     return any(fragment in str(error) for fragment in _DISK_MESSAGES)
 
 
+def remedy(error: BaseException) -> str:
+    """Return what to do about a failed write: raise the limit on the size of a file, where that ended it, or free some
+    space."""
+    too_large = isinstance(error, OSError) and error.errno == errno.EFBIG
+    if too_large or os.strerror(errno.EFBIG) in str(error):
+        return "Raise the limit on the size of a file (ulimit -f)"
+    return "Free some space"
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that memory, of the machine or of a GPU, was exhausted."""
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"

@@ -103,7 +103,8 @@ def of_run(run: LoggedRun, pool: str, arm: str) -> Outcome:
     for name, policy in run.policies.items():
         if policy.result is None or policy.final is None:
             raise DataError(
-                f"{run.root}: policy {name!r} has no final accuracy; finish it with: mutualrl train --resume"
+                f"{run.root}: policy {name!r} has no final accuracy; finish it with: "
+                f"mutualrl train --resume --run-dir {run.root}"
             )
         policies[name] = _of_policy(run, name, policy.result)
     plan, version = run.info.fingerprint, run.info.versions.get("mutualrl", "")

@@ -14,7 +14,7 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from mutualrl.errors import DiskError
 from mutualrl.recipes.schema import LoraSection
 from mutualrl.storage.artifacts import commit_directory
-from mutualrl.storage.files import free_space, is_disk_failure
+from mutualrl.storage.files import free_space, is_disk_failure, remedy
 from mutualrl.training.trl_compat import loaded_from, replaced
 
 if TYPE_CHECKING:
@@ -85,5 +85,5 @@ def save_model(trainer: GRPOTrainer, directory: Path, adapter: Path, identity: M
             shutil.rmtree(path, ignore_errors=True)
         raise DiskError(
             f"{directory}: the model cannot be written ({error}); it needs {needed:,} bytes, the disk has {free}. "
-            "Free some space and repeat the command with --resume"
+            f"{remedy(error)} and repeat the command with --resume"
         ) from error

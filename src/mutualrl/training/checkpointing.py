@@ -14,7 +14,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from mutualrl.errors import DiskError
 from mutualrl.storage.artifacts import file_sum, relative_files
 from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints
-from mutualrl.storage.files import JsonObject, free_space, is_disk_failure
+from mutualrl.storage.files import JsonObject, free_space, is_disk_failure, remedy
 from mutualrl.training.trl_compat import micro_step, micro_steps_per_round
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Checkpointer:
                 f"{self.store.path(step)}: cannot be written ({error}); a checkpoint needs "
                 f"{self.store.size() or estimated_bytes(trainer):,} bytes, the disk has "
                 f"{free_space(self.store.root)}; earlier checkpoints are intact. "
-                "Free some space and run: mutualrl train --resume"
+                f"{remedy(error)} and run: mutualrl train --resume --run-dir DIR"
             ) from error
         self.saved = step
         accelerator.wait_for_everyone()

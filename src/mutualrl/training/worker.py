@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         work(run, args.policy, args.attempt, stop, elsewhere=args.elsewhere)
     except MutualRLError as error:
-        if error.__cause__ is not None:  # e.g. from the user's code: log the traceback
+        if error.__cause__ is not None and not isinstance(error, DiskError):  # e.g. the user's code: log the traceback
             traceback.print_exception(error.__cause__)
         notify(error)
         if not isinstance(error, RunInterruptedError):  # an interrupted rank is not the cause

@@ -27,7 +27,7 @@ from mutualrl.records import Prompt
 from mutualrl.regimes.losses import row_nll
 from mutualrl.storage.artifacts import file_sum, relative_files, verify_directory
 from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints
-from mutualrl.storage.files import JsonObject, is_disk_failure, read_checksummed, write_checksummed
+from mutualrl.storage.files import JsonObject, is_disk_failure, read_checksummed, remedy, write_checksummed
 from mutualrl.study.distill_settings import DistillSettings
 from mutualrl.tasks.prompting import Template, prompt_ids
 from mutualrl.thl import retokenize
@@ -170,7 +170,7 @@ def fine_tune(
     except (OSError, SafetensorError, RuntimeError) as error:
         if is_disk_failure(error):
             raise DiskError(
-                f"{out}: cannot be written ({error}); free disk space, then resume with the same command"
+                f"{out}: cannot be written ({error}). {remedy(error)} and repeat the command, which resumes"
             ) from error
         if isinstance(error, RuntimeError):
             raise
