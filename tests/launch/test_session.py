@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mutualrl.errors import FileDamagedError, RecipeError, UsageError
+from mutualrl.launch.plan import Plan, model_digests
 from mutualrl.launch.rewind import readmit
 from mutualrl.launch.session import (
     Launch,
@@ -21,7 +22,6 @@ from mutualrl.launch.session import (
     resume_run,
     start_run,
 )
-from mutualrl.launch.supervisor import model_digests
 from mutualrl.machine.devices import Machine
 from mutualrl.mwra.placement import place
 from mutualrl.recipes import Recipe, Request, load_run, resolve, stored, stored_recipe, validation
@@ -103,9 +103,9 @@ def test_directory_is_not_a_change_and_steps_derived_from_epochs_are_compared_la
 
 def started_run(root: Path, *assignments: str) -> tuple[RunDirectory, Recipe]:
     resolved = recipe(*assignments, run_dir=root)
-    placement = place(resolved, TWO)
+    plan = Plan(resolved, False, {"two": place(resolved, TWO)}, fingerprint={"prompts": "x", "seed": 0})
     with ExitStack() as stack:
-        run = start_run(resolved, placement, {"prompts": "x", "seed": 0}, MODELS, Launch(), stack)
+        run = start_run(plan, MODELS, stack)
     return run, resolved
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from conftest import Cli
+from mutualrl.launch.plan import plan
 from mutualrl.launch.session import Launch
-from mutualrl.launch.supervisor import planned
 from mutualrl.machine.devices import Machine
 from mutualrl.machine.extensions import build_locks
 from mutualrl.recipes import Request, resolve
@@ -40,7 +40,7 @@ def test_lock_of_a_build_that_was_killed_is_named_by_doctor_and_by_a_start(
     machine = Machine((), 2)
     for strategy, named in (("zero2", True), ("ddp", False)):
         recipe = resolve(Request(pool="tiny", assignments=(f"launch.strategy={strategy}",)))
-        assert any(str(lock) in note for note in planned(recipe, machine, Launch()).inputs.notes) is named
+        assert any(str(lock) in note for note in plan(recipe, machine, Launch()).notes) is named
 
 
 def test_locks_of_builds_are_looked_for_where_torch_puts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,174 +12,94 @@ from rich.table import Table
 
 from mutualrl.cli.output import emit, screen, show_table
 from mutualrl.console.display import clean, print_text
-from mutualrl.engines.model_files import is_local
-from mutualrl.errors import DataUnavailableError, MachineError, MutualRLError
-from mutualrl.launch.checks import (
-    check_asked_sources,
-    check_batch,
-    check_inputs,
-    check_models,
-    check_sources,
-    check_training,
-    predictions,
-)
+from mutualrl.launch.checks import Inputs
+from mutualrl.launch.plan import Plan, models_are_local, plan, plan_resumption
 from mutualrl.launch.session import Launch, stored
-from mutualrl.launch.supervisor import check_resumption
-from mutualrl.machine.devices import Machine, this_machine
-from mutualrl.machine.requirements import missing_requirements, require_ports
-from mutualrl.mwra.device_map import read_device_map
-from mutualrl.mwra.memory import Estimate, estimate_allocation, format_estimate, require_fit
-from mutualrl.mwra.placement import Placement, place
+from mutualrl.machine.devices import this_machine
+from mutualrl.mwra.memory import Estimate, estimate_allocation, format_estimate
+from mutualrl.mwra.placement import Placement
 from mutualrl.recipes import Recipe, dump
 from mutualrl.recipes.agreement import all_prompts, fitting_prompts, require_enough, too_long_notes
 from mutualrl.recipes.pool_tokenizers import load_tokenizers
-from mutualrl.recipes.run_sources import Prediction
 from mutualrl.recipes.trainer_table import defaults
 from mutualrl.records import Prompt
 from mutualrl.see.files import PUBLISH_REQUESTS, READ_REQUESTS
 from mutualrl.see.mirror import BEATS
-from mutualrl.storage.hub import hub_problem
 from mutualrl.storage.rundir import require_creatable
 from mutualrl.tasks.reward_trial import Trial, flat_note, try_rewards, varied_prompts
 from mutualrl.tasks.rewarding import BOXED
-from mutualrl.tiny import resolve_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Plan of a run: the recipe with its steps, placements (or the reason for none) and memory by machine, reward
-    trials by policy (or the reason for none), the requirements that this machine does not meet, notes, and the error
-    with which the start would be refused, the numbers and origins of the prompts, and what asked sources will do."""
+@dataclass
+class Rehearsal:
+    """Plan of a start that is not made, with what only people read of it."""
 
-    recipe: Recipe
-    placements: dict[str, Placement | str]
+    plan: Plan
     memory: dict[str, dict[str, Estimate | None]]
-    trials: dict[str, list[Trial]]
-    untried: str
-    missing: Sequence[str]
-    notes: Sequence[str] = ()
-    failure: MutualRLError | None = None
-    data: Mapping[str, object] = field(default_factory=dict)
-    predicted: Mapping[str, Prediction] = field(default_factory=dict)
+    """Memory by machine and policy; None where it cannot be estimated."""
+    trials: dict[str, list[Trial]] = field(default_factory=dict)
+    """Reward trials by policy."""
+    untried: str = ""
+    """The reason for no trials."""
 
 
 def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
-    """Print the recipe, its placement on the hardware it names, and its placement on this machine."""
+    """Print the recipe, its placement on the hardware it names, and its placement on this machine; then what a start
+    would be refused for."""
     if launch.resume:
-        show_resumption(recipe, launch, as_json=as_json)
+        resumption = plan_resumption(recipe, this_machine(), launch)
+        made = resumption.plan
+        made.placements = {"this machine": made.placed}
+        made.notes = resumption.notes
+        _print(Rehearsal(replace(made, predicted={}, inputs=None), {"this machine": {}}), as_json=as_json)
         return
     if recipe.run.dir is not None:
         require_creatable(Path(recipe.run.dir), clean=launch.clean)
-    plan = plan_of(recipe, launch)
-    if plan.failure is None or not as_json:  # else the object is the error
-        _print_plan(plan, as_json=as_json)
-    if plan.failure is not None:
-        raise plan.failure
+    rehearsal = rehearse(recipe, launch)
+    problems = rehearsal.plan.problems
+    if not problems or not as_json:  # else the object is the error
+        _print(rehearsal, as_json=as_json)
+    for problem in () if as_json else problems[1:]:
+        print_text(screen(), f"Also refused: {problem}")
+    rehearsal.plan.require()
 
 
-def show_resumption(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
-    """Print the recipe and the placement of a run that `--resume` would continue."""
-    resumption = check_resumption(recipe, this_machine(), launch)
-    label = "this machine"
-    plan = Plan(resumption.recipe, {label: resumption.placement}, {label: {}}, {}, "", (), resumption.notes)
-    _print_plan(plan, as_json=as_json)
-
-
-def _print_plan(plan: Plan, *, as_json: bool) -> None:
+def _print(rehearsal: Rehearsal, *, as_json: bool) -> None:
     if as_json:
-        emit(plan_json(plan))
+        emit(plan_json(rehearsal))
         return
-    screen().print(dump(plan.recipe), markup=False, highlight=False, soft_wrap=True, end="")
-    show_plan(plan)
+    screen().print(dump(rehearsal.plan.recipe), markup=False, highlight=False, soft_wrap=True, end="")
+    show_plan(rehearsal)
 
 
-def placements_of(
-    recipe: Recipe, machine: Machine, launch: Launch
-) -> tuple[dict[str, Placement | str], MutualRLError | None]:
-    """Return the placement, or why there is none, on the hardware that the recipe names and on this machine; and the
-    error of the first of them."""
-    pins = None if launch.device_map is None else read_device_map(launch.device_map)
-    machines = {f"this machine: {len(machine.gpus)} GPUs, {machine.cores} CPU cores": machine}
-    if recipe.hardware.gpus:
-        named = Machine(tuple(str(i) for i in range(recipe.hardware.gpus)), machine.cores)
-        machines = {f"the recipe's hardware: {recipe.hardware.gpus} GPUs": named, **machines}
-    placements: dict[str, Placement | str] = {}
-    impossible: list[MutualRLError] = []
-    for label, candidate in machines.items():
-        try:
-            placed = place(recipe, candidate, pins)
-            if pins is None:
-                require_fit(recipe, placed, candidate)
-            placements[label] = placed
-        except MutualRLError as error:
-            placements[label] = str(error)
-            impossible.append(error)
-    on_recipe = next(iter(placements.values()))  # the hardware that the recipe names, else this machine
-    return placements, impossible[0] if isinstance(on_recipe, str) else None
-
-
-def plan_of(recipe: Recipe, launch: Launch) -> Plan:
-    """Place the policies, estimate their memory, check data and models as a start does, and try the reward."""
-    machine = this_machine()
-    placements, failure = placements_of(recipe, machine, launch)
-    missing = missing_requirements(recipe, machine)
-    notes: Sequence[str] = ()
-    data: Mapping[str, object] = {}
-    trials: dict[str, list[Trial]] = {}
-    untried = ""
-    predicted: dict[str, Prediction] = {}
-    try:
-        require_ports(recipe)
-    except MachineError as error:
-        missing.append(str(error))
-    try:
-        inputs = check_inputs(recipe)
-        notes, data = inputs.notes, inputs.data
-        placement = next((p for p in placements.values() if isinstance(p, Placement)), None)
-        if placement is not None:
-            batch = placement.allocations[0].batch
-            recipe, _ = check_batch(recipe, batch, inputs)
-            notes = [*notes, *check_asked_sources(recipe, inputs, contact=False).notes]
-            predicted = predictions(recipe, batch)
-            notes = [*notes, *(each.note(name) for name, each in predicted.items())]
-        check_models(recipe, [p.name for p in recipe.policies])
-        check_training(recipe, [p.name for p in recipe.policies])
-        missing += _absent_models(recipe)
-        if all(is_local(resolve_path(policy.model), policy.revision) for policy in recipe.policies):
-            sources = check_sources(recipe, inputs)
-            notes = [*notes, *(source.note for source in sources.values())]
-        tokenizers = None if recipe.task.has_turns else _local_tokenizers(recipe)
-        if tokenizers is not None:
-            notes = [*notes, *_prompt_notes(recipe, inputs.prompts, tokenizers)]
-        trials, untried = _reward_trials(recipe, inputs.prompts, tokenizers)
-        notes = [*notes, *flat_note([trial for each in trials.values() for trial in each])]
-    except DataUnavailableError as error:
-        missing.append(f"the data of task {recipe.task.name!r}: {error}")
-        untried = str(error)
-    except MutualRLError as error:
-        failure = failure or error
+def rehearse(recipe: Recipe, launch: Launch) -> Rehearsal:
+    """Make the plan of a start without starting it, estimate its memory, and try the reward."""
+    made = plan(recipe, this_machine(), launch, rehearsed=True)
     memory: dict[str, dict[str, Estimate | None]] = {}
-    for label, planned_placement in placements.items():
-        if not isinstance(planned_placement, str):
-            memory[label] = {a.policy: estimate_allocation(recipe, a) for a in planned_placement.allocations}
-    return Plan(recipe, placements, memory, trials, untried, missing, notes, failure, data, predicted)
+    for label, placement in made.placements.items():
+        if not isinstance(placement, str):
+            memory[label] = {a.policy: estimate_allocation(made.recipe, a) for a in placement.allocations}
+    rehearsal = Rehearsal(made, memory)
+    inputs = made.inputs
+    if inputs is not None and not made.problems:
+        made.check(lambda: _try_rewards(rehearsal, inputs))
+    elif not made.problems:
+        rehearsal.untried = "the data are not on this machine"
+    return rehearsal
 
 
-def _absent_models(recipe: Recipe) -> list[str]:
-    """Return the models that are neither on this machine nor, without a hub, to be downloaded."""
-    absent = [p for p in recipe.policies if not is_local(resolve_path(p.model), p.revision)]
-    problem = hub_problem() if absent else None
-    return [] if problem is None else [f"the model {p.model!r} of policy {p.name!r} ({problem})" for p in absent]
-
-
-def _local_tokenizers(recipe: Recipe) -> Mapping[str, PreTrainedTokenizerBase] | None:
-    """Return the tokenizers by policy; None if the model of any is not on this machine."""
-    if not all(is_local(resolve_path(policy.model), policy.revision) for policy in recipe.policies):
-        return None
-    return load_tokenizers(recipe)
+def _try_rewards(rehearsal: Rehearsal, inputs: Inputs) -> None:
+    """Try the reward functions, and count the prompts that fit."""
+    made = rehearsal.plan
+    local = models_are_local(made.recipe) and not made.recipe.task.has_turns
+    tokenizers = load_tokenizers(made.recipe) if local else None
+    if tokenizers is not None:
+        made.notes += _prompt_notes(made.recipe, inputs.prompts, tokenizers)
+    rehearsal.trials, rehearsal.untried = _reward_trials(made.recipe, inputs.prompts, tokenizers)
+    made.notes += flat_note([trial for each in rehearsal.trials.values() for trial in each])
 
 
 def _prompt_notes(
@@ -192,32 +112,34 @@ def _prompt_notes(
     return too_long_notes(fitting.counts, recipe.task.max_prompt_tokens)
 
 
-def plan_json(plan: Plan) -> dict[str, object]:
+def plan_json(rehearsal: Rehearsal) -> dict[str, object]:
     """Return a plan as a JSON object."""
+    made = rehearsal.plan
     memory = {}
-    for label, estimates in plan.memory.items():
+    for label, estimates in rehearsal.memory.items():
         memory[label] = {policy: estimate and asdict(estimate) for policy, estimate in estimates.items()}
     return {
-        "recipe": plan.recipe.model_dump(mode="json"),
-        "placement": _placements_json(plan.placements),
+        "recipe": made.recipe.model_dump(mode="json"),
+        "placement": _placements_json(made.placements),
         "memory": memory,
-        "missing_requirements": plan.missing,
-        "notes": list(plan.notes),
-        "data": dict(plan.data),
-        "exchange": requests(plan.recipe),
-        "asked_sources": {name: asdict(each) for name, each in plan.predicted.items()},
-        "rewards": {policy: [_trial_json(trial) for trial in trials] for policy, trials in plan.trials.items()},
+        "missing_requirements": made.missing,
+        "notes": made.notes,
+        "data": {} if made.inputs is None else made.inputs.data,
+        "exchange": requests(made.recipe),
+        "asked_sources": {name: asdict(each) for name, each in made.predicted.items()},
+        "rewards": {policy: [_trial_json(trial) for trial in trials] for policy, trials in rehearsal.trials.items()},
     }
 
 
-def show_plan(plan: Plan) -> None:
+def show_plan(rehearsal: Rehearsal) -> None:
     """Print a plan without its recipe."""
-    console, recipe = screen(), plan.recipe
-    for label, placement in plan.placements.items():
+    made = rehearsal.plan
+    console, recipe = screen(), made.recipe
+    for label, placement in made.placements.items():
         if isinstance(placement, str):
             print_text(console, f"Placement on {label}: {placement}")
         else:
-            show_table(_placement_table(label, placement, plan.memory.get(label, {}), recipe))
+            show_table(_placement_table(label, placement, rehearsal.memory.get(label, {}), recipe))
     if recipe.bucket is not None:
         counts = requests(recipe)
         message = (
@@ -226,18 +148,17 @@ def show_plan(plan: Plan) -> None:
             f"at least {counts['gets_per_round']} gets per round; during a wait at most one get per second per peer"
         )
         print_text(console, message)
-    first = next((placement for placement in plan.placements.values() if isinstance(placement, Placement)), None)
-    if (waits := waiting(recipe, first)) is not None:
+    if (waits := waiting(recipe, made.placement)) is not None:
         print_text(console, waits)
-    for policy, trials in plan.trials.items():
+    for policy, trials in rehearsal.trials.items():
         show_table(_trial_table(policy, recipe.task.reward, trials))
-    if plan.untried:
-        print_text(console, f"The reward function was not tried: {plan.untried}")
+    if rehearsal.untried:
+        print_text(console, f"The reward function was not tried: {rehearsal.untried}")
     if (unset := unset_defaults(recipe)) is not None:
         print_text(console, unset)
-    for note in plan.notes:
+    for note in made.notes:
         print_text(console, f"Note: {note}")
-    for line in plan.missing:
+    for line in made.missing:
         print_text(console, f"This machine lacks: {line}")
 
 

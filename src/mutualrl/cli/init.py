@@ -13,7 +13,7 @@ from pathlib import Path
 import typer
 
 from mutualrl.cli.commands import Init
-from mutualrl.cli.dry_run import Plan, plan_json, plan_of, show_plan
+from mutualrl.cli.dry_run import Rehearsal, plan_json, rehearse, show_plan
 from mutualrl.cli.output import emit, prose
 from mutualrl.console.display import clean, print_text
 from mutualrl.diagnostics.endpoints import Endpoint
@@ -212,7 +212,7 @@ def _ways_on() -> list[str]:
     ]
 
 
-def _check(pool: Path, *, as_json: bool, accept_unsafe: bool = False) -> Plan:
+def _check(pool: Path, *, as_json: bool, accept_unsafe: bool = False) -> Rehearsal:
     """Check the recipe, its tokenizers, data, reward and placement, and print them unless `as_json`.
 
     Raises the errors of the underlying commands; exits with 3 if two tokenizers are unsafe together.
@@ -235,16 +235,15 @@ def _check(pool: Path, *, as_json: bool, accept_unsafe: bool = False) -> Plan:
             emit({"safe": False, "reasons": reasons, "ways_on": ways, "files": []})
         raise typer.Exit(3)
     lines = _prompt_lines(recipe)
-    plan = plan_of(recipe, Launch())
-    if plan.failure is not None:
-        raise plan.failure
+    rehearsal = rehearse(recipe, Launch())
+    rehearsal.plan.require()
     if not as_json:
         if checks:
             typer.echo(f"Tokenizers. {verdict(checks)}")
         for line in lines:
             typer.echo(line)
-        show_plan(plan)
-    return plan
+        show_plan(rehearsal)
+    return rehearsal
 
 
 def _prompt_lines(recipe: Recipe) -> list[str]:

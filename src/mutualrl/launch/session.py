@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from mutualrl.errors import FileDamagedError, PlanMismatchError, RecipeError, RunDirectoryError, UsageError
 from mutualrl.mwra.placement import Allocation, Placement
@@ -22,7 +22,7 @@ from mutualrl.recipes.agreement import compare, compare_models
 from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.recipes.differences import by_dotted_key, changed_keys, differing
 from mutualrl.recipes.free import may_differ
-from mutualrl.recipes.run_sources import Prediction
+from mutualrl.recipes.run_sources import described
 from mutualrl.recipes.yaml_file import parse
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.storage.files import (
@@ -44,6 +44,9 @@ from mutualrl.storage.rundir import (
     wrong_kinds,
 )
 from mutualrl.storage.trained_model import trained_model
+
+if TYPE_CHECKING:
+    from mutualrl.launch.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,20 +129,9 @@ def counted(recipe: Recipe, batch: BatchPlan, prompts: int) -> Recipe:
     return recipe.with_steps(prompts, batch.prompts, recipe.steps_per_round(batch.optimizer_steps))
 
 
-def start_run(
-    recipe: Recipe,
-    placement: Placement,
-    plan: Fingerprint,
-    models: dict[str, str],
-    launch: Launch,
-    held: ExitStack,
-    run_id: str | None = None,
-    data: Mapping[str, object] = MappingProxyType({}),
-    sources: Mapping[str, dict[str, object]] = MappingProxyType({}),
-    asked: Mapping[str, Prediction] = MappingProxyType({}),
-) -> RunDirectory:
-    """Claim a new run directory, locked while `held` is open, and write the files that the workers read. `data`,
-    `sources`, `asked`: what run.json says of the data, and of recorded and asked sources."""
+def start_run(plan: Plan, models: dict[str, str], held: ExitStack, run_id: str | None = None) -> RunDirectory:
+    """Claim a new run directory, locked while `held` is open, and write the files that the workers read."""
+    recipe = plan.recipe
     text = recipe_text(recipe)
     info = RunInfo(
         format=FORMAT,
@@ -151,12 +143,12 @@ def start_run(
         regime=recipe.regime_class.name,
         regime_info=RegimeInfo.of(recipe.regime_class).model_dump(mode="json"),
         pool=recipe.pool,
-        fingerprint=plan,
-        data=dict(data),
-        sources=dict(sources),
-        asked_sources={name: asdict(each) for name, each in asked.items()},
+        fingerprint=plan.fingerprint,
+        data={} if plan.inputs is None else dict(plan.inputs.data),
+        sources=described(plan.sources),
+        asked_sources={name: asdict(each) for name, each in plan.predicted.items()},
         models=models,
-        placement=_by_policy(placement),
+        placement=_by_policy(plan.placed),
         exchange="" if recipe.bucket is None else recipe.bucket.url,
         recipe=text,
         recipe_sha256=_sha256(text),

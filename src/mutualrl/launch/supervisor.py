@@ -5,63 +5,45 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from mutualrl.console.display import print_text
-from mutualrl.engines.model_files import model_digest
-from mutualrl.errors import MutualRLError, RunInterruptedError, UsageError
+from mutualrl.errors import MutualRLError, RunInterruptedError
 from mutualrl.launch.checks import (
-    Inputs,
-    check_asked_sources,
-    check_batch,
-    check_inputs,
-    check_models,
     check_sources,
-    check_training,
-    predictions,
 )
 from mutualrl.launch.group import GRACE_SECONDS, ProcessTag, end
 from mutualrl.launch.joining import claim_exchange, fetch_checkpoint, install_checkpoint, require_run
+from mutualrl.launch.plan import model_digests, only, plan, plan_resumption
 from mutualrl.launch.policy_supervisor import PolicySupervisor
-from mutualrl.launch.ray_launcher import bundles, run_on_cluster
+from mutualrl.launch.ray_launcher import run_on_cluster
 from mutualrl.launch.rewind import readmit, rewind
 from mutualrl.launch.session import (
     Launch,
-    accept_changes,
     next_session,
-    open_resumable_run,
-    require_same_plan,
     resume_run,
     start_run,
-    verify_finished_policies,
 )
 from mutualrl.launch.stop import StopSignals, request_stop, stop_signals, stopped
 from mutualrl.machine.devices import Machine, this_machine
-from mutualrl.machine.extensions import build_locks, lock_note
-from mutualrl.machine.ray_cluster import join_cluster, require_capacity
-from mutualrl.machine.requirements import require
-from mutualrl.mwra.device_map import read_device_map
-from mutualrl.mwra.memory import require_fit
-from mutualrl.mwra.placement import Placement, place
+from mutualrl.machine.ray_cluster import join_cluster
+from mutualrl.mwra.placement import Placement
 from mutualrl.process.status import RunState, StatusWriter
-from mutualrl.recipes import Recipe, load_run
-from mutualrl.recipes.agreement import source_digests
-from mutualrl.recipes.run_sources import Prediction, described, recorded_digests, restore, store
+from mutualrl.recipes import Recipe
+from mutualrl.recipes.run_sources import restore, store
 from mutualrl.reporting.progress import Progress
 from mutualrl.runs.facts import accounts_of, policy_facts, rows_of, silence_note, source_facts, values_of
 from mutualrl.runs.notes import notes_of
 from mutualrl.see.location import record_store
 from mutualrl.storage.files import try_stat, write_checksummed
-from mutualrl.storage.run_info import Fingerprint, Summary, policy_result
+from mutualrl.storage.run_info import Summary, policy_result
 from mutualrl.storage.rundir import RunDirectory, clean_run, directory_is_gone, hold, require_creatable
-from mutualrl.tiny import resolve_path
 
 if TYPE_CHECKING:
-    from mutualrl.sources.prepare import Prepared
+    pass
 
 POLL_SECONDS = 0.2
 
@@ -101,54 +83,29 @@ def _open(
         return _reopen(recipe, machine, launch, console, held)
     if path is not None:
         require_creatable(path, clean=launch.clean)
-    recipe, placement, plan, inputs, sources, predicted, _ = planned(recipe, machine, launch)
+    made = plan(recipe, machine, launch)
+    recipe, placement = made.recipe, made.placed
     models = model_digests(only(recipe, launch.policies(recipe)))
-    run_id = None if recipe.bucket is None else claim_exchange(recipe, plan, launch, console)
+    run_id = None if recipe.bucket is None else claim_exchange(recipe, made.fingerprint, launch, console)
     if launch.clean and path is not None:
         clean_run(path, held)
     staged = None if run_id is None or path is None else fetch_checkpoint(recipe, launch, run_id, path, models)
-    run = start_run(recipe, placement, plan, models, launch, held, run_id, inputs.data, described(sources), predicted)
-    store(run, sources)
+    run = start_run(made, models, held, run_id)
+    store(run, made.sources)
     fetched = [] if staged is None else [install_checkpoint(staged, run)]
-    notes = [source.note for source in sources.values()]
-    return run, recipe, placement, [*placement.notes, *inputs.notes, *notes, *fetched]
-
-
-class Resumption(NamedTuple):
-    """Checked resumption of a run: nothing is changed yet."""
-
-    run: RunDirectory
-    recipe: Recipe
-    placement: Placement
-    models: dict[str, str]
-    notes: list[str]
-    inputs: Inputs
-
-
-def check_resumption(recipe: Recipe, machine: Machine, launch: Launch) -> Resumption:
-    """Check that a run can be resumed under a recipe. Raises UsageError, FileDamagedError, and the errors of
-    `planned`."""
-    if recipe.run.dir is None:
-        raise UsageError("--resume: name the run with --run-dir DIR (the command that began it printed the directory)")
-    run = open_resumable_run(Path(recipe.run.dir))
-    stored = load_run(run, run_code=True)
-    accept_changes(stored, recipe)  # before the data are loaded: another task may have others
-    recipe, placement, plan, inputs, _, _, asked = planned(recipe, machine, launch, run)
-    models = model_digests(only(recipe, launch.policies(recipe)))
-    changes = [*accept_changes(stored, recipe), *require_same_plan(run.info(), placement, plan, models)]
-    notes = [*placement.notes, *changes, *asked]
-    verify_finished_policies(run, recipe)
-    return Resumption(run, recipe, placement, models, notes, inputs)
+    return run, recipe, placement, [*placement.notes, *made.notes, *fetched]
 
 
 def _reopen(
     recipe: Recipe, machine: Machine, launch: Launch, console: Console, held: ExitStack
 ) -> tuple[RunDirectory, Recipe, Placement, list[str]]:
-    run, recipe, placement, models, notes, inputs = check_resumption(recipe, machine, launch)
+    resumption = plan_resumption(recipe, machine, launch)
+    run, models, notes = resumption.run, resumption.models, resumption.notes
+    recipe, placement, inputs = resumption.plan.recipe, resumption.plan.placed, resumption.plan.inputs
     if recipe.bucket is not None:
         require_run(recipe.bucket, run.info().run_id, launch.policy, console)
     held.enter_context(hold(run.lock, str(run.root)))
-    if recipe.recorded_sources:
+    if recipe.recorded_sources and inputs is not None:
         restore(run, recipe, lambda names: check_sources(recipe, inputs, names))
     if launch.policy is None:
         rewind(run, recipe, console)
@@ -158,73 +115,6 @@ def _reopen(
     if staged is not None:
         notes.append(install_checkpoint(staged, run))
     return run, recipe, placement, notes
-
-
-def only(recipe: Recipe, names: Sequence[str]) -> Recipe:
-    """Return the recipe with only these policies, to plan them."""
-    weights = {name: weight for name, weight in recipe.launch.weights.items() if name in names}
-    policies = tuple(policy for policy in recipe.policies if policy.name in names)
-    launch = recipe.launch.model_copy(update={"weights": weights})
-    return recipe.model_copy(update={"policies": policies, "launch": launch})
-
-
-class Planned(NamedTuple):
-    """Checked plan of a session: the recipe with its epochs converted to steps, the placement, the fingerprint that all
-    policies must share, the checked data, the recorded sources, if the run is new, what asked ones will do, and notes
-    on these."""
-
-    recipe: Recipe
-    placement: Placement
-    plan: Fingerprint
-    inputs: Inputs
-    sources: dict[str, Prepared]
-    predicted: dict[str, Prediction]
-    asked: list[str]
-
-
-def planned(recipe: Recipe, machine: Machine, launch: Launch, resumed: RunDirectory | None = None) -> Planned:
-    """Return the plan of a session; `resumed`: of a run whose sources were prepared when it began. Raises the errors of
-    the checks of machine, data, models and sources."""
-    require(recipe, machine)
-    if recipe.asked_sources and (launch.ray is not None or launch.policy is not None):
-        name, how = recipe.asked_sources[0].name, "--launcher ray" if launch.ray is not None else "mutualrl join"
-        raise UsageError(
-            f"source {name!r} is asked by a process of `mutualrl train` on this machine, which {how} does not start; "
-            "leave the source out, or train on one machine"
-        )
-    pins = None if launch.device_map is None else read_device_map(launch.device_map)
-    placement = place(only(recipe, launch.policies(recipe)), machine, pins)
-    if pins is None:
-        require_fit(recipe, placement, machine)
-    if launch.ray is not None:
-        require_capacity(bundles(placement))
-    inputs = check_inputs(recipe)
-    asked = check_asked_sources(recipe, inputs, resumed=None if resumed is None else resumed.info())
-    recipe, plan = check_batch(recipe, placement.allocations[0].batch, inputs)
-    check_models(recipe, launch.policies(recipe))
-    check_training(recipe, launch.policies(recipe))
-    sources = {} if resumed is not None else check_sources(recipe, inputs)
-    if resumed is None:
-        digests = {name: source.digest for name, source in sources.items()}
-    else:
-        digests = recorded_digests(resumed.info(), recipe)
-    predicted = predictions(recipe, placement.allocations[0].batch, asked)
-    notes = [*asked.notes, *(each.note(name) for name, each in predicted.items())]
-    if any(allocation.strategy.startswith("zero") for allocation in placement.allocations):
-        notes += [lock_note(lock) for lock in build_locks()]
-    inputs = replace(inputs, notes=(*inputs.notes, *notes))
-    return Planned(recipe, placement, {**plan, **source_digests(digests)}, inputs, sources, predicted, asked.notes)
-
-
-def model_digests(recipe: Recipe) -> dict[str, str]:
-    """Return the digest of each policy's base model, and of each frozen source. Raises ModelError if a file cannot be
-    read."""
-    models = {p.name: (resolve_path(p.model), p.revision) for p in recipe.policies}
-    for source in recipe.asked_sources:
-        if source.frozen is not None:
-            models[source.name] = (resolve_path(source.frozen), source.revision)
-    digests = {key: model_digest(*key) for key in set(models.values())}
-    return {name: digests[key] for name, key in models.items()}
 
 
 def run_policies(

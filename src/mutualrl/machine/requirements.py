@@ -5,7 +5,6 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from mutualrl.engines.vllm_engine import installed
-from mutualrl.errors import MachineError
 from mutualrl.machine.devices import Machine
 from mutualrl.process.ports import in_use
 from mutualrl.recipes.schema import Recipe
@@ -40,20 +39,14 @@ def missing_requirements(recipe: Recipe, machine: Machine) -> list[str]:
     return lines
 
 
-def require(recipe: Recipe, machine: Machine) -> None:
-    """Raise MachineError with all missing requirements, or for a port that is in use."""
-    require_ports(recipe)
-    missing = missing_requirements(recipe, machine)
-    if missing:
-        raise MachineError("this machine lacks " + "; ".join(missing))
-
-
-def require_ports(recipe: Recipe) -> None:
-    """Raise MachineError for a port of the recipe that is in use on this machine."""
+def busy_ports(recipe: Recipe) -> list[str]:
+    """Return one line per port of the recipe that is in use on this machine, with what to type."""
+    lines = []
     for policy in recipe.policies:
         port = recipe.trainer_settings(policy.name).get("vllm_group_port")
         if port is not None and in_use(int(port)):
-            raise MachineError(
-                f"policy {policy.name!r}: port {port} (trainer.vllm_group_port) is in use; omit the key for a free "
-                "port, or set another"
+            lines.append(
+                f"a free port {port} for policy {policy.name!r} (trainer.vllm_group_port, which is in use; omit the "
+                "key for a free port, or set another)"
             )
+    return lines

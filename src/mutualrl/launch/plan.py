@@ -1,0 +1,263 @@
+"""Plan of a start: every check before the first process, made once for `train`, `join`, `--resume`, `--dry-run` and
+`init`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from mutualrl.engines.model_files import is_local, model_digest
+from mutualrl.errors import DataUnavailableError, MachineError, MutualRLError, UsageError
+from mutualrl.launch.checks import (
+    Inputs,
+    check_asked_sources,
+    check_batch,
+    check_inputs,
+    check_models,
+    check_sources,
+    check_training,
+    predictions,
+)
+from mutualrl.launch.ray_launcher import bundles
+from mutualrl.launch.session import (
+    Launch,
+    accept_changes,
+    open_resumable_run,
+    require_same_plan,
+    verify_finished_policies,
+)
+from mutualrl.machine.devices import Machine
+from mutualrl.machine.extensions import build_locks, lock_note
+from mutualrl.machine.ray_cluster import require_capacity
+from mutualrl.machine.requirements import busy_ports, missing_requirements
+from mutualrl.mwra.device_map import read_device_map
+from mutualrl.mwra.memory import require_fit
+from mutualrl.mwra.placement import Placement, place
+from mutualrl.recipes import Recipe, load_run
+from mutualrl.recipes.agreement import source_digests
+from mutualrl.recipes.run_sources import Prediction, recorded_digests
+from mutualrl.storage.hub import hub_problem
+from mutualrl.storage.run_info import Fingerprint
+from mutualrl.storage.rundir import RunDirectory
+from mutualrl.tiny import resolve_path
+
+if TYPE_CHECKING:
+    from mutualrl.sources.prepare import Prepared
+
+R = TypeVar("R")
+
+
+@dataclass
+class Plan:
+    """What a start will do, and what stands against it."""
+
+    recipe: Recipe
+    """The recipe, with its epochs converted to steps once the data are known."""
+    rehearsed: bool
+    """Whether nothing starts: problems are collected, and no server is asked. Otherwise the first one is raised."""
+    placements: dict[str, Placement | str] = field(default_factory=dict)
+    """Placement by machine, or why there is none: on the hardware that the recipe names, if any, then on this machine.
+    A start has that of its machine only."""
+    fingerprint: Fingerprint = field(default_factory=dict)
+    """What all policies of the run must share."""
+    inputs: Inputs | None = None
+    """The checked data; None where they cannot be read."""
+    sources: dict[str, Prepared] = field(default_factory=dict)
+    """The recorded sources, read and verified; empty for a run that is resumed, which has them."""
+    predicted: dict[str, Prediction] = field(default_factory=dict)
+    """What the sources that are asked will do."""
+    asked: list[str] = field(default_factory=list)
+    """Notes on the sources that are asked."""
+    notes: list[str] = field(default_factory=list)
+    """Other notes for the user."""
+    missing: list[str] = field(default_factory=list)
+    """What this machine lacks, one line each with what to type."""
+    problems: list[MutualRLError] = field(default_factory=list)
+    """Why the start would be refused, in the order of the checks."""
+
+    @property
+    def placement(self) -> Placement | None:
+        """Return the first placement that is possible; None if there is none."""
+        return next((each for each in self.placements.values() if isinstance(each, Placement)), None)
+
+    @property
+    def placed(self) -> Placement:
+        """Return the placement of a start, which has one."""
+        assert self.placement is not None
+        return self.placement
+
+    def check(self, step: Callable[[], R]) -> R | None:
+        """Return what a check returns. A rehearsal collects its error, and returns None."""
+        try:
+            return step()
+        except DataUnavailableError as error:
+            if not self.rehearsed:
+                raise
+            self.missing.append(f"the data of task {self.recipe.task.name!r}: {error}")
+        except MutualRLError as error:
+            if not self.rehearsed:
+                raise
+            self.problems.append(error)
+        return None
+
+    def require(self) -> None:
+        """Raise the first problem."""
+        if self.problems:
+            raise self.problems[0]
+
+
+def plan(
+    recipe: Recipe, machine: Machine, launch: Launch, resumed: RunDirectory | None = None, *, rehearsed: bool = False
+) -> Plan:
+    """Return the plan of a start, or of the resumption of a run. Cheap checks come first, a question to a server and
+    the rewards of recorded texts last. Without `rehearsed` the first problem is raised."""
+    made, names = Plan(recipe, rehearsed), launch.policies(recipe)
+    _check_machine(made, machine, launch)
+    _place(made, machine, launch)
+    made.inputs = made.check(lambda: check_inputs(recipe))
+    if made.inputs is not None:
+        made.notes += made.inputs.notes
+        made.check(lambda: _count_steps(made))
+    made.check(lambda: check_models(recipe, names))
+    made.check(lambda: check_training(recipe, names))
+    if made.inputs is not None:
+        made.check(lambda: _check_asked(made, resumed))
+        if resumed is None:
+            made.check(lambda: _prepare_recorded(made))
+    if not rehearsed:
+        digests = {name: source.digest for name, source in made.sources.items()}
+        made.fingerprint |= source_digests(digests if resumed is None else recorded_digests(resumed.info(), recipe))
+    return made
+
+
+def _check_machine(made: Plan, machine: Machine, launch: Launch) -> None:
+    """Note what the machine lacks. A start is refused for it, and for a source that is asked elsewhere."""
+    recipe = made.recipe
+    made.missing += [*busy_ports(recipe), *missing_requirements(recipe, machine)]
+    if made.rehearsed:
+        made.missing += absent_models(recipe)
+    elif made.missing:
+        raise MachineError("this machine lacks " + "; ".join(made.missing))
+    if recipe.asked_sources and (launch.ray is not None or launch.policy is not None):
+        name, how = recipe.asked_sources[0].name, "--launcher ray" if launch.ray is not None else "mutualrl join"
+        error = UsageError(
+            f"source {name!r} is asked by a process of `mutualrl train` on this machine, which {how} does not start; "
+            "leave the source out, or train on one machine"
+        )
+        made.check(lambda: _fail(error))
+
+
+def _fail(error: MutualRLError) -> None:
+    raise error
+
+
+def _place(made: Plan, machine: Machine, launch: Launch) -> None:
+    """Place the policies on this machine; a rehearsal also on the hardware that the recipe names, whose problem is the
+    start's there."""
+    recipe = only(made.recipe, launch.policies(made.recipe))
+    pins = None if launch.device_map is None else read_device_map(launch.device_map)
+    machines = {f"this machine: {len(machine.gpus)} GPUs, {machine.cores} CPU cores": machine}
+    if made.rehearsed and recipe.hardware.gpus:
+        named = Machine(tuple(str(i) for i in range(recipe.hardware.gpus)), machine.cores)
+        machines = {f"the recipe's hardware: {recipe.hardware.gpus} GPUs": named, **machines}
+    for number, (label, candidate) in enumerate(machines.items()):
+        try:
+            placement = place(recipe, candidate, pins)
+            if pins is None:
+                require_fit(recipe, placement, candidate)
+            made.placements[label] = placement
+        except MutualRLError as error:
+            if not made.rehearsed:
+                raise
+            made.placements[label] = str(error)
+            made.problems += [error] if number == 0 else []
+    if not made.rehearsed and launch.ray is not None:
+        require_capacity(bundles(made.placed))
+    if not made.rehearsed and any(allocation.strategy.startswith("zero") for allocation in made.placed.allocations):
+        made.notes += [lock_note(lock) for lock in build_locks()]
+
+
+def _count_steps(made: Plan) -> None:
+    """Convert the recipe's epochs to steps, and make the fingerprint."""
+    if made.placement is not None and made.inputs is not None:
+        made.recipe, made.fingerprint = check_batch(made.recipe, made.placement.allocations[0].batch, made.inputs)
+
+
+def _check_asked(made: Plan, resumed: RunDirectory | None) -> None:
+    """Check the sources that are asked, and predict what they will do."""
+    if made.placement is None or made.inputs is None:
+        return
+    info = None if resumed is None else resumed.info()
+    asked = check_asked_sources(made.recipe, made.inputs, contact=not made.rehearsed, resumed=info)
+    batch = made.placement.allocations[0].batch
+    made.predicted = predictions(made.recipe, batch, None if made.rehearsed else asked)
+    made.asked = asked.notes
+    made.notes += [*asked.notes, *(each.note(name) for name, each in made.predicted.items())]
+
+
+def _prepare_recorded(made: Plan) -> None:
+    """Read and verify the recorded sources; a rehearsal only where the models, whose tokenizers it needs, are here."""
+    if made.inputs is None or (made.rehearsed and not models_are_local(made.recipe)):
+        return
+    made.sources = check_sources(made.recipe, made.inputs)
+    made.notes += [source.note for source in made.sources.values()]
+
+
+def models_are_local(recipe: Recipe) -> bool:
+    """Return whether the models of all policies are on this machine."""
+    return all(is_local(resolve_path(policy.model), policy.revision) for policy in recipe.policies)
+
+
+def absent_models(recipe: Recipe) -> list[str]:
+    """Return the models that are neither on this machine nor, without a hub, to be downloaded."""
+    absent = [p for p in recipe.policies if not is_local(resolve_path(p.model), p.revision)]
+    problem = hub_problem() if absent else None
+    return [] if problem is None else [f"the model {p.model!r} of policy {p.name!r} ({problem})" for p in absent]
+
+
+def only(recipe: Recipe, names: Sequence[str]) -> Recipe:
+    """Return the recipe with only these policies, to plan them."""
+    weights = {name: weight for name, weight in recipe.launch.weights.items() if name in names}
+    policies = tuple(policy for policy in recipe.policies if policy.name in names)
+    launch = recipe.launch.model_copy(update={"weights": weights})
+    return recipe.model_copy(update={"policies": policies, "launch": launch})
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """Checked resumption of a run: nothing is changed yet."""
+
+    run: RunDirectory
+    plan: Plan
+    models: dict[str, str]
+    """Digest of each policy's base model, and of each frozen source."""
+    notes: list[str]
+    """What is different from the run's start, without harm, and what asked sources have to say."""
+
+
+def plan_resumption(recipe: Recipe, machine: Machine, launch: Launch) -> Resumption:
+    """Check that a run can be resumed under a recipe. Raises UsageError, FileDamagedError, and the errors of `plan`."""
+    if recipe.run.dir is None:
+        raise UsageError("--resume: name the run with --run-dir DIR (the command that began it printed the directory)")
+    run = open_resumable_run(Path(recipe.run.dir))
+    stored = load_run(run, run_code=True)
+    accept_changes(stored, recipe)  # before the data are loaded: another task may have others
+    made = plan(recipe, machine, launch, run)
+    models = model_digests(only(made.recipe, launch.policies(made.recipe)))
+    changes = accept_changes(stored, made.recipe)
+    changes += require_same_plan(run.info(), made.placed, made.fingerprint, models)
+    verify_finished_policies(run, made.recipe)
+    return Resumption(run, made, models, [*made.placed.notes, *changes, *made.asked])
+
+
+def model_digests(recipe: Recipe) -> dict[str, str]:
+    """Return the digest of each policy's base model, and of each frozen source. Raises ModelError if a file cannot be
+    read."""
+    models = {p.name: (resolve_path(p.model), p.revision) for p in recipe.policies}
+    for source in recipe.asked_sources:
+        if source.frozen is not None:
+            models[source.name] = (resolve_path(source.frozen), source.revision)
+    digests = {key: model_digest(*key) for key in set(models.values())}
+    return {name: digests[key] for name, key in models.items()}
