@@ -25,7 +25,7 @@ from mutualrl.training.script_callback import ScriptRun, cut_after
 from runs import wait_until
 
 SCRIPT = str(REPOSITORY / "examples" / "two_scripts.py")
-STEPS = 12
+STEPS = 8
 
 
 class Scripts:

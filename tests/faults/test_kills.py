@@ -55,7 +55,7 @@ CHAINS: dict[str, Kills] = {
 SINGLE: Kills = (("mid-shard", "worker", 2),)
 MARKS = {
     "exchange": pytest.mark.release,
-    "last checkpoint": pytest.mark.extended,
+    "last checkpoint": pytest.mark.release,
     "checkpoint": pytest.mark.release,
     "training": pytest.mark.release,
 }

@@ -69,8 +69,8 @@ def tokens_of(policy: str, texts: list[str]) -> int:
     return sum(len(tokenizer.encode(text, add_special_tokens=False).ids) + 1 for text in texts)
 
 
-def words_of_page(cli: Cli, run: Path, out: Path) -> str:
-    result = cli("report", run, "--out", out)
+def words_of_page(cli_here: Cli, run: Path, out: Path) -> str:
+    result = cli_here("report", run, "--out", out)
     assert result.returncode == 0, result.stderr
     verdict = re.search(r'<section class="verdict".*?</section>', (out / "index.html").read_text(), re.DOTALL)
     assert verdict is not None
@@ -87,6 +87,7 @@ TEACHING = {"sgt", "hinted"}
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     "regime",
     [
@@ -96,11 +97,11 @@ TEACHING = {"sgt", "hinted"}
         pytest.param("hinted", marks=pytest.mark.extended),
     ],
 )
-def test_what_a_run_says_agrees_with_its_exchange(cli: Cli, tmp_path: Path, regime: str) -> None:
+def test_what_a_run_says_agrees_with_its_exchange(cli: Cli, cli_here: Cli, tmp_path: Path, regime: str) -> None:
     run = tmp_path / "r"
     table = trained(cli, run, "--regime", regime, "--pool", "tiny-hints" if regime == "hinted" else "tiny")
     summary = json.loads((run / "summary.json").read_text())
-    page = words_of_page(cli, run, tmp_path / "page")
+    page = words_of_page(cli_here, run, tmp_path / "page")
     for policy, result in summary["policies"].items():
         dead, most, revived = dead_and_revived(run, policy)
         texts = lessons(run, policy)
@@ -124,11 +125,12 @@ def test_what_a_run_says_agrees_with_its_exchange(cli: Cli, tmp_path: Path, regi
 
 
 @pytest.mark.slow
-def test_one_model_and_a_file(cli: Cli, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("undrawn")
+def test_one_model_and_a_file(cli: Cli, cli_here: Cli, tmp_path: Path) -> None:
     run = tmp_path / "r"
     trained(cli, run, "--regime", "sgt", "--pool", "tiny-recorded")
     summary = json.loads((run / "summary.json").read_text())
-    texts, page = lessons(run, "ada"), words_of_page(cli, run, tmp_path / "page")
+    texts, page = lessons(run, "ada"), words_of_page(cli_here, run, tmp_path / "page")
     assert {line["peer"] for line in texts} == {"book"}
     facts = summary["policies"]["ada"]["facts"]
     assert facts["taught"] == summary["source_facts"]["book"]["rescues"] == len(texts) > 0
@@ -143,8 +145,9 @@ def test_one_model_and_a_file(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.extended
-def test_one_model_and_an_endpoint(cli: Cli, tmp_path: Path) -> None:
+def test_one_model_and_an_endpoint(cli: Cli, cli_here: Cli, tmp_path: Path) -> None:
     """The endpoint counts what it was asked, and fails on one question of four; the rest has a budget."""
     solutions = {p.text: p.solution or "" for p in get_task("arithmetic").read("train", TaskSource()).prompts}
     given: dict[str, int] = defaultdict(int)
@@ -168,7 +171,7 @@ def test_one_model_and_an_endpoint(cli: Cli, tmp_path: Path) -> None:
         table = trained(cli, run, "--regime", "sgt", "--model", "tiny:ada", *source, "--set", "round.prompts=16")
         asked = len(endpoint.asked)
     summary = json.loads((run / "summary.json").read_text())
-    facts, page = summary["source_facts"]["teacher"], words_of_page(cli, run, tmp_path / "page")
+    facts, page = summary["source_facts"]["teacher"], words_of_page(cli_here, run, tmp_path / "page")
     assert (facts["questions"], facts["failed"]) == (asked, given["failed"])
     assert facts["prompt_tokens"] + facts["completion_tokens"] == given["tokens"]
     assert sum(facts["reasons"].values()) == given["failed"] > 0
@@ -187,6 +190,7 @@ def test_one_model_and_an_endpoint(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.extended
 def test_an_endpoint_without_answers_and_a_spent_budget_are_said(cli: Cli, tmp_path: Path) -> None:
     def refuse(number: int, endpoint: Endpoint, handler: Any) -> bool:
@@ -211,6 +215,7 @@ def test_an_endpoint_without_answers_and_a_spent_budget_are_said(cli: Cli, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.extended
 def test_dead_prompts_are_the_same_rows_whether_a_run_publishes_or_not(cli: Cli, tmp_path: Path) -> None:
     """`tiny` has 234 rows with 211 texts: two rows of one text are two prompts in every run."""

@@ -161,6 +161,7 @@ def test_every_rescued_pair_is_in_the_rescue_browser(cli_here: Cli, unbroken: An
 
 
 @pytest.mark.extended
+@pytest.mark.usefixtures("undrawn")
 def test_live_crashed_and_failed_runs_have_pages(cli_here: Cli, tmp_path: Path) -> None:
     live = made_run(tmp_path / "live", "sgt", finished=False)
     with ExitStack() as stack:
@@ -184,6 +185,7 @@ def test_live_crashed_and_failed_runs_have_pages(cli_here: Cli, tmp_path: Path) 
         assert any(outcome.partition(": ")[2] in note for note in page.notes)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_ten_runs_are_compared_by_arm_with_mean_and_spread_over_seeds(cli_here: Cli, tmp_path: Path) -> None:
     runs = [made_run(tmp_path / f"grpo-{seed}", "grpo", seed=seed, gain=0.1) for seed in range(4)]
     runs += [made_run(tmp_path / f"sgt-{seed}", "sgt", seed=seed, gain=0.3) for seed in range(3)]
@@ -286,6 +288,7 @@ def test_main_figures_show_the_published_arms_and_captions_name_the_others(tmp_p
 
 
 @pytest.mark.extended
+@pytest.mark.usefixtures("undrawn")
 def test_evaluations_are_drawn_as_bars_by_task(cli_here: Cli, tmp_path: Path) -> None:
     tasks = {name: {"n": 100, "max_new_tokens": 3072} for name in ("math", "arc")}
     runs = []
@@ -318,6 +321,7 @@ def test_evaluations_are_drawn_as_bars_by_task(cli_here: Cli, tmp_path: Path) ->
     assert [len(f["panels"][0]["bars"]) for f in data["figures"] if "-tasks" in f["name"]] == [2, 1]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_distillation_is_drawn_as_bars(cli_here: Cli, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     bars = {"sequential distillation": {"points": -0.1, "relative": -0.2}, "sgt": {"points": 0.1, "relative": 0.25}}
