@@ -20,7 +20,6 @@ from mutualrl.rollouts import Rollouts
 from mutualrl.see import Exchange
 from mutualrl.sources.prepare import Prepared, prepare_sources
 from mutualrl.storage.files import user_path, write_atomic
-from mutualrl.storage.format import FORMAT
 from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import RunDirectory, command_line, create, require_creatable, versions
 
@@ -75,7 +74,6 @@ def _info(recipe: Recipe, sources: Mapping[str, Prepared]) -> RunInfo:
     """Return the content of run.json: of a run without a recipe, as users' own scripts write it."""
     text = yaml_file.dump({"policies": [], "task": recipe.task.model_dump(mode="json", exclude_none=True)})
     return RunInfo(
-        format=FORMAT,
         run_id=uuid.uuid4().hex,
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         command=command_line(),

@@ -32,7 +32,6 @@ from mutualrl.storage.files import (
     write_atomic,
     write_checksummed,
 )
-from mutualrl.storage.format import FORMAT
 from mutualrl.storage.run_info import Fingerprint, RunInfo, StoredAllocation, policy_result
 from mutualrl.storage.rundir import (
     RunDirectory,
@@ -134,7 +133,6 @@ def start_run(plan: Plan, models: dict[str, str], held: ExitStack, run_id: str |
     recipe = plan.recipe
     text = recipe_text(recipe)
     info = RunInfo(
-        format=FORMAT,
         run_id=run_id or uuid.uuid4().hex,
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         command=command_line(),

@@ -46,7 +46,7 @@ def busy_ports(recipe: Recipe) -> list[str]:
         port = recipe.trainer_settings(policy.name).get("vllm_group_port")
         if port is not None and in_use(int(port)):
             lines.append(
-                f"a free port {port} for policy {policy.name!r} (trainer.vllm_group_port, which is in use; omit the "
-                "key for a free port, or set another)"
+                f"a free port for policy {policy.name!r}: port {port} (trainer.vllm_group_port) is in use; omit the "
+                "key for a free one, or set another"
             )
     return lines

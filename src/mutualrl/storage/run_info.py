@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from mutualrl.errors import FileDamagedError
 from mutualrl.storage.accounts import SourceFacts
 from mutualrl.storage.files import LARGEST_NUMBER, JsonObject, read_checksummed
+from mutualrl.storage.format import FORMAT
 
 Fingerprint = dict[str, str | int]
 Finite = Annotated[float, Field(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
@@ -60,7 +61,7 @@ class RunInfo(Stored):
     during training.
     """
 
-    format: int = 0
+    format: int = FORMAT
     run_id: str
     created: str = ""
     command: list[str] = []

@@ -17,7 +17,6 @@ from mutualrl.recipes.differences import by_dotted_key
 from mutualrl.regimes import Regime
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.storage.files import create_checksummed, write_atomic
-from mutualrl.storage.format import FORMAT
 from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import RunDirectory, command_line, versions
 
@@ -46,7 +45,6 @@ class ScriptRun:
             }
         )
         return RunInfo(
-            format=FORMAT,
             run_id=self.run_id,
             created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             command=command_line(),
