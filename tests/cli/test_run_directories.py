@@ -246,7 +246,7 @@ def test_solutions_of_the_data_are_a_source(cli_here: Cli, tmp_path: Path) -> No
     assert "has a text in the column 'solution'" in result.stderr
     assert not (tmp_path / "runs").exists()
     result = cli_here(*command, "regime.teacher=source", "--steps", "1")
-    assert "learns a source's texts, and policy 'ada' reads none" in result.stderr
+    assert "learns a source's texts, and there is none for policy 'ada'" in result.stderr
     result = cli_here(*command, "regime.teacher=silver", "--steps", "1")
     assert "'peer', 'source' or 'own'" in result.stderr
 

@@ -12,12 +12,8 @@ from mutualrl.errors import RecipeError
 from mutualrl.recipes import Request, resolve, yaml_file
 from mutualrl.recipes.batch_plan import plan_batch
 from mutualrl.recipes.layers import Layers, find, recipe_file, recipe_root
-from mutualrl.recipes.ratios import (
-    aggregation_problem,
-    non_default_sampling,
-    ratio_problems,
-    server_problems,
-)
+from mutualrl.recipes.servers import server_problems
+from mutualrl.regimes.ratios import aggregation_problem, non_default_sampling, ratio_problems
 
 
 def test_mappings_are_merged_and_other_values_replaced() -> None:

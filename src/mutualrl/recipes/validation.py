@@ -12,7 +12,6 @@ from mutualrl.errors import RecipeError, RegimeError, TaskError
 from mutualrl.plugins import entry_points, is_import_path
 from mutualrl.recipes.batch_plan import TRL_BATCHING_KEYS
 from mutualrl.recipes.layers import Layer, Layers
-from mutualrl.recipes.ratios import aggregation_problem, ratio_problems, server_problems
 from mutualrl.recipes.schema import (
     ExchangeSection,
     HardwareSection,
@@ -24,6 +23,7 @@ from mutualrl.recipes.schema import (
     RunSection,
     TaskSection,
 )
+from mutualrl.recipes.servers import server_problems
 from mutualrl.recipes.source_section import SourceColumns, SourceSection
 from mutualrl.recipes.trainer_keys import quantization, validate_trainer_key
 from mutualrl.recipes.trainer_table import Settings
@@ -37,6 +37,7 @@ from mutualrl.regimes import (
     regimes,
 )
 from mutualrl.regimes.regime import flat, merged
+from mutualrl.regimes.run_problems import RunFacts, member_problems, setting_problems
 from mutualrl.storage.bucket_url import redacted
 from mutualrl.tasks import TASKS, get_task
 from mutualrl.tasks.turns import NO_TURNS, NOT_SHARED
@@ -105,14 +106,7 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
         return []  # the regime's settings are invalid, which is reported separately
     traced = schema.traced
     lines = []
-    first = recipe.policies[0].name
-    if regime_class.reads_peers and len(recipe.policies) < 2 and not recipe.sources_of(first):
-        lines.append(
-            f"regime {regime_class.name!r} shares between policies, but this pool has one ({first!r}); add a policy, "
-            + ("or a source to learn from: --source NAME=recorded:FILE, " if regime_class.accepts_sources else "")
-            + f"or use --regime {baseline().name}"
-        )
-    lines += _source_problems(recipe, layers)
+    lines += _member_problems(recipe, layers)
     if recipe.task.has_turns and ("text" in schema.fields or recipe.run.publish == "full"):
         publisher = f"regime {regime_class.name!r}" if "text" in schema.fields else "run.publish: full"
         key = "tools" if recipe.task.environment is None else "environment"
@@ -121,20 +115,25 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
     if recipe.task.has_turns and regime_class.requests_samples:
         key = "tools" if recipe.task.environment is None else "environment"
         lines.append(_line(layers, ("task", key), f"regime {regime_class.name!r} {NO_TURNS}"))
-    for policy in recipe.policies:
-        problem = recipe.regime_of(policy.name).staleness_problem(recipe.exchange.staleness)
-        if problem is not None:
-            lines.append(_line(layers, ("exchange", "staleness"), problem))
-            break
     for index, policy in enumerate(recipe.policies):
         settings = recipe.trainer_settings(policy.name)
-        problems = [*ratio_problems(settings, traced=traced or recipe.regime_of(policy.name).uses_ratios())]
-        problems += aggregation_problem(settings, moves_advantages=recipe.regime_of(policy.name).changes_advantages())
-        problems += recipe.regime_of(policy.name).problems(settings)
-        for key, problem in recipe.regime_of(policy.name).ineffective_settings():
-            overridden = key in flat(policy.regime or {})
-            section = ("policies", str(index), "regime") if overridden else ("regime",)
-            lines.append(_line(layers, (*section, *key.split(".")), problem))
+        facts = RunFacts(
+            trainer=settings,
+            traced=traced,
+            whiten=recipe.round.whiten_advantages,
+            staleness=recipe.exchange.staleness,
+        )
+        problems = []
+        for where, problem in setting_problems(recipe.regime_of(policy.name), facts):
+            room, _, key = where.partition(".")
+            if room == "trainer":
+                problems.append((key, problem))
+            elif room == "regime":
+                overridden = key in flat(policy.regime or {})
+                section = ("policies", str(index), "regime") if overridden else ("regime",)
+                lines.append(_line(layers, (*section, *key.split(".")), problem))
+            else:
+                lines.append(_line(layers, ("exchange" if room == "staleness" else "round", room), problem))
         weights, count = settings.get("reward_weights"), len(recipe.task.reward)
         if weights is not None and recipe.task.environment is None and len(weights) != count:
             names = ", ".join(recipe.task.reward)
@@ -156,30 +155,29 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
             keys = key.split(".")
             section = ("policies", str(index), "trainer") if keys[0] in policy.trainer else ("trainer",)
             lines.append(_line(layers, (*section, *keys), problem))
-    whitening = regime_class.whitening_problem(whiten=recipe.round.whiten_advantages)
-    lines += [_line(layers, ("round", "whiten_advantages"), problem) for problem in whitening]
     lines += server_problems({p.name: recipe.trainer_settings(p.name) for p in recipe.policies})
     return list(dict.fromkeys(lines))
 
 
-def _source_problems(recipe: Recipe, layers: Layers) -> list[str]:
-    """Return why a policy's regime cannot use the sources that it reads, or lacks one."""
+def _member_problems(recipe: Recipe, layers: Layers) -> list[str]:
+    """Return why a policy's regime cannot use the members that it reads, or lacks one."""
     lines = []
     for policy in recipe.policies:
         regime, sources = recipe.regime_of(policy.name), recipe.sources_of(policy.name)
-        if regime.needs_source() and not sources:
+        traits = {source.name: source.traits for source in sources}
+        found = dict(member_problems(regime, RunFacts(peers=len(recipe.policies) - 1, sources=traits)))
+        if "peers" in found:
+            source = "or a source to learn from: --source NAME=recorded:FILE, " if regime.accepts_sources else ""
+            lines.append(f"{found['peers']} ({policy.name!r}); add a policy, {source}or use --regime {baseline().name}")
+        if "sources" in found:
+            advice = "--source NAME=recorded:FILE (recorded:task: the solutions in the task's data)"
             lines.append(
-                _line(
-                    layers,
-                    ("regime",),
-                    f"{regime.describe()} learns a source's texts, and policy {policy.name!r} reads none; add one: "
-                    "--source NAME=recorded:FILE (recorded:task: the solutions in the task's data)",
-                )
+                _line(layers, ("regime",), f"{found['sources']} for policy {policy.name!r}; add one: {advice}")
             )
-        for source in sources:
-            problem = regime.source_problem(source.traits) or _frozen_problem(recipe, source, regime)
+        for each in sources:
+            problem = found.get(f"sources.{each.name}") or _frozen_problem(recipe, each, regime)
             if problem is not None:
-                lines.append(_line(layers, ("sources",), f"{source.name!r}: {problem}"))
+                lines.append(_line(layers, ("sources",), f"{each.name!r}: {problem}"))
     for source in recipe.asked_sources:
         if recipe.bucket is not None:
             lines.append(

@@ -18,6 +18,7 @@ from mutualrl.records import POLICY_NAME, PublishSchema, name_problem
 from mutualrl.regimes import Regime, get_regime
 from mutualrl.regimes.regime import SELECTION, publish_schema
 from mutualrl.regimes.round import SourceTraits
+from mutualrl.regimes.run_problems import RunFacts, member_problems
 from mutualrl.see import Exchange, Heartbeat, ReadLog, WaitTimeouts
 from mutualrl.sources.source import Source
 from mutualrl.storage.files import JsonObject
@@ -97,14 +98,12 @@ class Sharing:
         """
         show_messages_only()
         regime_class = get_regime(regime) if isinstance(regime, str) else regime
-        _require_peers(policy, peers, regime_class, [source.name for source in sources])
+        _require_names(policy, peers, [source.name for source in sources])
         configured = _configured(regime_class, settings)
-        if sources and (problem := configured.source_problem()) is not None:
-            raise UsageError(f"Sharing.over: sources: {problem}")
-        if configured.needs_source() and not sources:
-            raise UsageError(
-                f"Sharing.over: regime {configured.describe()!r} learns a source's texts: pass sources=[...]"
-            )
+        facts = RunFacts(peers=len(peers), sources={source.name: SELECTION for source in sources})
+        for key, problem in member_problems(configured, facts):
+            advice = "" if key.startswith("sources.") else "; expected at least one name in peers, or sources=[...]"
+            raise UsageError(f"Sharing.over: {key}: {problem}{advice}")
         run = RunDirectory(root)
         waits = timeouts or WaitTimeouts(on_peer_loss="wait", late_start=True)
         exchange = Exchange(run.exchange, policy, run_id, timeouts=waits)
@@ -212,7 +211,7 @@ class Sharing:
         self.link.waited_for = Counter(packed["waited_for"])
 
 
-def _require_peers(policy: str, peers: Sequence[str], regime: type[Regime], sources: Sequence[str]) -> None:
+def _require_names(policy: str, peers: Sequence[str], sources: Sequence[str]) -> None:
     """Raise UsageError for names of policies and sources that cannot form a pool."""
     for name in (policy, *peers, *sources):
         form = "expected lower-case letters, digits, '.', '_' or '-'"
@@ -224,11 +223,6 @@ def _require_peers(policy: str, peers: Sequence[str], regime: type[Regime], sour
     if repeated := [name for name, count in Counter([policy, *peers, *sources]).items() if count > 1]:
         others = f" and sources={list(sources)!r}" if sources else ""
         raise UsageError(f"Sharing.over: peers={list(peers)!r}{others} names {repeated[0]!r} twice")
-    if regime.reads_peers and not peers and not sources:
-        raise UsageError(
-            f"Sharing.over: regime {regime.name!r} shares between policies; expected at least one name in peers, or a "
-            "source"
-        )
 
 
 def _configured(regime: type[Regime], given: Mapping[str, object]) -> Regime:

@@ -17,7 +17,7 @@ from trl import GRPOTrainer
 from mutualrl.engines.generation_defaults import neutralize
 from mutualrl.engines.model_files import require_loadable, require_no_adapter
 from mutualrl.errors import RewardError, UsageError
-from mutualrl.recipes.ratios import aggregation_problem, ratio_problems
+from mutualrl.regimes.run_problems import RunFacts, setting_problems
 from mutualrl.see.liveness import Phase
 from mutualrl.storage.files import JsonObject
 from mutualrl.tasks.rewards import adapt, distinct_names
@@ -103,20 +103,13 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         """Raise UsageError for settings under which the regime would not compute what it declares."""
         args, regime = self.args, sharing.regime
         settings = dict(vars(args))
-        problems = [
-            f"{key}: {problem}"
-            for key, problem in (
-                *ratio_problems(settings, traced=sharing.traced or regime.uses_ratios()),
-                *aggregation_problem(settings, moves_advantages=regime.changes_advantages()),
-            )
-        ]
+        facts = RunFacts(
+            trainer=settings, traced=sharing.traced, whiten=sharing.whiten, staleness=sharing.link.staleness
+        )
+        found = setting_problems(regime, facts)
+        problems = [f"{key.removeprefix('trainer.')}: {problem}" for key, problem in found]
         problems += self._dropout_problem(sharing)
         problems += sampling_problems(self) if regime.requests_samples else []
-        problems += [f"whiten_advantages: {problem}" for problem in regime.whitening_problem(whiten=sharing.whiten)]
-        problems += [f"{key}: {problem}" for key, problem in regime.problems(settings)]
-        if (stale := regime.staleness_problem(sharing.link.staleness)) is not None:
-            problems.append(f"staleness: {stale}")
-        problems += [f"regime.{key}: {problem}" for key, problem in regime.ineffective_settings()]
         if regime.reads_peers and args.steps_per_generation % args.gradient_accumulation_steps:
             problems.append(
                 f"steps_per_generation ({args.steps_per_generation}) must be a multiple of "

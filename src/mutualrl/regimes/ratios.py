@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from mutualrl.recipes.trainer_table import Settings
+from mutualrl.regimes.regime import Problem, Settings
 
 #: settings that truncate or reshape the sampling distribution, and their neutral values.
 DEFAULT_SAMPLING: dict[str, tuple[object, ...]] = {
@@ -33,7 +31,7 @@ def non_default_sampling(settings: Settings) -> Settings:
     }
 
 
-def ratio_problems(settings: Settings, *, traced: bool) -> list[tuple[str, str]]:
+def ratio_problems(settings: Settings, *, traced: bool) -> list[Problem]:
     """Return (key, problem) for settings that bias an importance ratio.
 
     The learner's log-probs are of the full distribution at the sampling temperature. If its samples came from a
@@ -53,7 +51,7 @@ def ratio_problems(settings: Settings, *, traced: bool) -> list[tuple[str, str]]
     return problems
 
 
-def aggregation_problem(settings: Settings, *, moves_advantages: bool) -> list[tuple[str, str]]:
+def aggregation_problem(settings: Settings, *, moves_advantages: bool) -> list[Problem]:
     """Return (key, problem) if a regime computes advantages from summed rewards and TRL is set to normalize first."""
     if moves_advantages and settings.get("multi_objective_aggregation") == "normalize_then_sum":
         return [
@@ -64,21 +62,3 @@ def aggregation_problem(settings: Settings, *, moves_advantages: bool) -> list[t
             )
         ]
     return []
-
-
-def server_problems(policies: Mapping[str, Settings]) -> list[str]:
-    """Return one line for each pair of policies that would load their weights into the same vLLM server."""
-    seen: dict[str, str] = {}
-    lines = []
-    for name, settings in policies.items():
-        if settings.get("use_vllm") and settings.get("vllm_mode") == "server":
-            address = settings.get("vllm_server_base_url") or (
-                f"http://{settings.get('vllm_server_host', '0.0.0.0')}:{settings.get('vllm_server_port', 8000)}"
-            )
-            if address in seen:
-                lines.append(
-                    f"policies {seen[address]!r} and {name!r} both use the vLLM server {address}; give each its "
-                    "own server (policies[].trainer.vllm_server_port, or vllm_server_base_url)"
-                )
-            seen[address] = name
-    return lines
