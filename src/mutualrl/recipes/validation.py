@@ -167,17 +167,15 @@ def _member_problems(recipe: Recipe, layers: Layers) -> list[str]:
         traits = {source.name: source.traits for source in sources}
         found = dict(member_problems(regime, RunFacts(peers=len(recipe.policies) - 1, sources=traits)))
         if "peers" in found:
-            source = "or a source to learn from: --source NAME=recorded:FILE, " if regime.accepts_sources else ""
-            lines.append(f"{found['peers']} ({policy.name!r}); add a policy, {source}or use --regime {baseline().name}")
+            other = "or a source to learn from: --source NAME=recorded:FILE, " if regime.accepts_sources else ""
+            lines.append(f"{found['peers']} ({policy.name!r}); add a policy, {other}or use --regime {baseline().name}")
         if "sources" in found:
-            advice = "--source NAME=recorded:FILE (recorded:task: the solutions in the task's data)"
-            lines.append(
-                _line(layers, ("regime",), f"{found['sources']} for policy {policy.name!r}; add one: {advice}")
-            )
+            problem = f"{found['sources']} for policy {policy.name!r}; add one: --source NAME=recorded:FILE "
+            lines.append(_line(layers, ("regime",), problem + "(recorded:task: the solutions in the task's data)"))
         for each in sources:
-            problem = found.get(f"sources.{each.name}") or _frozen_problem(recipe, each, regime)
-            if problem is not None:
-                lines.append(_line(layers, ("sources",), f"{each.name!r}: {problem}"))
+            unusable = found.get(f"sources.{each.name}") or _frozen_problem(recipe, each, regime)
+            if unusable is not None:
+                lines.append(_line(layers, ("sources",), f"{each.name!r}: {unusable}"))
     for source in recipe.asked_sources:
         if recipe.bucket is not None:
             lines.append(
