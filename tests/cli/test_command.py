@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from mutualrl.cli.command import LazyCommand, as_function
 from mutualrl.cli.commands import COMMANDS
-from mutualrl.cli.declared import Command, DiagnosticCommand, Group
+from mutualrl.cli.declared import Command, CommandGroup, DiagnosticCommand
 from mutualrl.console.options import JSON, Option, given, options_of
 
 
@@ -108,7 +108,9 @@ def declared() -> dict[str, Command | DiagnosticCommand]:
     found: dict[str, Command | DiagnosticCommand] = {}
     for name, entry in COMMANDS.items():
         parts = (
-            {f"{name} {part}": command for part, command in entry.commands.items()} if isinstance(entry, Group) else {}
+            {f"{name} {part}": command for part, command in entry.commands.items()}
+            if isinstance(entry, CommandGroup)
+            else {}
         )
         found |= parts or {name: entry}  # type: ignore[dict-item]
     return found

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from conftest import REPOSITORY, lines_run
 from mutualrl.diagnostics.gates import Thresholds, gate_rate, observed_gate
 from mutualrl.diagnostics.model_pool import ModelPool
-from mutualrl.diagnostics.rollouts import Rollouts, to_arrays
+from mutualrl.diagnostics.rollouts import ModelRollouts, to_arrays
 from mutualrl.diagnostics.scales import Scales
 from mutualrl.diagnostics.specs.complementarity import complementarity
 from mutualrl.diagnostics.specs.sgt_check import TaskGate, activation
@@ -43,7 +43,7 @@ def table(rewards: dict[str, dict[str, list[float]]], round_index: int = 0, **co
     return pa.Table.from_pylist([row | {k: v(row) for k, v in columns.items()} for row in rows])
 
 
-def make_rollouts(rewards: dict[str, dict[str, list[float]]], **columns: Any) -> Rollouts:
+def make_rollouts(rewards: dict[str, dict[str, list[float]]], **columns: Any) -> ModelRollouts:
     return to_arrays(table(rewards, **columns), "test")
 
 
@@ -265,7 +265,7 @@ GROUP = st.lists(st.sampled_from([0.0, 1.0, 0.5, 0.1, -1.0, float("nan")]), min_
 
 
 @st.composite
-def random_rollouts(draw: st.DrawFn, binary: bool = False) -> Rollouts:
+def random_rollouts(draw: st.DrawFn, binary: bool = False) -> ModelRollouts:
     models = draw(st.integers(2, 4))
     prompts = draw(st.integers(1, 12))
     group = st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=4) if binary else GROUP
@@ -278,7 +278,7 @@ def random_rollouts(draw: st.DrawFn, binary: bool = False) -> Rollouts:
 
 @settings(max_examples=60, deadline=None)
 @given(random_rollouts())
-def test_identities_of_overlap(rollouts: Rollouts) -> None:
+def test_identities_of_overlap(rollouts: ModelRollouts) -> None:
     result = complementarity(rollouts, PAPER, "first", [1, 2], seed=0)
     pairs = {(row.learner, row.peer): row for row in result.pairs}
     for (a, b), row in pairs.items():
@@ -301,7 +301,7 @@ def test_identities_of_overlap(rollouts: Rollouts) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(random_rollouts(), st.sampled_from(["all", "any"]))
-def test_gate_rate_at_the_actual_number_of_rollouts_is_the_observed_gate(rollouts: Rollouts, rule: Any) -> None:
+def test_gate_rate_at_the_actual_number_of_rollouts_is_the_observed_gate(rollouts: ModelRollouts, rule: Any) -> None:
     counts = rollouts.present_M_P_G.sum(axis=2)
     even = counts.min(axis=0) == counts.max(axis=0)
     for learner in range(len(rollouts.policies)):
@@ -313,7 +313,7 @@ def test_gate_rate_at_the_actual_number_of_rollouts_is_the_observed_gate(rollout
 
 @settings(max_examples=60, deadline=None)
 @given(random_rollouts(), st.sampled_from(["group", "batch", "none"]))
-def test_advantages_equal_the_regimes(rollouts: Rollouts, scale: str) -> None:
+def test_advantages_equal_the_regimes(rollouts: ModelRollouts, scale: str) -> None:
     for learner in range(len(rollouts.policies)):
         learner_rewards, peers = rollouts.rewards_M_P_G[learner], rollouts.peer_rewards(learner)
         pool = np.concatenate([learner_rewards, peers], axis=1)
@@ -328,7 +328,9 @@ def test_advantages_equal_the_regimes(rollouts: Rollouts, scale: str) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(random_rollouts(), st.integers(0, 100))
-def test_shuffled_pool_equals_the_regimes_and_keeps_the_rewards_of_every_round(rollouts: Rollouts, seed: int) -> None:
+def test_shuffled_pool_equals_the_regimes_and_keeps_the_rewards_of_every_round(
+    rollouts: ModelRollouts, seed: int
+) -> None:
     for learner, name in enumerate(rollouts.policies):
         peers, order = rollouts.peer_rewards(learner), shuffle(rollouts, name, seed)
         for round_index in np.unique(rollouts.rounds):
@@ -343,7 +345,7 @@ def test_shuffled_pool_equals_the_regimes_and_keeps_the_rewards_of_every_round(r
 
 @settings(max_examples=60, deadline=None)
 @given(random_rollouts(binary=True), st.integers(0, 2**30))
-def test_six_channel_rows_sum_to_one_and_sgt_implies_xgrpo(rollouts: Rollouts, seed: int) -> None:
+def test_six_channel_rows_sum_to_one_and_sgt_implies_xgrpo(rollouts: ModelRollouts, seed: int) -> None:
     learners = range(len(rollouts.policies))
     xgrpo = np.stack([xgrpo_usable(rollouts, m, Scales()) for m in learners])
     sgt = np.stack([observed_gate(rollouts, PAPER, m) for m in learners])
@@ -364,7 +366,7 @@ def test_open_gate_without_a_changed_advantage_is_a_seventh_row() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(random_rollouts(binary=True))
-def test_teachers_stay_within_the_analytic_bound(rollouts: Rollouts) -> None:
+def test_teachers_stay_within_the_analytic_bound(rollouts: ModelRollouts) -> None:
     table_ = rollouts.table.append_column("tokens", pa.array([4] * len(rollouts.table)))
     with_lengths = to_arrays(table_, "test")
     result = cost(with_lengths, PAPER, ModelPool(with_lengths, {}), seed=0)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mutualrl.diagnostics.gates import Thresholds
-from mutualrl.diagnostics.rollouts import Rollouts, to_arrays
+from mutualrl.diagnostics.rollouts import ModelRollouts, to_arrays
 from mutualrl.diagnostics.specs.complementarity import complementarity
 from mutualrl.errors import DataError, UsageError
 
@@ -38,7 +38,7 @@ def make_rewards(rows: list[list[list[float]]]) -> Rewards:
     return {POLICIES[m]: {f"p{i}": group for i, group in enumerate(prompts)} for m, prompts in enumerate(rows)}
 
 
-def make_rollouts(rewards: Rewards, order: int = 0) -> Rollouts:
+def make_rollouts(rewards: Rewards, order: int = 0) -> ModelRollouts:
     rows = [
         {"policy": policy, "round": 0, "prompt_id": prompt, "rollout": i, "reward": reward}
         for policy, prompts in rewards.items()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mutualrl.errors import FileDamagedError, RecipeError, UsageError
-from mutualrl.launch.plan import Plan, model_digests
+from mutualrl.launch.plan import StartPlan, model_digests
 from mutualrl.launch.rewind import readmit
 from mutualrl.launch.session import (
     Launch,
@@ -103,7 +103,7 @@ def test_directory_is_not_a_change_and_steps_derived_from_epochs_are_compared_la
 
 def started_run(root: Path, *assignments: str) -> tuple[RunDirectory, Recipe]:
     resolved = recipe(*assignments, run_dir=root)
-    plan = Plan(resolved, False, {"two": place(resolved, TWO)}, fingerprint={"prompts": "x", "seed": 0})
+    plan = StartPlan(resolved, False, {"two": place(resolved, TWO)}, fingerprint={"prompts": "x", "seed": 0})
     with ExitStack() as stack:
         run = start_run(plan, MODELS, stack)
     return run, resolved

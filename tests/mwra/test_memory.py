@@ -10,7 +10,7 @@ from mutualrl.errors import MachineError
 from mutualrl.machine.devices import Machine
 from mutualrl.mwra.memory import (
     GIB,
-    Estimate,
+    MemoryEstimate,
     estimate,
     estimate_allocation,
     format_estimate,
@@ -101,6 +101,6 @@ def test_no_estimate_on_cpu_and_text_lists_all_parts(tmp_path: Path) -> None:
     resolved = recipe(tmp_path)
     assert estimate_allocation(resolved, place(resolved, Machine((), 2)).allocations[0]) is None
     assert format_estimate(None) == "unknown"
-    text = format_estimate(Estimate(weights=GIB, optimizer=7 * GIB, reference=GIB, vllm_share=0.25))
+    text = format_estimate(MemoryEstimate(weights=GIB, optimizer=7 * GIB, reference=GIB, vllm_share=0.25))
     assert text == "9.00 GiB (weights 1.00, optimizer 7.00, reference 1.00) + vLLM 25% of the GPU"
-    assert format_estimate(Estimate(GIB, GIB, 0, 0)) == "2.00 GiB (weights 1.00, optimizer 1.00)"
+    assert format_estimate(MemoryEstimate(GIB, GIB, 0, 0)) == "2.00 GiB (weights 1.00, optimizer 1.00)"

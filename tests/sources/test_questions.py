@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mutualrl.records import Prompt
-from mutualrl.sources.questions import Answer, Budget, Share, most_tokens, prompts_to_ask, questions_on, used_tokens
+from mutualrl.sources.questions import (
+    Answer,
+    Budget,
+    PromptShare,
+    most_tokens,
+    prompts_to_ask,
+    questions_on,
+    used_tokens,
+)
 
 PROMPTS = {
     key: Prompt(key, f"What is {key}?", key, "all", columns={"who": "abcd"[place % 3]})
@@ -18,10 +26,10 @@ PROMPTS = {
 }
 
 
-ANY = Share("t")
+ANY = PromptShare("t")
 
 
-def chosen(*wanted: str, share: Share = ANY, confirmed: str = "", round_index: int = 0) -> list[str]:
+def chosen(*wanted: str, share: PromptShare = ANY, confirmed: str = "", round_index: int = 0) -> list[str]:
     return prompts_to_ask(
         [set(each) for each in wanted], PROMPTS, share, set(confirmed), run_seed=0, round_index=round_index
     )
@@ -34,9 +42,9 @@ def test_each_prompt_that_any_learner_wants_is_asked_once() -> None:
 
 
 def test_rows_name_the_source_that_may_be_asked() -> None:
-    assert chosen("pqrstu", share=Share("a", column="who")) == ["p", "s"]
-    assert chosen("pqrstu", share=Share("b", column="who")) == ["q", "t"]
-    assert chosen("pqrstu", share=Share("d", column="who")) == []
+    assert chosen("pqrstu", share=PromptShare("a", column="who")) == ["p", "s"]
+    assert chosen("pqrstu", share=PromptShare("b", column="who")) == ["q", "t"]
+    assert chosen("pqrstu", share=PromptShare("d", column="who")) == []
 
 
 def test_weighted_sources_divide_the_prompts_in_proportion() -> None:
@@ -44,7 +52,8 @@ def test_weighted_sources_divide_the_prompts_in_proportion() -> None:
     counts: Counter[str] = Counter()
     for round_index in range(400):
         parts = {
-            name: chosen("pqrstu", share=Share(name, weights=weights), round_index=round_index) for name in weights
+            name: chosen("pqrstu", share=PromptShare(name, weights=weights), round_index=round_index)
+            for name in weights
         }
         assert sorted(itertools.chain(*parts.values())) == list("pqrstu")  # each prompt once
         counts.update({name: len(part) for name, part in parts.items()})

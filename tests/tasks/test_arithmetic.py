@@ -3,13 +3,20 @@ from __future__ import annotations
 import pytest
 
 from mutualrl.errors import UsageError
-from mutualrl.tasks.arithmetic import HELD_OUT, OPERATIONS, ArithmeticTask, Problem, all_problems, split_problems
+from mutualrl.tasks.arithmetic import (
+    HELD_OUT,
+    OPERATIONS,
+    ArithmeticProblem,
+    ArithmeticTask,
+    all_problems,
+    split_problems,
+)
 from mutualrl.tasks.base import TaskSource
 from mutualrl.tasks.boxed import boxed_score
 
 
 def test_working_ends_in_the_answer() -> None:
-    product, total = Problem("*", (4, 3, 5)), Problem("+", (4, 3, 5))
+    product, total = ArithmeticProblem("*", (4, 3, 5)), ArithmeticProblem("+", (4, 3, 5))
     assert (product.prompt, product.working, product.answer) == ("4*3*5:", r" 12 60 \boxed{60}", "60")
     assert (total.prompt, total.working, total.answer) == ("4+3+5:", r" 7 12 \boxed{12}", "12")
 

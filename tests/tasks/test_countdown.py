@@ -22,7 +22,7 @@ from mutualrl.tasks.countdown import (
     SIZES,
     STYLES,
     TRAINING,
-    Problem,
+    CountdownProblem,
     held_out,
     mirrored,
     reached,
@@ -173,7 +173,7 @@ def test_styles_write_the_same_solution_differently() -> None:
         "mirrored": " 3+4=7 2*7=14 14-5=9 \\boxed{2*(3+4)-5}",
         "bare": " \\boxed{(4+3)*2-5}",
     }
-    assert Problem((3, 4, 2, 5), solution).target == 9
+    assert CountdownProblem((3, 4, 2, 5), solution).target == 9
     assert mirrored(parse("8-3+2+2")) == " 8-3=5 2+5=7 2+7=9 \\boxed{2+2+8-3}"
 
 

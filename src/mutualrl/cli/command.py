@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from mutualrl.cli.declared import Command, DiagnosticCommand, Group
+from mutualrl.cli.declared import Command, CommandGroup, DiagnosticCommand
 from mutualrl.cli.output import reports_errors
 from mutualrl.console.options import Option, declared_options, typed_names
 from mutualrl.storage.files import JsonObject
@@ -38,9 +38,9 @@ class LazyCommand(TyperCommand):
         return self.load().make_context(info_name, args, parent=parent, **extra)
 
 
-def lazy(name: str, declared: Command | DiagnosticCommand | Group) -> Any:
+def lazy(name: str, declared: Command | DiagnosticCommand | CommandGroup) -> Any:
     """Return a command or a group of commands as Typer lists it."""
-    if not isinstance(declared, Group):
+    if not isinstance(declared, CommandGroup):
         return LazyCommand(name, declared)
     commands = {part: lazy(part, command) for part, command in declared.commands.items()}
     return TyperGroup(name=name, commands=commands, help=declared.help, no_args_is_help=True)

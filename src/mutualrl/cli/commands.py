@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from mutualrl.cli.declared import Command, DiagnosticCommand, Group, diagnostics
+from mutualrl.cli.declared import Command, CommandGroup, DiagnosticCommand, diagnostics
 from mutualrl.console.options import SEED_LIMIT, TRUST_REMOTE_CODE, Option, WithJson, WithPlot, options_of
 from mutualrl.evaluation.flags import EvalFlags
 from mutualrl.paper.thl.flags import ThlFlags
@@ -397,7 +397,7 @@ PAPER: dict[str, Command | DiagnosticCommand] = {
     "distill": Command(Distill, "distill.distill"),
 }
 
-COMMANDS: Mapping[str, Command | DiagnosticCommand | Group] = {
+COMMANDS: Mapping[str, Command | DiagnosticCommand | CommandGroup] = {
     "init": Command(Init, "init.init"),
     "train": Command(Train, "train.train"),
     "join": Command(Join, "join.join"),
@@ -410,7 +410,7 @@ COMMANDS: Mapping[str, Command | DiagnosticCommand | Group] = {
     "sweep": Command(Sweep, "sweep.sweep"),
     "compare": Command(Compare, "sweep.compare"),
     "doctor": Command(Doctor, "doctor.doctor"),
-    "runs": Group(
+    "runs": CommandGroup(
         "Runs: list them, verify the files of one, push its models.",
         {
             "ls": Command(RunsLs, "runs.ls"),
@@ -418,11 +418,11 @@ COMMANDS: Mapping[str, Command | DiagnosticCommand | Group] = {
             "push": Command(RunsPush, "runs.push"),
         },
     ),
-    "tasks": Group(
+    "tasks": CommandGroup(
         "The tasks: their data, and their prompts as a model sees them.",
         {"ls": Command(TasksLs, "tasks.ls"), "show": Command(TasksShow, "tasks.show")},
     ),
-    "recipes": Group(
+    "recipes": CommandGroup(
         "The recipes that ship with mutualrl.",
         {
             "ls": Command(RecipesLs, "recipes.ls"),
@@ -431,7 +431,7 @@ COMMANDS: Mapping[str, Command | DiagnosticCommand | Group] = {
             "diff": Command(RecipesDiff, "recipes.diff"),
         },
     ),
-    "regimes": Group(
+    "regimes": CommandGroup(
         "The regimes: rules by which policies share experience.",
         {
             "ls": Command(RegimesLs, "regimes.ls"),
@@ -439,7 +439,7 @@ COMMANDS: Mapping[str, Command | DiagnosticCommand | Group] = {
             "check": Command(RegimesCheck, "regimes.check"),
         },
     ),
-    "exchange": Group(
+    "exchange": CommandGroup(
         "Inspect the exchange of a run: rounds, bytes, damage.",
         {
             "ls": Command(ExchangeLs, "exchange.ls"),
@@ -448,5 +448,5 @@ COMMANDS: Mapping[str, Command | DiagnosticCommand | Group] = {
             "gc": Command(ExchangeGc, "exchange.gc"),
         },
     ),
-    "paper": Group("The paper's evidence: its diagnostics, and its control by distillation.", PAPER),
+    "paper": CommandGroup("The paper's evidence: its diagnostics, and its control by distillation.", PAPER),
 }

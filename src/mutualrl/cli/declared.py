@@ -63,7 +63,7 @@ def diagnostics(package: str) -> dict[str, DiagnosticCommand]:
     return commands
 
 
-class Group(NamedTuple):
+class CommandGroup(NamedTuple):
     """Commands under a common name, with the help of the whole."""
 
     help: str

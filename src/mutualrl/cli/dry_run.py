@@ -12,11 +12,11 @@ from rich.table import Table
 
 from mutualrl.cli.output import emit, screen, show_table
 from mutualrl.console.display import clean, print_text
-from mutualrl.launch.checks import Inputs
-from mutualrl.launch.plan import Plan, models_are_local, plan, plan_resumption
+from mutualrl.launch.checks import CheckedData
+from mutualrl.launch.plan import StartPlan, models_are_local, plan, plan_resumption
 from mutualrl.launch.session import Launch, stored
 from mutualrl.machine.devices import this_machine
-from mutualrl.mwra.memory import Estimate, estimate_allocation, format_estimate
+from mutualrl.mwra.memory import MemoryEstimate, estimate_allocation, format_estimate
 from mutualrl.mwra.placement import Placement
 from mutualrl.recipes import Recipe, dump
 from mutualrl.recipes.agreement import all_prompts, fitting_prompts, require_enough, too_long_notes
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 class Rehearsal:
     """Plan of a start that is not made, with what only people read of it."""
 
-    plan: Plan
-    memory: dict[str, dict[str, Estimate | None]]
+    plan: StartPlan
+    memory: dict[str, dict[str, MemoryEstimate | None]]
     """Memory by machine and policy; None where it cannot be estimated."""
     trials: dict[str, list[Trial]] = field(default_factory=dict)
     """Reward trials by policy."""
@@ -78,7 +78,7 @@ def _print(rehearsal: Rehearsal, *, as_json: bool) -> None:
 def rehearse(recipe: Recipe, launch: Launch) -> Rehearsal:
     """Make the plan of a start without starting it, estimate its memory, and try the reward."""
     made = plan(recipe, this_machine(), launch, rehearsed=True)
-    memory: dict[str, dict[str, Estimate | None]] = {}
+    memory: dict[str, dict[str, MemoryEstimate | None]] = {}
     for label, placement in made.placements.items():
         if not isinstance(placement, str):
             memory[label] = {a.policy: estimate_allocation(made.recipe, a) for a in placement.allocations}
@@ -91,7 +91,7 @@ def rehearse(recipe: Recipe, launch: Launch) -> Rehearsal:
     return rehearsal
 
 
-def _try_rewards(rehearsal: Rehearsal, inputs: Inputs) -> None:
+def _try_rewards(rehearsal: Rehearsal, inputs: CheckedData) -> None:
     """Try the reward functions, and count the prompts that fit."""
     made = rehearsal.plan
     local = models_are_local(made.recipe) and not made.recipe.task.has_turns
@@ -277,7 +277,9 @@ def _placements_json(planned: dict[str, Placement | str]) -> dict[str, object]:
     return placements
 
 
-def _placement_table(label: str, placement: Placement, memory: dict[str, Estimate | None], recipe: Recipe) -> Table:
+def _placement_table(
+    label: str, placement: Placement, memory: dict[str, MemoryEstimate | None], recipe: Recipe
+) -> Table:
     table = Table(
         "policy",
         "devices",

@@ -13,8 +13,7 @@ from mutualrl.cli.output import emit, note_all
 from mutualrl.console.display import clean
 from mutualrl.errors import UsageError
 from mutualrl.paper.figures import across, figures
-from mutualrl.reporting.report import Compared, write_report
-from mutualrl.reporting.report import Report as Written
+from mutualrl.reporting.report import ComparedRuns, WrittenReport, write_report
 from mutualrl.runs.remote import run_directory, run_name
 from mutualrl.storage.bucket_url import is_bucket
 from mutualrl.storage.files import user_path
@@ -23,9 +22,9 @@ from mutualrl.study.sweep_directory import SWEEP
 from mutualrl.study.verdict import verdicts
 
 
-def page_of(runs: Sequence[Path], out: Path) -> Written:
+def page_of(runs: Sequence[Path], out: Path) -> WrittenReport:
     """Write the report of runs with the verdicts of the study and the paper's figures."""
-    return write_report(runs, out, " ".join(command_line()), Compared(verdicts, figures, across))
+    return write_report(runs, out, " ".join(command_line()), ComparedRuns(verdicts, figures, across))
 
 
 def _runs_of(path: str) -> list[str]:

@@ -17,7 +17,7 @@ from mutualrl.study.compare_runs import compare_paths
 from mutualrl.study.comparison import Compared, markdown
 from mutualrl.study.sweep import run_sweep
 from mutualrl.study.sweep_file import read_sweep
-from mutualrl.study.sweep_plan import Plan, planned, require_capacity
+from mutualrl.study.sweep_plan import SweepPlan, planned, require_capacity
 
 
 def sweep(options: Sweep) -> None:
@@ -44,7 +44,7 @@ def sweep(options: Sweep) -> None:
         raise typer.Exit(1)
 
 
-def _show_plan(plan: Plan, *, as_json: bool) -> None:
+def _show_plan(plan: SweepPlan, *, as_json: bool) -> None:
     if as_json:
         emit(plan.to_json())
         return

@@ -12,7 +12,7 @@ from mutualrl.diagnostics.gates import SPARSE
 from mutualrl.diagnostics.hints import CAVEAT as HINTS_CAVEAT
 from mutualrl.diagnostics.hints import HintRow
 from mutualrl.diagnostics.overlap import GateRow, PoolRates
-from mutualrl.diagnostics.rollouts import Bools, Rollouts
+from mutualrl.diagnostics.rollouts import Bools, ModelRollouts
 from mutualrl.regimes import at_level
 from mutualrl.regimes.hinted import Hinted
 
@@ -36,7 +36,7 @@ class Advice:
 
 
 def recommended(
-    pool: PoolRates, gate: Sequence[GateRow], better: Mapping[str, float], rollouts: Rollouts, solved_at_all: Bools
+    pool: PoolRates, gate: Sequence[GateRow], better: Mapping[str, float], rollouts: ModelRollouts, solved_at_all: Bools
 ) -> Advice:
     """Return a regime, or none, with its reason and its predicted cost. `solved_at_all`: by any rollout, shape (M, P).
 

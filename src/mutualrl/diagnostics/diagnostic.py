@@ -18,7 +18,7 @@ from mutualrl.diagnostics.diagnostic_request import DiagnosticRequest
 from mutualrl.diagnostics.gates import Thresholds
 from mutualrl.diagnostics.load_rollouts import Loaded, ProgressBars
 from mutualrl.diagnostics.model_pool import ModelPool
-from mutualrl.diagnostics.rollouts import Rollouts
+from mutualrl.diagnostics.rollouts import ModelRollouts
 from mutualrl.storage.files import JsonObject
 
 Options = TypeVar("Options")
@@ -48,7 +48,7 @@ class Inputs(Generic[Options]):
 
     options: Options
     request: DiagnosticRequest
-    rollouts: Rollouts
+    rollouts: ModelRollouts
     pool: ModelPool
     beside: Beside = Beside()
 

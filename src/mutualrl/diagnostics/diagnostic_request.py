@@ -37,7 +37,7 @@ PROMPTS = 256  # the paper's batch (Section "SGT diagnostics")
 
 
 @dataclass(frozen=True)
-class Sampled:
+class SamplingOptions:
     """Rollouts to sample: a pool on the prompts of a task."""
 
     recipe: Recipe
@@ -81,7 +81,7 @@ class DiagnosticRequest:
     """Source of the rollouts (one of `sampled`, `recorded`, `files`, or none with `sources` only), the models behind
     them, and thresholds."""
 
-    sampled: Sampled | None
+    sampled: SamplingOptions | None
     recorded: Recorded | None
     files: tuple[Path, ...]
     ends: Mapping[str, Endpoint]
@@ -354,7 +354,7 @@ def _rounds(text: str) -> range:
     return range(first_round, end + 1)
 
 
-def _sampled(recipe: Recipe, flags: DiagnosticFlags) -> Sampled:
+def _sampled(recipe: Recipe, flags: DiagnosticFlags) -> SamplingOptions:
     loaded = load_prompts(get_task(recipe.task.name), "train", recipe.task.source(recipe.run.seed))
     distinct = list({(prompt.text, prompt.answer): prompt for prompt in loaded}.values())
     if not distinct:
@@ -369,7 +369,7 @@ def _sampled(recipe: Recipe, flags: DiagnosticFlags) -> Sampled:
     save = None if flags.save is None else user_path(flags.save)
     if save is not None:
         _check_save(save, flags.save)
-    return Sampled(
+    return SamplingOptions(
         recipe=recipe,
         prompts=tuple(sample_evenly(distinct, flags.prompts or PROMPTS)),
         samples=samples,

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from mutualrl.diagnostics.rollouts import Bools, Floats, Rollouts
+from mutualrl.diagnostics.rollouts import Bools, Floats, ModelRollouts
 from mutualrl.diagnostics.statistics import all_fail
 from mutualrl.regimes.gating import GateRule
 
@@ -42,14 +42,14 @@ class Thresholds:
         return GateRule(success_above=self.success, failure_below=self.failure, gate=self.gate, pick=self.pick)
 
 
-def successes(rollouts: Rollouts, thresholds: Thresholds, which: str) -> Bools:
+def successes(rollouts: ModelRollouts, thresholds: Thresholds, which: str) -> Bools:
     """Return whether each model solves each unit, shape (M, P): by its first rollout, or by `any`."""
     limits = np.array([thresholds.of(name).success for name in rollouts.policies])
     above: Bools = rollouts.rewards_M_P_G > limits[:, None, None]  # false for NaN
     return np.asarray(above.any(axis=2)) if which == "any" else above[:, :, 0]
 
 
-def gate_rate(rollouts: Rollouts, thresholds: Thresholds, learner: int, k: int) -> Floats:
+def gate_rate(rollouts: ModelRollouts, thresholds: Thresholds, learner: int, k: int) -> Floats:
     """Return G_n(x) = (1 - p_n)^K (1 - prod over peers of (1 - p_m)^K) of every unit, shape (P,).
 
     Estimated from counts of the learner's failures (below `failure`; with `gate: any`, P(at least one of K)) and of the
@@ -69,7 +69,7 @@ def gate_rate(rollouts: Rollouts, thresholds: Thresholds, learner: int, k: int) 
     return rate
 
 
-def observed_gate(rollouts: Rollouts, thresholds: Thresholds, learner: int) -> Bools:
+def observed_gate(rollouts: ModelRollouts, thresholds: Thresholds, learner: int) -> Bools:
     """Return SGT's gate on these rollouts, shape (P,): all (or any) of the learner's rewards below `failure`, and some
     peer reward above `success`."""
     rule = thresholds.of(rollouts.policies[learner])

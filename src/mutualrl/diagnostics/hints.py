@@ -16,13 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mutualrl.console.markdown import name, number, table
-from mutualrl.diagnostics.diagnostic_request import DiagnosticRequest, Sampled
+from mutualrl.diagnostics.diagnostic_request import DiagnosticRequest, SamplingOptions
 from mutualrl.diagnostics.gates import Thresholds
 from mutualrl.diagnostics.load_rollouts import ProgressBars, completions, rewards_by
 from mutualrl.diagnostics.statistics import mean_interval, ratio
 from mutualrl.engines.base import Sampling
 from mutualrl.records import Prompt, Rollout
-from mutualrl.regimes.hinted import Answer, Hinted
+from mutualrl.regimes.hinted import Hinted, HintedAnswer
 from mutualrl.regimes.hints import shown_hint, with_hint
 from mutualrl.regimes.round import RoundView, Sample, SourceTraits
 from mutualrl.regimes.round import Sampled as Drawn
@@ -68,7 +68,7 @@ class HintRow:
 
 def hint_rows(
     request: DiagnosticRequest,
-    sampled: Sampled,
+    sampled: SamplingOptions,
     rollouts: pa.Table,
     sources: Mapping[str, Prepared],
     tokenizers: Mapping[str, PreTrainedTokenizerBase],
@@ -95,7 +95,7 @@ def hint_rows(
     return rows
 
 
-def _regime(sampled: Sampled, learner: str, thresholds: Thresholds) -> Hinted:
+def _regime(sampled: SamplingOptions, learner: str, thresholds: Thresholds) -> Hinted:
     """Return the rule with a learner's thresholds, and the settings of its recipe if that names it."""
     regime = sampled.recipe.regime_of(learner)
     known = regime if isinstance(regime, Hinted) else Hinted()
@@ -119,7 +119,7 @@ class _Sampler:
     """Sampling of one learner's answers."""
 
     request: DiagnosticRequest
-    sampled: Sampled
+    sampled: SamplingOptions
     learner: str
     tokenizer: PreTrainedTokenizerBase
     context: int
@@ -166,12 +166,12 @@ class _Sampler:
 
 def _row(
     request: DiagnosticRequest,
-    sampled: Sampled,
+    sampled: SamplingOptions,
     learner: str,
     own: Rollouts,
     regime: Hinted,
-    answers: Sequence[Answer],
-    without: Sequence[Answer],
+    answers: Sequence[HintedAnswer],
+    without: Sequence[HintedAnswer],
     gated: int,
 ) -> HintRow:
     prompts = len(set(own.prompt_ids))

@@ -14,10 +14,10 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from mutualrl.console.display import cell
 from mutualrl.console.lines import notify
-from mutualrl.diagnostics.diagnostic_request import DiagnosticRequest, Recorded, Sampled
+from mutualrl.diagnostics.diagnostic_request import DiagnosticRequest, Recorded, SamplingOptions
 from mutualrl.diagnostics.model_pool import ModelPool
 from mutualrl.diagnostics.rollout_reader import TYPES, read_rollouts
-from mutualrl.diagnostics.rollouts import Rollouts, to_arrays
+from mutualrl.diagnostics.rollouts import ModelRollouts, to_arrays
 from mutualrl.engines.base import Sampling
 from mutualrl.engines.choice import chosen_engine, load_engine
 from mutualrl.errors import DataError, MutualRLError, UsageError
@@ -90,7 +90,7 @@ def load_table(request: DiagnosticRequest, bars: ProgressBars) -> Loaded | None:
     return Loaded(read_rollouts(request.files, request.flags.reward), {}) if request.files else None
 
 
-def arranged(loaded: Loaded, request: DiagnosticRequest, bars: ProgressBars) -> tuple[Rollouts, ModelPool]:
+def arranged(loaded: Loaded, request: DiagnosticRequest, bars: ProgressBars) -> tuple[ModelRollouts, ModelPool]:
     """Return the rollouts as arrays, and the models behind them. Raises UsageError for fewer than two models."""
     more = ": add a second file, or a column 'policy' with several names" if request.files else ""
     rollouts = to_arrays(loaded.table, request.origin, loaded.contents, more=more)
@@ -151,7 +151,7 @@ class _TaskPrompts(dict[str, Content]):
         return super().get(key, default)
 
 
-def _sample(request: DiagnosticRequest, sampled: Sampled, bars: ProgressBars) -> Loaded:
+def _sample(request: DiagnosticRequest, sampled: SamplingOptions, bars: ProgressBars) -> Loaded:
     """Sample all models on the prompts. A prompt that leaves any of them no room for a response is dropped for all."""
     with fast_imports():
         from mutualrl.engines.transformers_engine import context_of, load_tokenizer
@@ -193,7 +193,7 @@ def _sample(request: DiagnosticRequest, sampled: Sampled, bars: ProgressBars) ->
 
 def completions(
     request: DiagnosticRequest,
-    sampled: Sampled,
+    sampled: SamplingOptions,
     name: str,
     ids: Sequence[list[int]],
     sampling: Sampling,
@@ -218,7 +218,10 @@ def completions(
 
 
 def rewards_by(
-    sampled: Sampled, name: str, answered: Sequence[tuple[Prompt, Completion]], tokenizer: PreTrainedTokenizerBase
+    sampled: SamplingOptions,
+    name: str,
+    answered: Sequence[tuple[Prompt, Completion]],
+    tokenizer: PreTrainedTokenizerBase,
 ) -> list[float]:
     """Return the reward of each completion under a policy's weights. Raises RewardError."""
     weights = sampled.recipe.trainer_settings(name).get("reward_weights")
@@ -227,7 +230,7 @@ def rewards_by(
 
 def _sample_policy(
     request: DiagnosticRequest,
-    sampled: Sampled,
+    sampled: SamplingOptions,
     name: str,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt],

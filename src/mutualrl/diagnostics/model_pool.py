@@ -11,7 +11,7 @@ import numpy as np
 
 from mutualrl.diagnostics.endpoints import Endpoint
 from mutualrl.diagnostics.lazy_model import LazyModel, OnBatch
-from mutualrl.diagnostics.rollouts import Floats, Rollouts
+from mutualrl.diagnostics.rollouts import Floats, ModelRollouts
 from mutualrl.errors import MutualRLError, UsageError
 from mutualrl.tasks.prompting import Content, Template, prompt_ids
 from mutualrl.thl import Retokenized, align_logprobs, decode_completion, end_token, last_tokens, retokenize
@@ -22,7 +22,7 @@ class ModelPool:
 
     def __init__(
         self,
-        rollouts: Rollouts,
+        rollouts: ModelRollouts,
         ends: Mapping[str, Endpoint],
         templates: Mapping[str, Template] | None = None,
         track: Any = None,

@@ -14,7 +14,7 @@ import numpy as np
 
 from mutualrl.diagnostics.diagnostic import Interval
 from mutualrl.diagnostics.gates import Thresholds, gate_rate, observed_gate
-from mutualrl.diagnostics.rollouts import Bools, Floats, Rollouts
+from mutualrl.diagnostics.rollouts import Bools, Floats, ModelRollouts
 from mutualrl.diagnostics.statistics import intervals, jaccard, ratio
 from mutualrl.storage.files import JsonObject
 
@@ -59,7 +59,7 @@ class PoolRates:
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class GapBucket:
     """Third of the prompts by difficulty."""
 
     bucket: str
@@ -136,19 +136,19 @@ def pool_rates(solved: Bools, seed: int) -> PoolRates:
     return PoolRates(**rates)
 
 
-def bucket_rows(rollouts: Rollouts, solved: Bools) -> list[Bucket]:
+def bucket_rows(rollouts: ModelRollouts, solved: Bools) -> list[GapBucket]:
     """Return a row per third of the units, sorted by (mean reward over all models and rollouts, prompt id)."""
     rewards = rollouts.rewards_M_P_G
     scored = ~np.isnan(rewards)
     means = ratio(np.where(scored, rewards, 0.0).sum(axis=(0, 2)), scored.sum(axis=(0, 2)))
     sort_key = np.where(np.isnan(means), -np.inf, means)  # a unit without a scored rollout is hard
     order = sorted(range(len(means)), key=lambda p: (sort_key[p], rollouts.prompt_ids[p], rollouts.rounds[p]))
-    rows: list[Bucket] = []
+    rows: list[GapBucket] = []
     thirds = np.array_split(np.array(order, dtype=np.int64), len(BUCKETS))
     for bucket, units in zip(BUCKETS[::-1], thirds, strict=True):
         by_model = solved[:, units]
         rows.append(
-            Bucket(
+            GapBucket(
                 bucket=bucket,
                 prompts=len(units),
                 mean_reward=float(ratio(np.nansum(means[units]), (~np.isnan(means[units])).sum())),
@@ -159,7 +159,7 @@ def bucket_rows(rollouts: Rollouts, solved: Bools) -> list[Bucket]:
     return rows[::-1]
 
 
-def gate_rows(rollouts: Rollouts, thresholds: Thresholds, gates: Sequence[int], seed: int) -> list[GateRow]:
+def gate_rows(rollouts: ModelRollouts, thresholds: Thresholds, gates: Sequence[int], seed: int) -> list[GateRow]:
     """Return each learner's gate rate in these rollouts, and for each K in `gates`."""
     smallest = int(rollouts.present_M_P_G.sum(axis=2).min())
     columns: list[Floats | Bools] = []
@@ -178,7 +178,7 @@ def gate_rows(rollouts: Rollouts, thresholds: Thresholds, gates: Sequence[int], 
     return rows
 
 
-def graded(rollouts: Rollouts) -> float:
+def graded(rollouts: ModelRollouts) -> float:
     """Return the fraction of units whose pooled rewards are not all equal, i.e. where value sharing can change an
     advantage."""
     rewards = rollouts.rewards_M_P_G
@@ -188,7 +188,7 @@ def graded(rollouts: Rollouts) -> float:
     return float((highest > lowest).mean())
 
 
-def better_rate(rollouts: Rollouts) -> dict[str, float]:
+def better_rate(rollouts: ModelRollouts) -> dict[str, float]:
     """Return, by learner, the fraction of units on which the peers' best reward exceeds the learner's best, i.e. where
     SGT's `gate: relative` opens."""
     rates = {}

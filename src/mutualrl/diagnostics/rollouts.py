@@ -30,7 +30,7 @@ class NoCommonPromptError(DataError):
 
 
 @dataclass(frozen=True, eq=False)
-class Rollouts:
+class ModelRollouts:
     """Rollouts by policy, unit and place in their group.
 
     `rounds`, `prompt_ids`, `tasks`: of each unit, (P,). `rows_M_P_G`: rows of `table`, -1 for none. `contents`: the
@@ -82,7 +82,9 @@ class Rollouts:
         return self.table.column(column)[int(self.rows_M_P_G[policy, unit, place])].as_py()
 
 
-def to_arrays(table: pa.Table, origin: str, contents: Mapping[str, Content] | None = None, more: str = "") -> Rollouts:
+def to_arrays(
+    table: pa.Table, origin: str, contents: Mapping[str, Content] | None = None, more: str = ""
+) -> ModelRollouts:
     """Arrange a table of rollouts as arrays. Units that some policy did not answer are left out and counted.
 
     `more`: advice for the message about a single policy. Raises UsageError for fewer than two policies, DataError for a
@@ -123,7 +125,7 @@ def to_arrays(table: pa.Table, origin: str, contents: Mapping[str, Content] | No
     rows = rows[:, complete]
     rewards = np.where(rows >= 0, table.column("reward").to_numpy()[rows], np.nan)
     ids = tuple(names[code] for code in keys[1, complete])
-    return Rollouts(
+    return ModelRollouts(
         policies=tuple(policies),
         rounds=keys[0, complete],
         prompt_ids=ids,

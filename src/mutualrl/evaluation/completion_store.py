@@ -55,7 +55,7 @@ SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CompletionPart:
     """One part of a model's completions on a task. `model_digest`: identity of the model; `prompts_sha256`: of the
     prompts' ids, in the part's order; `rows`: number of completions."""
 
@@ -105,7 +105,7 @@ class Store:
             remove_temporaries(completions)
         return cls(directory)
 
-    def get(self, part: Part) -> list[JsonObject] | None:
+    def get(self, part: CompletionPart) -> list[JsonObject] | None:
         """Return the rows of a part; None if it does not exist. Raises FileDamagedError for a damaged part, or
         another part's file."""
         if self._directory is None:
@@ -118,7 +118,7 @@ class Store:
                 f"{error}; remove it and {_marker(path).name}, then run the same command to regenerate them"
             ) from None
 
-    def put(self, part: Part, rows: Sequence[JsonObject]) -> None:
+    def put(self, part: CompletionPart, rows: Sequence[JsonObject]) -> None:
         """Write the rows of a part: the file, then its marker."""
         if self._directory is None:
             return
@@ -140,7 +140,7 @@ class Store:
         write_atomic(self._directory / "results.md", (markdown + "\n").encode())
         return [str(self._directory / name) for name in ("results.json", "results.md", COMPLETIONS)]
 
-    def _path(self, part: Part) -> Path:
+    def _path(self, part: CompletionPart) -> Path:
         assert self._directory is not None
         return self._directory / COMPLETIONS / directory_name(part.model) / f"{part.task}.{part.number:05d}.parquet"
 
@@ -158,7 +158,7 @@ def _stored(path: Path) -> JsonObject | None:
     return read_checksummed(path, root=path.parent)
 
 
-def _rows(path: Path, part: Part) -> list[JsonObject] | None:
+def _rows(path: Path, part: CompletionPart) -> list[JsonObject] | None:
     """Return the rows of a part's file after checking it against its marker."""
     marker = read_checksummed(_marker(path))
     if marker is None:  # killed between the two writes

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mutualrl.engines.base import Engine, Sampling
 from mutualrl.errors import FileDamagedError
-from mutualrl.evaluation.completion_store import Part, Store
+from mutualrl.evaluation.completion_store import CompletionPart, Store
 from mutualrl.evaluation.eval_request import TaskRequest
 from mutualrl.records import Completion, Prompt
 from mutualrl.seeds import seed_of
@@ -25,7 +25,7 @@ PART = {"transformers": 512, "vllm": 4096}
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PromptChunk:
     """Prompts, by index in the task, that are generated together with room for `new_tokens`; 0: no room."""
 
     number: int
@@ -33,7 +33,7 @@ class Chunk:
     new_tokens: int
 
 
-def chunks(lengths: Sequence[int], context: int, max_new_tokens: int, size: int) -> list[Chunk]:
+def chunks(lengths: Sequence[int], context: int, max_new_tokens: int, size: int) -> list[PromptChunk]:
     """Split the prompts of a task into parts of at most `size`, sorted by length to limit padding.
 
     A prompt that leaves less room in the context than `max_new_tokens` shares a part only with others of the same room,
@@ -42,11 +42,11 @@ def chunks(lengths: Sequence[int], context: int, max_new_tokens: int, size: int)
     rooms: dict[int, list[int]] = {}
     for place in sorted(range(len(lengths)), key=lambda place: (lengths[place], place)):
         rooms.setdefault(max(0, min(max_new_tokens, context - lengths[place])), []).append(place)
-    results: list[Chunk] = []
+    results: list[PromptChunk] = []
     for room in sorted(rooms, reverse=True):
         places = rooms[room]
         for start in range(0, len(places), size):
-            results.append(Chunk(len(results), tuple(places[start : start + size]), room))
+            results.append(PromptChunk(len(results), tuple(places[start : start + size]), room))
     return results
 
 
@@ -60,7 +60,7 @@ def generate_rows(
     model_digest: str,
     task: TaskRequest,
     ids: Sequence[list[int]],
-    cut: Sequence[Chunk],
+    cut: Sequence[PromptChunk],
     engine: Callable[[], Engine],
     tokenizer: PreTrainedTokenizerBase,
     sampling: Sampling,
@@ -87,14 +87,19 @@ def generate_rows(
     return [row for place in range(len(task.prompts)) for row in by_place[place]]
 
 
-def _part(model: str, model_digest: str, task: TaskRequest, chunk: Chunk, samples: int) -> Part:
+def _part(model: str, model_digest: str, task: TaskRequest, chunk: PromptChunk, samples: int) -> CompletionPart:
     ids = "\n".join(task.prompts[place].id for place in chunk.places)
     digest = hashlib.sha256(ids.encode("utf-8", "surrogatepass")).hexdigest()
-    return Part(model, model_digest, task.name, chunk.number, digest, len(chunk.places) * samples)
+    return CompletionPart(model, model_digest, task.name, chunk.number, digest, len(chunk.places) * samples)
 
 
 def _rescored(
-    rows: list[Row], part: Part, task: TaskRequest, chunk: Chunk, samples: int, tokenizer: PreTrainedTokenizerBase
+    rows: list[Row],
+    part: CompletionPart,
+    task: TaskRequest,
+    chunk: PromptChunk,
+    samples: int,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> list[Row]:
     """Return stored rows with their rewards recomputed. Raises FileDamagedError where an exact-match reward differs
     from the stored one: a text or a reward was changed. (Custom reward functions may return another value.)"""
@@ -117,7 +122,7 @@ def _generated(
     model: str,
     task: TaskRequest,
     ids: Sequence[list[int]],
-    chunk: Chunk,
+    chunk: PromptChunk,
     engine: Callable[[], Engine],
     tokenizer: PreTrainedTokenizerBase,
     sampling: Sampling,

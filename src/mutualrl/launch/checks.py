@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class CheckedData:
     """Checked inputs of a run: its prompts, the validation prompts that are used and all of them, notes for the user,
     and what run.json says of the data."""
 
@@ -57,7 +57,7 @@ class Inputs:
     data: dict[str, object]
 
 
-def check_inputs(recipe: Recipe) -> Inputs:
+def check_inputs(recipe: Recipe) -> CheckedData:
     """Check the user's code (without running it) and the data. Raises UsageError, DataError."""
     require_rewards(recipe.task.reward)
     require_turns(recipe.task.environment, recipe.task.tools)
@@ -70,7 +70,7 @@ def check_inputs(recipe: Recipe) -> Inputs:
     notes += [data_note(data), *([] if few is None else [few])]
     notes += shared_prompts(prompts, splits.validation.prompts)
     notes += column_notes(prompts) + (boxed_notes(prompts) if recipe.task.reward == BOXED else [])
-    return Inputs(prompts, validation, splits.validation.prompts, tuple(notes), data)
+    return CheckedData(prompts, validation, splits.validation.prompts, tuple(notes), data)
 
 
 def check_models(recipe: Recipe, names: Sequence[str]) -> None:
@@ -139,7 +139,7 @@ def _adapter_problems(recipe: Recipe, policy: Policy) -> list[str]:
     ]
 
 
-def check_sources(recipe: Recipe, inputs: Inputs, names: Collection[str] | None = None) -> dict[str, Prepared]:
+def check_sources(recipe: Recipe, inputs: CheckedData, names: Collection[str] | None = None) -> dict[str, Prepared]:
     """Return the recipe's sources, or those of some `names`, read and verified; loads the policies' tokenizers if there
     are any. Raises DataError, RewardError, ModelError."""
     if not recipe.recorded_sources:
@@ -157,7 +157,7 @@ class AskedSources(NamedTuple):
 
 
 def check_asked_sources(
-    recipe: Recipe, inputs: Inputs, *, contact: bool = True, resumed: RunInfo | None = None
+    recipe: Recipe, inputs: CheckedData, *, contact: bool = True, resumed: RunInfo | None = None
 ) -> AskedSources:
     """Check the sources that answer during training: the models of frozen ones, the keys and, if `contact`, the
     endpoints of served ones, and what the data say of them. A resumed run goes on with the model that it began with,
@@ -234,7 +234,7 @@ def _require_named_sources(recipe: Recipe, column: str, prompts: Sequence[Prompt
         raise DataError(f"no row of the data names a source ({', '.join(sorted(known))}) in its column {column!r}")
 
 
-def check_batch(recipe: Recipe, batch: BatchPlan, inputs: Inputs) -> tuple[Recipe, Fingerprint]:
+def check_batch(recipe: Recipe, batch: BatchPlan, inputs: CheckedData) -> tuple[Recipe, Fingerprint]:
     """Return the recipe with its epochs converted to steps, and the fingerprint that all policies must share, without
     sources. Raises DataError for too few prompts, UsageError for a column that cannot be hashed."""
     require_enough(inputs.prompts, batch.prompts)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from mutualrl.engines.model_files import is_local, model_digest
 from mutualrl.errors import DataUnavailableError, MachineError, MutualRLError, UsageError
 from mutualrl.launch.checks import (
-    Inputs,
+    CheckedData,
     check_asked_sources,
     check_batch,
     check_inputs,
@@ -50,7 +50,7 @@ R = TypeVar("R")
 
 
 @dataclass
-class Plan:
+class StartPlan:
     """What a start will do, and what stands against it."""
 
     recipe: Recipe
@@ -62,7 +62,7 @@ class Plan:
     A start has that of its machine only."""
     fingerprint: Fingerprint = field(default_factory=dict)
     """What all policies of the run must share."""
-    inputs: Inputs | None = None
+    inputs: CheckedData | None = None
     """The checked data; None where they cannot be read."""
     sources: dict[str, Prepared] = field(default_factory=dict)
     """The recorded sources, read and verified; empty for a run that is resumed, which has them."""
@@ -110,10 +110,10 @@ class Plan:
 
 def plan(
     recipe: Recipe, machine: Machine, launch: Launch, resumed: RunDirectory | None = None, *, rehearsed: bool = False
-) -> Plan:
+) -> StartPlan:
     """Return the plan of a start, or of the resumption of a run. Cheap checks come first, a question to a server and
     the rewards of recorded texts last. Without `rehearsed` the first problem is raised."""
-    made, names = Plan(recipe, rehearsed), launch.policies(recipe)
+    made, names = StartPlan(recipe, rehearsed), launch.policies(recipe)
     _check_machine(made, machine, launch)
     _place(made, machine, launch)
     made.inputs = made.check(lambda: check_inputs(recipe))
@@ -132,7 +132,7 @@ def plan(
     return made
 
 
-def _check_machine(made: Plan, machine: Machine, launch: Launch) -> None:
+def _check_machine(made: StartPlan, machine: Machine, launch: Launch) -> None:
     """Note what the machine lacks. A start is refused for it, and for a source that is asked elsewhere."""
     recipe = made.recipe
     made.missing += [*busy_ports(recipe), *missing_requirements(recipe, machine)]
@@ -153,7 +153,7 @@ def _fail(error: MutualRLError) -> None:
     raise error
 
 
-def _place(made: Plan, machine: Machine, launch: Launch) -> None:
+def _place(made: StartPlan, machine: Machine, launch: Launch) -> None:
     """Place the policies on this machine; a rehearsal also on the hardware that the recipe names, whose problem is the
     start's there."""
     recipe = only(made.recipe, launch.policies(made.recipe))
@@ -179,13 +179,13 @@ def _place(made: Plan, machine: Machine, launch: Launch) -> None:
         made.notes += [lock_note(lock) for lock in build_locks()]
 
 
-def _count_steps(made: Plan) -> None:
+def _count_steps(made: StartPlan) -> None:
     """Convert the recipe's epochs to steps, and make the fingerprint."""
     if made.placement is not None and made.inputs is not None:
         made.recipe, made.fingerprint = check_batch(made.recipe, made.placement.allocations[0].batch, made.inputs)
 
 
-def _check_asked(made: Plan, resumed: RunDirectory | None) -> None:
+def _check_asked(made: StartPlan, resumed: RunDirectory | None) -> None:
     """Check the sources that are asked, and predict what they will do."""
     if made.placement is None or made.inputs is None:
         return
@@ -197,7 +197,7 @@ def _check_asked(made: Plan, resumed: RunDirectory | None) -> None:
     made.notes += [*asked.notes, *(each.note(name) for name, each in made.predicted.items())]
 
 
-def _prepare_recorded(made: Plan) -> None:
+def _prepare_recorded(made: StartPlan) -> None:
     """Read and verify the recorded sources; a rehearsal only where the models, whose tokenizers it needs, are here."""
     if made.inputs is None or (made.rehearsed and not models_are_local(made.recipe)):
         return
@@ -230,7 +230,7 @@ class Resumption:
     """Checked resumption of a run: nothing is changed yet."""
 
     run: RunDirectory
-    plan: Plan
+    plan: StartPlan
     models: dict[str, str]
     """Digest of each policy's base model, and of each frozen source."""
     notes: list[str]

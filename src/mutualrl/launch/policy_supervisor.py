@@ -14,7 +14,7 @@ from mutualrl.launch.death import CONSEQUENCES, describe_death, failure_of, own_
 from mutualrl.launch.group import ProcessGroup, ProcessTag, agent, clear_attempt, end, next_attempt
 from mutualrl.launch.launcher import Launcher, ManagedPolicy
 from mutualrl.launch.life import Die, Event, Finish, Tick, may_continue
-from mutualrl.launch.watch import Watch
+from mutualrl.launch.watch import WatchedRun
 from mutualrl.mwra.placement import Devices, Placement
 from mutualrl.process.status import PolicyState, PolicyStatus, StatusWriter
 from mutualrl.recipes import Recipe
@@ -30,7 +30,7 @@ class SupervisedPolicy(ManagedPolicy):
     """Policy on this machine: the watch over it, its newest attempt, and the process group of that attempt. `source`:
     it is a source; the run ends without it."""
 
-    watch: Watch
+    watch: WatchedRun
     source: bool = False
     attempt: int = 0
     group: ProcessGroup | None = None
@@ -50,7 +50,7 @@ class PolicySupervisor(Launcher[SupervisedPolicy]):
     ) -> None:
         policies = []
         for allocation in (*placement.allocations, *placement.sources):
-            watch = Watch(run.exchange, allocation.policy, recipe.run, self.say)
+            watch = WatchedRun(run.exchange, allocation.policy, recipe.run, self.say)
             source = allocation in placement.sources
             policies.append(SupervisedPolicy(allocation=allocation, watch=watch, source=source))
         super().__init__(run, recipe, policies, status_writer, console)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mutualrl.console.lines import notify
 from mutualrl.launch.death import describe_death, failure_of
 from mutualrl.launch.group import ProcessTag, clear_attempt, environment, next_attempt
-from mutualrl.launch.watch import Watch
+from mutualrl.launch.watch import WatchedRun
 from mutualrl.machine.ray_cluster import Resources
 from mutualrl.process import loopback
 from mutualrl.process.parent_watch import become_subreaper, end_children
@@ -182,7 +182,7 @@ def _wait_for(process: subprocess.Popen[bytes], task: PolicyTask, siblings: list
     request, is frozen, makes no progress, or waits for a failed rank."""
     import ray
 
-    watch = Watch(task.run.exchange, task.policy, load_run(task.run, without_models=True).run, notify)
+    watch = WatchedRun(task.run.exchange, task.policy, load_run(task.run, without_models=True).run, notify)
     subject = f"policy {task.policy!r}"
     failed_at, running = None, siblings
     while (code := process.poll()) is None:

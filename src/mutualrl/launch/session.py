@@ -45,7 +45,7 @@ from mutualrl.storage.rundir import (
 from mutualrl.storage.trained_model import trained_model
 
 if TYPE_CHECKING:
-    from mutualrl.launch.plan import Plan
+    from mutualrl.launch.plan import StartPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ def counted(recipe: Recipe, batch: BatchPlan, prompts: int) -> Recipe:
     return recipe.with_steps(prompts, batch.prompts, recipe.steps_per_round(batch.optimizer_steps))
 
 
-def start_run(plan: Plan, models: dict[str, str], held: ExitStack, run_id: str | None = None) -> RunDirectory:
+def start_run(plan: StartPlan, models: dict[str, str], held: ExitStack, run_id: str | None = None) -> RunDirectory:
     """Claim a new run directory, locked while `held` is open, and write the files that the workers read."""
     recipe = plan.recipe
     text = recipe_text(recipe)

@@ -12,7 +12,7 @@ from mutualrl.see.store import Location
 START_SECONDS = 300.0  # longest time from the start of a process group to its first heartbeat
 
 
-class Watch:
+class WatchedRun:
     """Watch over a policy with a running process group. `say` is called once with a warning after half of
     `run.step_timeout` without progress."""
 

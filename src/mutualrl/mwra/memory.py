@@ -22,7 +22,7 @@ _WEIGHT, _GRADIENT, _ADAM = 2, 2, 12  # bytes per weight: bf16, bf16, fp32 maste
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class MemoryEstimate:
     """Bytes on one GPU: weights; gradients and optimizer states; the KL term's reference model; and the fraction of
     the GPU that colocated vLLM reserves. Activations are not included."""
 
@@ -39,7 +39,7 @@ class Estimate:
 
 def estimate(
     parameters: int, ranks: int, strategy: str, *, trained: int | None = None, reference: bool, vllm_share: float
-) -> Estimate:
+) -> MemoryEstimate:
     """Return the bytes on one of `ranks` GPUs. Every strategy keeps 16 bytes per trained weight (2 weight, 2 gradient,
     12 AdamW) and 2 per frozen one; ZeRO-3 shards all of them over the ranks, ZeRO-2 gradients and optimizer, DDP
     none.
@@ -51,7 +51,7 @@ def estimate(
     frozen = 0 if trained is None else parameters
     shard = ranks if strategy == "zero3" else 1
     moments = ranks if strategy in ("zero2", "zero3") else 1
-    return Estimate(
+    return MemoryEstimate(
         weights=_WEIGHT * (count + frozen) / shard,
         optimizer=(_GRADIENT + _ADAM) * count / moments,
         reference=_WEIGHT * parameters / shard if reference else 0.0,
@@ -59,7 +59,7 @@ def estimate(
     )
 
 
-def estimate_allocation(recipe: Recipe, allocation: Allocation) -> Estimate | None:
+def estimate_allocation(recipe: Recipe, allocation: Allocation) -> MemoryEstimate | None:
     """Return the estimate for a policy on its GPUs, or None if its configuration is not available or it runs on CPU."""
     if not allocation.gpus:
         return None
@@ -178,7 +178,7 @@ def _empty_model(policy: Policy) -> PreTrainedModel | None:
     return model
 
 
-def format_estimate(result: Estimate | None) -> str:
+def format_estimate(result: MemoryEstimate | None) -> str:
     """Return an estimate as text for a table cell."""
     if result is None:
         return "unknown"

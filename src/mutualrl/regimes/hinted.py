@@ -55,7 +55,7 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HintedAnswer:
     """Sampled answer: whether it is a success; if so, the share of it that is copied and whether it is bare."""
 
     sample: Sample
@@ -282,18 +282,18 @@ class Hinted(Regime):
 
     # ---- answers
 
-    def judged(self, sample: Sample, drawn: Sampled) -> Answer:
+    def judged(self, sample: Sample, drawn: Sampled) -> HintedAnswer:
         """Return what a sampled answer is."""
         body = drawn.ids[:-1] if drawn.ended else drawn.ids  # a hint has no end token to copy
         success = drawn.reward > self.success_above
         copied = longest_common_substring(body, drawn.hint_ids) / max(len(body), 1) if success else 0.0
-        return Answer(sample, drawn, success, copied, success and is_bare(drawn.text))
+        return HintedAnswer(sample, drawn, success, copied, success and is_bare(drawn.text))
 
-    def leaves_out(self, answer: Answer) -> bool:
+    def leaves_out(self, answer: HintedAnswer) -> bool:
         """Return whether an answer is left out: a confirmed one that is a copy, or bare."""
         return answer.copied >= self.max_copy or answer.bare
 
-    def _nll(self, view: RoundView, confirmed: Sequence[Answer], shown: Mapping[str, Shown]) -> list[ExtraRow]:
+    def _nll(self, view: RoundView, confirmed: Sequence[HintedAnswer], shown: Mapping[str, Shown]) -> list[ExtraRow]:
         """Return the confirmed answers as rows under the prompt without the hint."""
         counts = _counts(confirmed)
         by_prompt = self.normalize == "prompts"
@@ -306,7 +306,7 @@ class Hinted(Regime):
         return rows
 
     def _policy_gradient(
-        self, view: RoundView, answers: Sequence[Answer], shown: Mapping[str, Shown]
+        self, view: RoundView, answers: Sequence[HintedAnswer], shown: Mapping[str, Shown]
     ) -> tuple[list[ExtraRow], tuple[float, ...]]:
         """Return answers as rows, and the own advantages. Both are over the group of a prompt's own rollouts and
         answers: own advantages change by the difference to those over the own rollouts alone, so that what a regime
@@ -343,7 +343,7 @@ class Hinted(Regime):
             rows.append(row)
         return rows, advantages
 
-    def _row(self, view: RoundView, answer: Answer, shown: Mapping[str, Shown]) -> ExtraRow:
+    def _row(self, view: RoundView, answer: HintedAnswer, shown: Mapping[str, Shown]) -> ExtraRow:
         hint = shown[answer.sample.prompt_id]
         source = RowSource(view.learner, answer.sample.number, view.round)
         if hint.success is not None:
@@ -367,7 +367,7 @@ class Hinted(Regime):
 
     # ---- metrics
 
-    def _metrics(self, answers: Sequence[Answer], confirmed: Sequence[Answer]) -> dict[str, float]:
+    def _metrics(self, answers: Sequence[HintedAnswer], confirmed: Sequence[HintedAnswer]) -> dict[str, float]:
         successes = [answer for answer in answers if answer.success]
         metrics = {
             "hinted/confirmed": float(len(confirmed)),
@@ -382,7 +382,9 @@ class Hinted(Regime):
             metrics[f"hinted/copies_{round(100 * share)}"] = float(count)
         return metrics
 
-    def _hint_nll(self, view: RoundView, shown: Mapping[str, Shown], confirmed: Sequence[Answer]) -> dict[str, float]:
+    def _hint_nll(
+        self, view: RoundView, shown: Mapping[str, Shown], confirmed: Sequence[HintedAnswer]
+    ) -> dict[str, float]:
         passages = self._hint_passages(view, shown)
         values = [
             view.results.nll[passages[prompt_id]]
@@ -392,7 +394,7 @@ class Hinted(Regime):
         return {"hinted/hint_nll": float(np.mean(values))} if values else {}
 
 
-def _counts(answers: Sequence[Answer]) -> dict[str, int]:
+def _counts(answers: Sequence[HintedAnswer]) -> dict[str, int]:
     """Return the number of answers of each prompt."""
     counts: dict[str, int] = {}
     for answer in answers:

@@ -11,7 +11,7 @@ from mutualrl.console.display import clean, group_label, last_parts
 from mutualrl.console.markdown import name, number, table
 from mutualrl.regimes import baseline
 from mutualrl.runs.read import read_run
-from mutualrl.runs.record import Policy, Run
+from mutualrl.runs.record import PolicyRecord, Run
 from mutualrl.storage.files import JsonObject, write_atomic
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.storage.trained_model import has_trained_model
@@ -37,7 +37,7 @@ def write_cards(root: Path) -> list[Path]:
     return written
 
 
-def card(run: Run, policy: Policy) -> str:
+def card(run: Run, policy: PolicyRecord) -> str:
     """Return the card of one policy in the hub's format; paths are cut to their last part."""
     hub_id = bool(policy.model) and not policy.model.startswith(("tiny:", "/"))
     head: JsonObject = {"library_name": "transformers", "pipeline_tag": "text-generation"}
@@ -60,11 +60,11 @@ def card(run: Run, policy: Policy) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _with_model(policy: Policy) -> str:
+def _with_model(policy: PolicyRecord) -> str:
     return f"`{name(policy.name)}` (`{name(last_parts(policy.model))}`)"
 
 
-def _figures(run: Run, policy: Policy) -> str:
+def _figures(run: Run, policy: PolicyRecord) -> str:
     result = policy.result
     rows = []
     if result is not None and result.validation is not None:

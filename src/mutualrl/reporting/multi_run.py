@@ -10,7 +10,7 @@ from mutualrl.reporting.comparability import Comparison
 from mutualrl.reporting.figure_specs import Figure, Panel, filled
 from mutualrl.runs.curves import Bars, mean, mean_bars, mean_curve, policies_of, smooth
 from mutualrl.runs.logs import LoggedRun, Series
-from mutualrl.runs.record import Evaluation
+from mutualrl.runs.record import StoredEvaluation
 
 Arms = Mapping[str, Sequence[LoggedRun]]
 
@@ -197,8 +197,8 @@ BEFORE = "before training"
 
 def _evaluations(arms: Arms, slug: str) -> list[Figure]:
     """Return one figure of accuracy by task and policy for each evaluation setup with trained models."""
-    by_setup: dict[str, dict[str, list[Evaluation]]] = {}
-    initial: dict[str, list[Evaluation]] = {}
+    by_setup: dict[str, dict[str, list[StoredEvaluation]]] = {}
+    initial: dict[str, list[StoredEvaluation]] = {}
     for arm, runs in arms.items():
         for run in runs:
             for evaluation in run.evaluations:
@@ -213,7 +213,11 @@ def _evaluations(arms: Arms, slug: str) -> list[Figure]:
 
 
 def _task_bars(
-    by_arm: Mapping[str, Sequence[Evaluation]], initial: Sequence[Evaluation], arms: Arms, slug: str, number: int
+    by_arm: Mapping[str, Sequence[StoredEvaluation]],
+    initial: Sequence[StoredEvaluation],
+    arms: Arms,
+    slug: str,
+    number: int,
 ) -> Figure:
     """Return the figure of one setup. `initial`: the models before training, which all arms share."""
     tasks = next(iter(by_arm.values()))[0].tasks

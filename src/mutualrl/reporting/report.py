@@ -26,7 +26,7 @@ INDEX, DATA, FIGURES = "index.html", "report.json", "figures"
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class WrittenReport:
     """Written report: page, number of figures, warnings."""
 
     page: Path
@@ -35,7 +35,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedRuns:
     """What compares runs in a report: the verdicts on all comparisons, shown first; the figures of one, named with a
     prefix; and figures over all."""
 
@@ -44,7 +44,7 @@ class Compared:
     across: Callable[[Sequence[Comparison]], list[Figure]]
 
 
-def write_report(paths: Sequence[Path], out: Path, command: str, compared: Compared) -> Report:
+def write_report(paths: Sequence[Path], out: Path, command: str, compared: ComparedRuns) -> WrittenReport:
     """Write `out`/index.html, report.json (all plotted values) and figures/*.png, *.svg for runs and for directories
     written by `mutualrl paper distill`. Raises UsageError for any other path."""
     distilled = [user_path(path) for path in paths if (user_path(path) / RESULT).is_file()]
@@ -100,7 +100,7 @@ def write_report(paths: Sequence[Path], out: Path, command: str, compared: Compa
     write_atomic(directory / DATA, data.encode(), durable=False)
     write_atomic(directory / INDEX, page.encode("utf-8", "replace"))
     notes = [note for section in sections for note in section.notes]
-    return Report(directory / INDEX, len(drawn), tuple(dict.fromkeys([*notes, *rescued.notes])))
+    return WrittenReport(directory / INDEX, len(drawn), tuple(dict.fromkeys([*notes, *rescued.notes])))
 
 
 def _clear_stale(directory: Path, drawn: set[str]) -> None:

@@ -19,7 +19,7 @@ from mutualrl.errors import FileDamagedError, UsageError
 from mutualrl.runs.facts import accounts_of, policy_facts, source_facts
 from mutualrl.runs.notes import LearningNotes, data_notes, unscorable_note
 from mutualrl.runs.read import is_step, read_run, short, validation_of
-from mutualrl.runs.record import Policy, Run
+from mutualrl.runs.record import PolicyRecord, Run
 from mutualrl.see import open_store
 from mutualrl.storage.accounts import Account, SourceFacts
 from mutualrl.storage.artifacts import FileDigest
@@ -179,7 +179,7 @@ def _measured(lines: Iterable[JsonObject]) -> Iterable[tuple[str, int, float]]:
                 yield metric, row["step"], number
 
 
-def _validations(policy: Policy, lines: Iterable[JsonObject]) -> tuple[list[tuple[str, int, float]], list[int]]:
+def _validations(policy: PolicyRecord, lines: Iterable[JsonObject]) -> tuple[list[tuple[str, int, float]], list[int]]:
     """Return the validations of a policy in which a completion had a reward, and the steps of those in its log that are
     not valid; the last one of a finished policy is in its result."""
     result = policy.result

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mutualrl.errors import FileDamagedError
 from mutualrl.runs.read import is_step, read_run, short, validation_of
-from mutualrl.runs.record import Policy, Record, Run
+from mutualrl.runs.record import PolicyRecord, Record, Run
 from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.files import open_regular, parse_or_none
 from mutualrl.storage.run_info import Validation, measured
@@ -54,7 +54,7 @@ def read_overview(path: Path) -> Overview:
     )
 
 
-def _policy(policy: Policy, metrics: Path) -> PolicyOverview:
+def _policy(policy: PolicyRecord, metrics: Path) -> PolicyOverview:
     before = policy.before if policy.result is None else policy.result.initial_validation or policy.before
     step, last = _ends(metrics, needs_accuracy=policy.final is None)
     known = [value for value in (policy.final, measured(last), measured(before)) if value is not None]

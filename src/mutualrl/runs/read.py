@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from mutualrl.errors import FileDamagedError, RecipeError, UsageError
 from mutualrl.recipes import yaml_file
-from mutualrl.runs.record import Evaluation, Policy, Run, is_policy_name, policies_in
+from mutualrl.runs.record import PolicyRecord, Run, StoredEvaluation, is_policy_name, policies_in
 from mutualrl.runs.state import state_of
 from mutualrl.storage.files import (
     JsonObject,
@@ -50,7 +50,7 @@ def read_run(path: Path) -> Run:
             problem = "was lost during the run" if name in summary.lost else "has no readable result"
             notes.append(f"policy {name!r} {problem}: its curve ends at its last step and it has no final accuracy")
         before = files.read(Validation, of_policy.before)
-        policies[name] = Policy(name=name, model=models.get(name, ""), before=before, result=result)
+        policies[name] = PolicyRecord(name=name, model=models.get(name, ""), before=before, result=result)
     if not policies:
         notes.append("it has no policies: it ended before any of them started")
     state = state_of(run, summary, notes, list(policies) if info.scripts else ())
@@ -163,7 +163,7 @@ def _recipe(run: RunDirectory, info: RunInfo, notes: list[str]) -> JsonObject:
         return {}
 
 
-def _evaluations(files: _Files, run: RunDirectory) -> tuple[Evaluation, ...]:
+def _evaluations(files: _Files, run: RunDirectory) -> tuple[StoredEvaluation, ...]:
     """Return the results of `mutualrl eval --run` in the run; unreadable ones are noted."""
     results = []
     for path in sorted(run.evaluations.glob("*.json")):
@@ -178,7 +178,7 @@ def _evaluations(files: _Files, run: RunDirectory) -> tuple[Evaluation, ...]:
     return tuple(results)
 
 
-def _evaluation(value: JsonObject) -> Evaluation | None:
+def _evaluation(value: JsonObject) -> StoredEvaluation | None:
     tasks = part(value, "tasks")
     accuracy: dict[str, dict[str, float]] = {}
     pass_at: dict[str, dict[str, float]] = {}
@@ -192,7 +192,7 @@ def _evaluation(value: JsonObject) -> Evaluation | None:
         return None
     decoding = {key: value.get(key) for key in ("suite", "samples", "temperature", "seed")}
     sizes = {name: [task.get("n"), task.get("max_new_tokens")] for name, task in sorted(tasks.items())}
-    return Evaluation(
+    return StoredEvaluation(
         how=json.dumps([decoding, sizes], default=str),
         tasks=tuple(map(str, tasks)),
         accuracy=accuracy,

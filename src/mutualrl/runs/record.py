@@ -28,7 +28,7 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
 
 
-class Policy(Record):
+class PolicyRecord(Record):
     """One policy of a run. `before`: validation before training; `result`: None until the policy finishes."""
 
     name: str
@@ -47,7 +47,7 @@ class Policy(Record):
         return measured(self.validation)
 
 
-class Evaluation(Record):
+class StoredEvaluation(Record):
     """Results of `mutualrl eval --run`. `how`: suite, decoding, and tasks with number of prompts and token limit;
     evaluations are comparable if equal. `accuracy`: by policy, then task. `pass_at`: over all tasks, by policy, then k;
     empty for greedy decoding. `initial`: of the models before training (`--initial`)."""
@@ -67,11 +67,11 @@ class Run(Record):
     name: str
     info: RunInfo
     recipe: JsonObject
-    policies: Mapping[str, Policy]
+    policies: Mapping[str, PolicyRecord]
     summary: Summary | None
     state: RunState
     notes: tuple[str, ...]
-    evaluations: tuple[Evaluation, ...] = ()
+    evaluations: tuple[StoredEvaluation, ...] = ()
 
     def setting(self, key: str) -> Any:
         """Return a setting of the recipe by its dotted key; None if it has none."""

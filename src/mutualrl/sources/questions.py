@@ -36,7 +36,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class PromptShare:
     """Which of the prompts are a source's. `column`: only rows that name it there. `weights`: of the sources that
     divide the prompts, this one's included; empty: it is asked about each."""
 
@@ -48,7 +48,7 @@ class Share:
 def prompts_to_ask(
     wanted: Iterable[Collection[str]],
     prompts: Mapping[str, Prompt],
-    share: Share,
+    share: PromptShare,
     confirmed: Collection[str],
     *,
     run_seed: int,
@@ -61,12 +61,12 @@ def prompts_to_ask(
     return [prompt_id for prompt_id in mine if _drawn(share, prompt_id, run_seed, round_index) == share.name]
 
 
-def names(prompt: Prompt, share: Share) -> bool:
+def names(prompt: Prompt, share: PromptShare) -> bool:
     """Return whether a row of the data names the source."""
     return share.column is not None and prompt.columns.get(share.column) == share.name
 
 
-def _drawn(share: Share, prompt_id: str, run_seed: int, round_index: int) -> str:
+def _drawn(share: PromptShare, prompt_id: str, run_seed: int, round_index: int) -> str:
     """Return the source that a prompt falls to in a round: a draw in proportion to the weights."""
     if not share.weights:
         return share.name

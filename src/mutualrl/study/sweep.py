@@ -31,7 +31,7 @@ from mutualrl.study.outcomes import of_distillation, of_run
 from mutualrl.study.sweep_directory import SWEEP, beside, outcome_file, stored_grid, write_results
 from mutualrl.study.sweep_file import Piece, Sweep
 from mutualrl.study.sweep_plan import (
-    Plan,
+    SweepPlan,
     cores_needed,
     estimate_minutes,
     identity,
@@ -110,7 +110,7 @@ def _begin(sweep: Sweep, root: Path) -> None:
 class _Scheduler:
     """Scheduler of the missing pieces of a sweep."""
 
-    def __init__(self, sweep: Sweep, plan: Plan, root: Path, console: Console) -> None:
+    def __init__(self, sweep: Sweep, plan: SweepPlan, root: Path, console: Console) -> None:
         self.sweep, self.plan, self.root, self.console = sweep, plan, root, console
         self.waiting = list(plan.missing)
         self.running: list[_Running] = []

@@ -67,14 +67,14 @@ class Arm(_Section):
         return self
 
 
-class Budget(_Section):
+class TokenBudget(_Section):
     """Limits of a sweep. No piece starts after `minutes`; none at all if `gigabytes` would not be enough."""
 
     minutes: Annotated[float, Field(gt=0)] | None = None
     gigabytes: Annotated[float, Field(gt=0)] | None = None
 
 
-class Evaluation(_Section):
+class EvaluationSection(_Section):
     """Sampling of `mutualrl eval --run` after each run: completions per prompt, and the maximum number of prompts."""
 
     samples: Annotated[int, Field(ge=2, le=1024)]
@@ -90,8 +90,8 @@ class SweepFile(_Section):
     settings: Mapping[str, Any] = Field({}, alias="set")
     reference: str | None = None
     claims: str | None = None
-    budget: Budget = Budget()
-    evaluate: Evaluation | None = None
+    budget: TokenBudget = TokenBudget()
+    evaluate: EvaluationSection | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> SweepFile:

@@ -18,7 +18,7 @@ _STATES = 4  # times the weights' bytes: a running piece has a model, and a chec
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SweepPlan:
     """Plan of a sweep: seconds of each finished piece, missing pieces, `--jobs`, and estimates of the remaining minutes
     and bytes; None if the duration or size of a piece is unknown."""
 
@@ -40,7 +40,7 @@ class Plan:
         }
 
 
-def planned(sweep: Sweep, root: Path, jobs: int | None) -> Plan:
+def planned(sweep: Sweep, root: Path, jobs: int | None) -> SweepPlan:
     """Return the plan of a sweep. Raises UsageError if a piece was started by another command."""
     seconds: dict[Piece, float] = {}
     missing: list[Piece] = []
@@ -57,7 +57,7 @@ def planned(sweep: Sweep, root: Path, jobs: int | None) -> Plan:
         else:
             seconds[piece] = float(value["seconds"])
     size = _bytes(sweep, root, list(seconds), missing, jobs or max_jobs(sweep))
-    return Plan(seconds, tuple(missing), jobs, estimate_minutes(sweep, missing, seconds, jobs), size)
+    return SweepPlan(seconds, tuple(missing), jobs, estimate_minutes(sweep, missing, seconds, jobs), size)
 
 
 def identity(sweep: Sweep, piece: Piece) -> list[str]:
@@ -117,7 +117,7 @@ def _size(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
-def require_capacity(plan: Plan, root: Path, gigabytes: float | None) -> None:
+def require_capacity(plan: SweepPlan, root: Path, gigabytes: float | None) -> None:
     """Raise UsageError if the missing pieces do not fit on the disk, or all pieces in the budget."""
     if plan.bytes is None:
         return

@@ -24,7 +24,7 @@ SPLIT_SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ArithmeticProblem:
     """Operation applied to operands from left to right."""
 
     operation: Operation
@@ -52,7 +52,7 @@ class Problem:
         return "".join(f" {step}" for step in self.steps[1:]) + f" \\boxed{{{self.answer}}}"
 
 
-def all_problems(operation: Operation) -> list[Problem]:
+def all_problems(operation: Operation) -> list[ArithmeticProblem]:
     """Return every problem of an operation within the ranges, in a fixed order.
 
     Operands whose sum equals their product are excluded: they do not distinguish the skills.
@@ -60,13 +60,16 @@ def all_problems(operation: Operation) -> list[Problem]:
     problems = []
     for length in LENGTHS:
         for operands in itertools.product(OPERANDS, repeat=length):
-            problem, other = Problem(operation, operands), Problem("+" if operation == "*" else "*", operands)
+            problem, other = (
+                ArithmeticProblem(operation, operands),
+                ArithmeticProblem("+" if operation == "*" else "*", operands),
+            )
             if max(problem.steps) <= LARGEST and problem.answer != other.answer:
                 problems.append(problem)
     return problems
 
 
-def split_problems(operation: Operation) -> tuple[list[Problem], list[Problem]]:
+def split_problems(operation: Operation) -> tuple[list[ArithmeticProblem], list[ArithmeticProblem]]:
     """Return the training and held-out problems of an operation, which are disjoint."""
     problems = all_problems(operation)
     held_out = random.Random(f"{SPLIT_SEED}{operation}").sample(problems, HELD_OUT)
@@ -102,9 +105,9 @@ class ArithmeticTask:
         return TaskData(prompts, "training problems" if train else "held-out problems")
 
 
-def _balanced(problems: list[Problem], size: int, rng: random.Random) -> list[Problem]:
+def _balanced(problems: list[ArithmeticProblem], size: int, rng: random.Random) -> list[ArithmeticProblem]:
     """Return `size` problems in random order, whose counts differ by at most one."""
-    repeated: list[Problem] = []
+    repeated: list[ArithmeticProblem] = []
     while len(repeated) < size:
         repeated += rng.sample(problems, len(problems))
     return repeated[:size]

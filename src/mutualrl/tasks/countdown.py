@@ -33,7 +33,7 @@ REWARD = "mutualrl.tasks.countdown:reaches_target"
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class CountdownProblem:
     """Numbers in the order shown, and an expression that reaches the target."""
 
     numbers: tuple[int, ...]
@@ -59,7 +59,7 @@ class Problem:
         )
 
 
-def draw(size: int, rng: random.Random) -> Problem:
+def draw(size: int, rng: random.Random) -> CountdownProblem:
     """Return a random problem: numbers are combined at random until one is left; every step is a positive integer."""
     while True:
         numbers = tuple(rng.choice(NUMBERS_OF_THREE if size == 3 else NUMBERS) for _ in range(size))
@@ -72,12 +72,14 @@ def draw(size: int, rng: random.Random) -> Problem:
                 break
             parts.append(rng.choice(valid))
         if len(parts) == 1 and parts[0].value in TARGETS:
-            return Problem(numbers, parts[0])
+            return CountdownProblem(numbers, parts[0])
 
 
-def distinct(size: int, count: int, rng: random.Random, taken: set[tuple[tuple[int, ...], int]]) -> list[Problem]:
+def distinct(
+    size: int, count: int, rng: random.Random, taken: set[tuple[tuple[int, ...], int]]
+) -> list[CountdownProblem]:
     """Return `count` different problems, none of them in `taken`, and add them to it."""
-    problems: list[Problem] = []
+    problems: list[CountdownProblem] = []
     while len(problems) < count:
         problem = draw(size, rng)
         if problem.key not in taken:
@@ -87,20 +89,20 @@ def distinct(size: int, count: int, rng: random.Random, taken: set[tuple[tuple[i
 
 
 @cache
-def held_out(sizes: tuple[int, ...]) -> tuple[Problem, ...]:
+def held_out(sizes: tuple[int, ...]) -> tuple[CountdownProblem, ...]:
     """Return the held-out problems, the sizes alternating."""
     return _alternating(sizes, HELD_OUT, f"{SPLIT_SEED} countdown", set())
 
 
 @cache
-def training(sizes: tuple[int, ...], seed: int) -> tuple[Problem, ...]:
+def training(sizes: tuple[int, ...], seed: int) -> tuple[CountdownProblem, ...]:
     """Return the training problems of a seed, the sizes alternating; none is held out."""
     return _alternating(sizes, TRAINING, f"{seed} countdown training", {problem.key for problem in held_out(sizes)})
 
 
 def _alternating(
     sizes: tuple[int, ...], count: int, seed: str, taken: set[tuple[tuple[int, ...], int]]
-) -> tuple[Problem, ...]:
+) -> tuple[CountdownProblem, ...]:
     by_size = [distinct(size, count // len(sizes), random.Random(f"{seed} {size}"), taken) for size in sizes]
     return tuple(problem for row in zip(*by_size, strict=True) for problem in row)
 

@@ -67,7 +67,7 @@ class Term(NamedTuple):
         return cls(row.loss, row.mean, row.bound, row.logprobs is not None)
 
 
-class Chunk(NamedTuple):
+class RowChunk(NamedTuple):
     """Rows of one pass, by index in the plan; `width` is the number of rows on every rank, masked rows included."""
 
     rows: list[int]
@@ -185,13 +185,13 @@ class ExtraRows:
 
     # ---- assignment of rows
 
-    def _chunks(self, term: TermRows, step: int, micro: int) -> list[Chunk]:
+    def _chunks(self, term: TermRows, step: int, micro: int) -> list[RowChunk]:
         """Return this rank's rows in a micro-batch, in chunks as wide as those of the rank with the most rows."""
         size = self._trainer.args.per_device_train_batch_size
         ranks = range(self._trainer.accelerator.num_processes)
         most = max(len(term.table[MicrobatchSlot(step, micro, rank)]) for rank in ranks)
         rows = term.table[MicrobatchSlot(step, micro, self._trainer.accelerator.process_index)]
-        return [Chunk(rows[start : start + size], min(size, most - start)) for start in range(0, most, size)]
+        return [RowChunk(rows[start : start + size], min(size, most - start)) for start in range(0, most, size)]
 
     def _tokens(self, indices: Iterable[int]) -> int:
         return sum(self._covered[index] for index in indices)
@@ -199,13 +199,13 @@ class ExtraRows:
     # ---- passes
 
     def _chunk_loss(
-        self, model: torch.nn.Module, term: TermRows, chunk: Chunk, step: int, micro: int, inputs: Inputs
+        self, model: torch.nn.Module, term: TermRows, chunk: RowChunk, step: int, micro: int, inputs: Inputs
     ) -> torch.Tensor:
         if term.term.loss == "nll":
             return self._nll_loss(model, term, chunk, step, inputs)
         return self._policy_gradient_loss(model, term.term, chunk, step, micro, inputs)
 
-    def _batch(self, chunk: Chunk, inputs: Inputs) -> Inputs:
+    def _batch(self, chunk: RowChunk, inputs: Inputs) -> Inputs:
         """Return a chunk as TRL's inputs. `tool_mask` is the loss mask, TRL's name for tokens that the model sees but
         does not train on. A masked row is a prompt's first token, as prompt and as completion."""
         device = inputs["prompt_ids"].device
@@ -224,7 +224,7 @@ class ExtraRows:
     # ---- negative log-likelihood
 
     def _nll_loss(
-        self, model: torch.nn.Module, term: TermRows, chunk: Chunk, step: int, inputs: Inputs
+        self, model: torch.nn.Module, term: TermRows, chunk: RowChunk, step: int, inputs: Inputs
     ) -> torch.Tensor:
         batch = self._batch(chunk, inputs)
         logps = logps_at_temperature_1(self._trainer, model, *concatenated(batch))
@@ -251,7 +251,7 @@ class ExtraRows:
     # ---- policy gradient
 
     def _policy_gradient_loss(
-        self, model: torch.nn.Module, term: Term, chunk: Chunk, step: int, micro: int, inputs: Inputs
+        self, model: torch.nn.Module, term: Term, chunk: RowChunk, step: int, micro: int, inputs: Inputs
     ) -> torch.Tensor:
         batch = self._policy_gradient_batch(term, chunk, inputs)
         batch["advantages"] *= self._pool_factors(step, micro, inputs, chunk).extra
@@ -271,7 +271,7 @@ class ExtraRows:
                 values.append(log_ratios[row][mask[row]])
         return loss
 
-    def _policy_gradient_batch(self, term: Term, chunk: Chunk, inputs: Inputs) -> Inputs:
+    def _policy_gradient_batch(self, term: Term, chunk: RowChunk, inputs: Inputs) -> Inputs:
         batch, device = self._batch(chunk, inputs), inputs["prompt_ids"].device
         rows, missing = [self.rows[index] for index in chunk.rows], chunk.width - len(chunk.rows)
         advantages = [row.weight * row.advantage for row in rows] + [0.0] * missing
@@ -309,7 +309,7 @@ class ExtraRows:
             step_items=step_items / trainer.accelerator.num_processes,
         )
 
-    def _pool_factors(self, step: int, micro: int, inputs: Inputs, chunk: Chunk | None = None) -> NormalizerFactors:
+    def _pool_factors(self, step: int, micro: int, inputs: Inputs, chunk: RowChunk | None = None) -> NormalizerFactors:
         """Return the factors of own rows and of a chunk in the mean over own and pooled extra rows."""
         args, accelerator = self._trainer.args, self._trainer.accelerator
         loss_type, ranks = self._trainer.loss_type, accelerator.num_processes

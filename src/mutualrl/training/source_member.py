@@ -32,7 +32,7 @@ from mutualrl.seeds import seed_of
 from mutualrl.sources.answers import AnswerStore, read_account, stored_accounts, stored_first_account, write_account
 from mutualrl.sources.asking import Asking
 from mutualrl.sources.prepare import Verifier
-from mutualrl.sources.questions import Budget, Share, prompts_to_ask, questions_on
+from mutualrl.sources.questions import Budget, PromptShare, prompts_to_ask, questions_on
 from mutualrl.sources.served import ServedModel
 from mutualrl.storage.accounts import Account
 from mutualrl.storage.checkpoints import Checkpoints
@@ -257,10 +257,10 @@ class SourceMember:
             self.known[name] = Rollouts(read(self.run, name).table)
         return self.known[name]
 
-    def _share(self) -> Share:
+    def _share(self) -> PromptShare:
         weights = {each.name: each.weight for each in self.recipe.asked_sources if each.weight is not None}
         mine = None if self.section.weight is None else weights
-        return Share(self.section.name, self.section.column, mine)
+        return PromptShare(self.section.name, self.section.column, mine)
 
     def _confirmed(self, number: int) -> set[str]:
         """Return the prompts on which the source that is asked before this one has a text that every learner takes."""

@@ -31,7 +31,7 @@ class Encoding(NamedTuple):
         return [transfer.encoded[response] for response in self.rows]
 
 
-class Alignment(NamedTuple):
+class GatheredAlignment(NamedTuple):
     """Traces that one rank aligns, with the learner's ids of their texts."""
 
     rows: Sequence[tuple[Rollout, Ids]]
@@ -42,7 +42,7 @@ class Alignment(NamedTuple):
         return transfer.align([rollout for rollout, _ in self.rows], [ids for _, ids in self.rows], self.anchor)
 
 
-Job = Encoding | Alignment
+Job = Encoding | GatheredAlignment
 
 
 class SplitTransfer:
@@ -85,7 +85,7 @@ class SplitTransfer:
         if not self._is_worth_splitting(len(rollouts)):
             return self.transfer.align(rollouts, ids, anchor)
         rows = list(zip(rollouts, ids, strict=True))
-        aligned: list[Aligned] = self._split([Alignment(part, anchor) for part in self._parts(rows)])
+        aligned: list[Aligned] = self._split([GatheredAlignment(part, anchor) for part in self._parts(rows)])
         return aligned
 
     def text_of(self, ids: Sequence[int] | Ids) -> str:

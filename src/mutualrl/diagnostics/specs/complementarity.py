@@ -26,7 +26,7 @@ from mutualrl.diagnostics.load_rollouts import Loaded, ProgressBars
 from mutualrl.diagnostics.overlap import (
     PAIR_RATES,
     POOL_RATES,
-    Bucket,
+    GapBucket,
     GateRow,
     PairRow,
     PoolRates,
@@ -37,7 +37,7 @@ from mutualrl.diagnostics.overlap import (
     pair_rows,
     pool_rates,
 )
-from mutualrl.diagnostics.rollouts import Rollouts
+from mutualrl.diagnostics.rollouts import ModelRollouts
 from mutualrl.diagnostics.statistics import Floats
 from mutualrl.sources.prepare import Prepared, prepare_sources
 
@@ -60,7 +60,7 @@ class Overlap:
     success: str
     pairs: list[PairRow]
     pool: PoolRates
-    buckets: list[Bucket]
+    buckets: list[GapBucket]
     gate: list[GateRow]
     graded: float
     advice: Advice = field(metadata=INLINE)
@@ -81,7 +81,9 @@ def compute(inputs: Inputs[ComplementarityFlags]) -> Overlap:
     return result
 
 
-def complementarity(rollouts: Rollouts, thresholds: Thresholds, which: str, gates: Sequence[int], seed: int) -> Overlap:
+def complementarity(
+    rollouts: ModelRollouts, thresholds: Thresholds, which: str, gates: Sequence[int], seed: int
+) -> Overlap:
     """Return the result for these rollouts. `which`: a model solves a prompt by its `first` rollout, or by `any`."""
     solved = successes(rollouts, thresholds, which)
     pool = pool_rates(solved, seed)
@@ -100,7 +102,7 @@ def complementarity(rollouts: Rollouts, thresholds: Thresholds, which: str, gate
     )
 
 
-def _samples(rollouts: Rollouts) -> dict[str, int]:
+def _samples(rollouts: ModelRollouts) -> dict[str, int]:
     counts = rollouts.present_M_P_G.sum(axis=2)
     return {name: int(counts[m].min()) for m, name in enumerate(rollouts.policies)}
 

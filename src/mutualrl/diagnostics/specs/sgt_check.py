@@ -18,7 +18,7 @@ from mutualrl.diagnostics.drawing import legend, short
 from mutualrl.diagnostics.flags import SgtCheckFlags
 from mutualrl.diagnostics.gates import Thresholds, observed_gate
 from mutualrl.diagnostics.model_pool import ModelPool
-from mutualrl.diagnostics.rollouts import Bools, Floats, Ints, Rollouts
+from mutualrl.diagnostics.rollouts import Bools, Floats, Ints, ModelRollouts
 from mutualrl.diagnostics.statistics import mean_interval, ratio
 from mutualrl.errors import DataError, UsageError
 from mutualrl.regimes.gating import Candidate, EncodedCandidate, draw_candidate
@@ -113,7 +113,7 @@ def compute(inputs: Inputs[SgtCheckFlags]) -> Activation:
     return replace(profile, nll=nll)
 
 
-def activation(rollouts: Rollouts, thresholds: Thresholds) -> Activation:
+def activation(rollouts: ModelRollouts, thresholds: Thresholds) -> Activation:
     """Return where each learner's gate opens, without the teachers' NLL."""
     rewards, present = rollouts.rewards_M_P_G, rollouts.present_M_P_G
     count = present.sum(axis=(0, 2))
@@ -170,7 +170,7 @@ class Success:
     reward: float
 
 
-def list_successes(rollouts: Rollouts, thresholds: Thresholds, pool: ModelPool) -> dict[int, list[Success]]:
+def list_successes(rollouts: ModelRollouts, thresholds: Thresholds, pool: ModelPool) -> dict[int, list[Success]]:
     """Return all rollouts whose text is known and that are a success to some learner, by policy."""
     successes: dict[int, list[Success]] = {}
     lowest = min(thresholds.of(name).success for name in rollouts.policies)
@@ -187,7 +187,7 @@ def list_successes(rollouts: Rollouts, thresholds: Thresholds, pool: ModelPool) 
 
 
 def teacher_pairs(
-    rollouts: Rollouts,
+    rollouts: ModelRollouts,
     thresholds: Thresholds,
     pool: ModelPool,
     seed: int,
@@ -240,7 +240,7 @@ def _above(successes: Sequence[Success], limit: float) -> list[Success]:
 
 
 def _mismatched(
-    rollouts: Rollouts, pool: ModelPool, successes: Sequence[Success], learner: int, unit: int, seed: int
+    rollouts: ModelRollouts, pool: ModelPool, successes: Sequence[Success], learner: int, unit: int, seed: int
 ) -> tuple[int, ...] | None:
     """Return the learner's ids of a peer's success on another prompt, drawn uniformly among those that fit after the
     learner's prompt; None if none does."""
@@ -253,7 +253,7 @@ def _mismatched(
     return None
 
 
-def teacher_nll(rollouts: Rollouts, thresholds: Thresholds, pool: ModelPool, seed: int) -> TeacherNLL:
+def teacher_nll(rollouts: ModelRollouts, thresholds: Thresholds, pool: ModelPool, seed: int) -> TeacherNLL:
     """Return the mean over gated prompts of the learner's per-token mean NLL of a teacher's text after the learner's
     own prompt; difference: mismatched minus matched; own: the same of its own successes, as the reference for how well
     a teacher's text fits the learner."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mutualrl.sources.recorded import embedded
-from mutualrl.tasks.arithmetic import OPERATIONS, Problem, split_problems
+from mutualrl.tasks.arithmetic import OPERATIONS, ArithmeticProblem, split_problems
 
 WRONG = 0.4  # fraction of the solutions
 SOLUTIONS = 2  # per problem
@@ -27,7 +27,7 @@ def rows() -> Iterator[dict[str, object]]:
             yield {"problem": problem.prompt, "generations": texts, "correct": [True] * SOLUTIONS}
 
 
-def _solution(problem: Problem, number: int) -> str:
+def _solution(problem: ArithmeticProblem, number: int) -> str:
     """Return a solution: correct, or wrong in its last step. Which one depends on the problem and the number only."""
     digest = hashlib.sha256(f"{problem.prompt}/{number}".encode()).digest()
     if digest[0] / 256 >= WRONG:

@@ -20,7 +20,7 @@ from mutualrl.diagnostics.diagnostic import INLINE, Diagnostic, Figures, Inputs,
 from mutualrl.diagnostics.drawing import legend, short
 from mutualrl.diagnostics.gates import Thresholds, observed_gate
 from mutualrl.diagnostics.model_pool import ModelPool
-from mutualrl.diagnostics.rollouts import Bools, Floats, Rollouts
+from mutualrl.diagnostics.rollouts import Bools, Floats, ModelRollouts
 from mutualrl.diagnostics.scales import Scales
 from mutualrl.errors import UsageError
 from mutualrl.paper.flags import ChannelsFlags
@@ -80,7 +80,7 @@ class RatioRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Channels:
+class ChannelReport:
     """Result: the rows over all learners, and per learner. `responses`: with a ratio. `rescored`: those of them without
     a recorded trace, whose denominator is the current model (0 for rollouts that these models have just sampled).
     `left_out`: responses without a ratio, by reason."""
@@ -93,7 +93,7 @@ class Channels:
     ratios: list[RatioRow]
 
 
-def xgrpo_usable(rollouts: Rollouts, learner: int, scales: Scales) -> Bools:
+def xgrpo_usable(rollouts: ModelRollouts, learner: int, scales: Scales) -> Bools:
     """Return whether pooling changes an advantage of the learner, shape (P,)."""
     local, pooled = advantages(rollouts, learner, rollouts.peer_rewards(learner), scales)
     return np.asarray((np.abs(pooled - local) > CHANGED).any(axis=1))
@@ -110,15 +110,15 @@ def decomposed(prp_M_P: Bools, xgrpo_M_P: Bools, sgt_M_P: Bools) -> list[Channel
     return rows
 
 
-def compute(inputs: Inputs[ChannelsFlags]) -> Channels:
+def compute(inputs: Inputs[ChannelsFlags]) -> ChannelReport:
     """Return the result."""
     request, fresh = inputs.request, inputs.request.sampled is not None
     return channels(inputs.rollouts, request.thresholds, inputs.pool, request.scales, fresh=fresh)
 
 
 def channels(
-    rollouts: Rollouts, thresholds: Thresholds, pool: ModelPool, scales: Scales, *, fresh: bool = False
-) -> Channels:
+    rollouts: ModelRollouts, thresholds: Thresholds, pool: ModelPool, scales: Scales, *, fresh: bool = False
+) -> ChannelReport:
     """Return the rows and ratios of all learners. `fresh`: these models have just sampled the rollouts."""
     pool.require("the PRP channel")
     policies = range(len(rollouts.policies))
@@ -134,7 +134,7 @@ def channels(
         fractions = {DATA: float(prp[m].mean()), VALUE: float(xgrpo[m].mean()), OUTCOME: float(sgt[m].mean())}
         rows = decomposed(prp[m : m + 1], xgrpo[m : m + 1], sgt[m : m + 1])
         learners.append(LearnerChannels(policy, fractions, rows))
-    return Channels(
+    return ChannelReport(
         rows=decomposed(prp, xgrpo, sgt),
         learners=learners,
         responses=sum(map(len, measured.ratios.values())),
@@ -182,7 +182,7 @@ class ResponseRatios(NamedTuple):
     left_out: dict[str, int]
 
 
-def response_ratios(rollouts: Rollouts, pool: ModelPool) -> ResponseRatios:
+def response_ratios(rollouts: ModelRollouts, pool: ModelPool) -> ResponseRatios:
     """Return the ratios of each peer response under each learner.
 
     Numerator: the learner model's log-probs of the response in its own tokens; denominator: the peer's trace, recorded
@@ -223,7 +223,7 @@ def response_ratios(rollouts: Rollouts, pool: ModelPool) -> ResponseRatios:
 _PeerResponse = tuple[int, int, str, tuple[int, ...], bool]
 
 
-def _responses(rollouts: Rollouts, pool: ModelPool, peer: int, left_out: dict[str, int]) -> list[_PeerResponse]:
+def _responses(rollouts: ModelRollouts, pool: ModelPool, peer: int, left_out: dict[str, int]) -> list[_PeerResponse]:
     responses: list[_PeerResponse] = []
     for unit, place in np.argwhere(rollouts.present_M_P_G[peer]).tolist():
         text = pool.text(peer, unit, place)
@@ -252,7 +252,9 @@ def _responses(rollouts: Rollouts, pool: ModelPool, peer: int, left_out: dict[st
     return responses
 
 
-def _traces(rollouts: Rollouts, pool: ModelPool, peer: int, responses: list[_PeerResponse]) -> tuple[list[Floats], int]:
+def _traces(
+    rollouts: ModelRollouts, pool: ModelPool, peer: int, responses: list[_PeerResponse]
+) -> tuple[list[Floats], int]:
     """Return the peer's log-probs of its responses, recorded or else rescored, and the number rescored."""
     traces: dict[int, Floats] = {}
     if rollouts.has("logprobs") and pool.sampled:
@@ -267,7 +269,7 @@ def _traces(rollouts: Rollouts, pool: ModelPool, peer: int, responses: list[_Pee
     return [traces[index] for index in range(len(responses))], len(missing)
 
 
-def markdown(result: Channels, scope: Scope) -> str:
+def markdown(result: ChannelReport, scope: Scope) -> str:
     """Return the six rows, over all learners and per learner, and the importance ratios."""
     head = ["usable regimes on a prompt", "all learners (%)"]
     shares: list[dict[str, float]] = [{row.usable: row.share for row in result.rows}]
@@ -299,7 +301,7 @@ def _ratio_table(ratios: Sequence[RatioRow]) -> str:
     return table(title, [*head, "chi-square of responses"], rows)
 
 
-def figures(result: Channels) -> Figures:
+def figures(result: ChannelReport) -> Figures:
     """Return the stacked fractions of the rows, over all learners and per learner."""
 
     def draw(figure: Figure) -> None:

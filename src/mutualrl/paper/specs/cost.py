@@ -16,7 +16,7 @@ from mutualrl.console.markdown import name, number, table
 from mutualrl.diagnostics.diagnostic import INLINE, Diagnostic, Figures, Inputs, Scope
 from mutualrl.diagnostics.gates import Thresholds, observed_gate
 from mutualrl.diagnostics.model_pool import ModelPool
-from mutualrl.diagnostics.rollouts import Ints, Rollouts
+from mutualrl.diagnostics.rollouts import Ints, ModelRollouts
 from mutualrl.diagnostics.specs.sgt_check import list_successes
 from mutualrl.errors import UsageError
 from mutualrl.paper.flags import CostFlags
@@ -73,7 +73,7 @@ def compute(inputs: Inputs[CostFlags]) -> Cost:
     return cost(inputs.rollouts, inputs.request.thresholds, inputs.pool, inputs.request.seed)
 
 
-def tokens_M_P_G(rollouts: Rollouts) -> Ints:
+def tokens_M_P_G(rollouts: ModelRollouts) -> Ints:
     """Return each response's token count under its own model's tokenizer; 0 where there is no rollout.
 
     Raises UsageError when the counts are not recorded.
@@ -95,7 +95,7 @@ def tokens_M_P_G(rollouts: Rollouts) -> Ints:
     return tokens
 
 
-def cost(rollouts: Rollouts, thresholds: Thresholds, pool: ModelPool, seed: int) -> Cost:
+def cost(rollouts: ModelRollouts, thresholds: Thresholds, pool: ModelPool, seed: int) -> Cost:
     """Return the extra tokens by regime, over all learners and per learner.
 
     ratio: extra response tokens over the learner's rollout tokens (in `rows`: over all learners'). PRP: all peers'
@@ -131,7 +131,7 @@ def cost(rollouts: Rollouts, thresholds: Thresholds, pool: ModelPool, seed: int)
     )
 
 
-def can_count_learner_tokens(rollouts: Rollouts, pool: ModelPool) -> bool:
+def can_count_learner_tokens(rollouts: ModelRollouts, pool: ModelPool) -> bool:
     """Return whether teachers can be counted in the learner's tokens: all models and the texts are known."""
     return not pool.missing() and rollouts.has_texts
 
@@ -141,7 +141,7 @@ def _extra(tokens: int, base: int) -> Extra:
 
 
 def _teachers(
-    rollouts: Rollouts,
+    rollouts: ModelRollouts,
     thresholds: Thresholds,
     pool: ModelPool,
     lengths: Ints,

@@ -15,7 +15,7 @@ import numpy as np
 from mutualrl.console.markdown import name, number, table
 from mutualrl.diagnostics.diagnostic import INLINE, Diagnostic, Figures, Inputs, Scope
 from mutualrl.diagnostics.drawing import legend, short
-from mutualrl.diagnostics.rollouts import Bools, Floats, Ints, Rollouts
+from mutualrl.diagnostics.rollouts import Bools, Floats, Ints, ModelRollouts
 from mutualrl.diagnostics.scales import Scales
 from mutualrl.diagnostics.statistics import pearson, pooled_advantages, ratio, row_standard_deviations
 from mutualrl.paper.flags import XgrpoCheckFlags
@@ -75,7 +75,7 @@ def compute(inputs: Inputs[XgrpoCheckFlags]) -> ValueCheck:
     return xgrpo_check(inputs.rollouts, inputs.request.scales, inputs.request.seed)
 
 
-def xgrpo_check(rollouts: Rollouts, scales: Scales, seed: int) -> ValueCheck:
+def xgrpo_check(rollouts: ModelRollouts, scales: Scales, seed: int) -> ValueCheck:
     """Return the measures of every learner under its peers' rewards, true and shuffled."""
     rows = []
     for learner, policy in enumerate(rollouts.policies):
@@ -93,7 +93,7 @@ def _mean(measures: Sequence[PoolMeasures]) -> PoolMeasures:
     return PoolMeasures(**{key: float(np.mean([getattr(each, key) for each in measures])) for key in keys})
 
 
-def shuffle(rollouts: Rollouts, learner: str, seed: int) -> Ints:
+def shuffle(rollouts: ModelRollouts, learner: str, seed: int) -> Ints:
     """Return, by unit, the unit whose peer rewards it gets: a permutation within each round, as drawn by regime `xgrpo`
     with `pool: shuffled`."""
     order = np.arange(len(rollouts.prompt_ids))
@@ -105,7 +105,7 @@ def shuffle(rollouts: Rollouts, learner: str, seed: int) -> Ints:
     return order
 
 
-def advantages(rollouts: Rollouts, learner: int, peers_P_H: Floats, scales: Scales) -> tuple[Floats, Floats]:
+def advantages(rollouts: ModelRollouts, learner: int, peers_P_H: Floats, scales: Scales) -> tuple[Floats, Floats]:
     """Return A_local and A_pool of the learner's rollouts, shape (P, G) each; 0 where there is no rollout. With
     scale `batch` a round is a batch."""
     rewards = rollouts.rewards_M_P_G[learner]
@@ -117,7 +117,7 @@ def advantages(rollouts: Rollouts, learner: int, peers_P_H: Floats, scales: Scal
     )
 
 
-def _by_round(rollouts: Rollouts, values_P_H: Floats, scale: str) -> Floats:
+def _by_round(rollouts: ModelRollouts, values_P_H: Floats, scale: str) -> Floats:
     """Return the standard deviation of each unit's round, shape (P, 1)."""
     by_unit = np.full((len(values_P_H), 1), np.nan)
     if scale == "batch":
@@ -127,7 +127,7 @@ def _by_round(rollouts: Rollouts, values_P_H: Floats, scale: str) -> Floats:
     return by_unit
 
 
-def _measured(rollouts: Rollouts, learner: int, peers_P_H: Floats, scales: Scales) -> PoolMeasures:
+def _measured(rollouts: ModelRollouts, learner: int, peers_P_H: Floats, scales: Scales) -> PoolMeasures:
     """Return the measures of a pool of peers' rewards."""
     local, pooled = advantages(rollouts, learner, peers_P_H, scales)
     present: Bools = rollouts.present_M_P_G[learner]

@@ -77,7 +77,7 @@ class PairCheck:
 
 
 @dataclass(frozen=True)
-class ThlCheck:
+class ThlReport:
     """Result of `thl-check`."""
 
     request: ThlRequest
@@ -131,7 +131,7 @@ def _drawn(
     return save(figure, directory, name)
 
 
-def check(request: ThlRequest, console: Console) -> ThlCheck:
+def check(request: ThlRequest, console: Console) -> ThlReport:
     """Return the tokenizers of all pairs, and the requested suites of those that can be compared."""
     pool: dict[Endpoint, LazyModel] = {end: LazyModel(end) for pair in request.pairs for end in pair}
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -146,7 +146,7 @@ def check(request: ThlRequest, console: Console) -> ThlCheck:
         for source, target, found in checked:
             results = {} if found.figures is None else _suites(request, source, target, track)
             pairs.append(PairCheck(source.name, target.name, found, results))
-    return ThlCheck(request, tuple(pairs))
+    return ThlReport(request, tuple(pairs))
 
 
 def _tokenizers(request: ThlRequest, source: LazyModel, target: LazyModel, track: Track) -> TokenizerCheck:
