@@ -17,9 +17,8 @@ from conftest import Cli
 from made_runs import made_run
 from mutualrl.errors import DiskError, FileDamagedError, MachineError, UsageError
 from mutualrl.launch.group import agent
-from mutualrl.mwra.placement import Allocation
-from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.runs.verify import verify_run
+from mutualrl.storage.allocation import Allocation, BatchPlan
 from mutualrl.storage.artifacts import commit_directory
 from mutualrl.storage.files import (
     CHECKSUM_KEY,

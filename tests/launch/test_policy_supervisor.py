@@ -15,10 +15,11 @@ from fake_clock import Clock
 from mutualrl.errors import DiskError, MutualRLError, PeerLostError
 from mutualrl.launch.policy_supervisor import PolicySupervisor
 from mutualrl.machine.devices import Machine
-from mutualrl.mwra.placement import Allocation, place
+from mutualrl.mwra.placement import place
 from mutualrl.process.status import StatusReader, StatusWriter
 from mutualrl.recipes import Recipe, Request, resolve
 from mutualrl.see import Heartbeat
+from mutualrl.storage.allocation import Allocation
 from mutualrl.storage.rundir import RunDirectory
 
 

@@ -17,8 +17,8 @@ from mutualrl.recipes.agreement import (
     load_recipe_prompts,
     require_enough,
 )
-from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.records import Prompt
+from mutualrl.storage.allocation import BatchPlan
 
 PLAN = BatchPlan(prompts=4, rollouts=8, per_device=8, micro_batches=4, optimizer_steps=1)
 

@@ -6,9 +6,10 @@ import pytest
 
 from mutualrl.errors import RecipeError
 from mutualrl.recipes import Recipe, Request, dump, load, resolve, shipped
-from mutualrl.recipes.batch_plan import BatchPlan, plan_batch
+from mutualrl.recipes.batch_plan import plan_batch
 from mutualrl.recipes.trainer_table import TABLE
 from mutualrl.regimes.sgt import SGT
+from mutualrl.storage.allocation import BatchPlan
 
 PAIR = 'policies: [{name: a, model: "tiny:ada"}, {name: b, model: "tiny:bob"}]\n'
 

@@ -14,7 +14,7 @@ from mutualrl.cli.output import emit, screen, show_table
 from mutualrl.console.display import clean, print_text
 from mutualrl.launch.checks import CheckedData
 from mutualrl.launch.plan import StartPlan, models_are_local, plan, plan_resumption
-from mutualrl.launch.session import Launch, stored
+from mutualrl.launch.session import Launch
 from mutualrl.machine.devices import this_machine
 from mutualrl.mwra.memory import MemoryEstimate, estimate_allocation, format_estimate
 from mutualrl.mwra.placement import Placement
@@ -272,7 +272,7 @@ def _placements_json(planned: dict[str, Placement | str]) -> dict[str, object]:
         if isinstance(placement, str):
             placements[label] = {"problem": placement}
         else:
-            allocations = [stored(allocation).to_json() for allocation in placement.allocations]
+            allocations = [asdict(allocation) for allocation in placement.allocations]
             placements[label] = {"allocations": allocations, "notes": list(placement.notes)}
     return placements
 

@@ -23,7 +23,6 @@ from mutualrl.recipes.agreement import (
     shared_prompts,
     validation_sample,
 )
-from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.recipes.pool_tokenizers import load_tokenizers
 from mutualrl.recipes.run_sources import Prediction, learners_of, prediction_of, prepared, served_settings
 from mutualrl.recipes.schema import Policy
@@ -34,6 +33,7 @@ from mutualrl.sources.answers import first_account
 from mutualrl.sources.prepare import has_one_verdict
 from mutualrl.sources.served import preflight
 from mutualrl.storage.accounts import Account
+from mutualrl.storage.allocation import BatchPlan
 from mutualrl.storage.run_info import Fingerprint, RunInfo
 from mutualrl.tasks.dataset import boxed_notes, column_notes
 from mutualrl.tasks.rewarding import BOXED

@@ -14,11 +14,11 @@ from typing import IO
 
 import psutil
 
-from mutualrl.mwra.placement import Devices
 from mutualrl.process import loopback
 from mutualrl.see.exchange import claimed_attempt
 from mutualrl.see.liveness import clear_heartbeats
 from mutualrl.see.location import record_store
+from mutualrl.storage.allocation import Devices
 from mutualrl.storage.files import remove_temporaries
 from mutualrl.storage.rundir import RunDirectory
 

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from mutualrl.console.display import print_text
 from mutualrl.launch.life import Action, Begin, Event, Finish, Life, Stop, advance, may_continue, restart_message
-from mutualrl.mwra.placement import Devices
 from mutualrl.process.status import PolicyState, StatusWriter
 from mutualrl.recipes import Recipe
+from mutualrl.storage.allocation import Devices
 from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.rundir import RunDirectory
 

@@ -15,9 +15,10 @@ from mutualrl.launch.group import ProcessGroup, ProcessTag, agent, clear_attempt
 from mutualrl.launch.launcher import Launcher, ManagedPolicy
 from mutualrl.launch.life import Die, Event, Finish, Tick, may_continue
 from mutualrl.launch.watch import WatchedRun
-from mutualrl.mwra.placement import Devices, Placement
+from mutualrl.mwra.placement import Placement
 from mutualrl.process.status import PolicyState, PolicyStatus, StatusWriter
 from mutualrl.recipes import Recipe
+from mutualrl.storage.allocation import Devices
 from mutualrl.storage.files import require_writable
 from mutualrl.storage.rundir import RunDirectory
 

@@ -21,11 +21,12 @@ from mutualrl.launch.ray_worker import PolicyDiedError, PolicyTask, in_bundle, t
 from mutualrl.launch.session import Launch
 from mutualrl.launch.stop import StopSignals, request_stop, stopped
 from mutualrl.machine.ray_cluster import HeadWatch, Resources
-from mutualrl.mwra.placement import Allocation, Placement
+from mutualrl.mwra.placement import Placement
 from mutualrl.process.status import PolicyState, PolicyStatus, RunState, StatusWriter
 from mutualrl.recipes import Recipe
 from mutualrl.reporting.progress import Progress
 from mutualrl.see.liveness import HeartbeatMonitor, Phase
+from mutualrl.storage.allocation import Allocation
 from mutualrl.storage.rundir import RunDirectory
 
 if TYPE_CHECKING:

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mutualrl.errors import FileDamagedError, PlanMismatchError, RecipeError, RunDirectoryError, UsageError
-from mutualrl.mwra.placement import Allocation, Placement
+from mutualrl.mwra.placement import Placement
 from mutualrl.recipes import Recipe, dump
 from mutualrl.recipes.agreement import compare, compare_models
-from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.recipes.differences import by_dotted_key, changed_keys, differing
 from mutualrl.recipes.free import may_differ
 from mutualrl.recipes.run_sources import described
 from mutualrl.recipes.yaml_file import parse
 from mutualrl.regimes.info import RegimeInfo
+from mutualrl.storage.allocation import Allocation, BatchPlan
 from mutualrl.storage.files import (
     read_checksummed,
     read_regular,
@@ -32,7 +32,7 @@ from mutualrl.storage.files import (
     write_atomic,
     write_checksummed,
 )
-from mutualrl.storage.run_info import Fingerprint, RunInfo, StoredAllocation, policy_result
+from mutualrl.storage.run_info import Fingerprint, RunInfo, policy_result
 from mutualrl.storage.rundir import (
     RunDirectory,
     command_line,
@@ -101,7 +101,7 @@ def require_same_plan(info: RunInfo, placement: Placement, plan: Fingerprint, mo
             f"mutualrl join {info.exchange or 'URL'} --policy {next(iter(info.placement), 'NAME')}"
         )
     for allocation in placement.allocations:
-        before, now = info.placement[allocation.policy].to_json(), stored(allocation).to_json()
+        before, now = asdict(info.placement[allocation.policy]), asdict(allocation)
         for key, label in (("processes", "processes"), ("strategy", "strategy"), ("batch", "batch plan")):
             if before[key] != now[key]:
                 raise UsageError(
@@ -156,13 +156,8 @@ def start_run(plan: StartPlan, models: dict[str, str], held: ExitStack, run_id: 
     return run
 
 
-def _by_policy(placement: Placement) -> dict[str, StoredAllocation]:
-    return {allocation.policy: stored(allocation) for allocation in placement.allocations}
-
-
-def stored(allocation: Allocation) -> StoredAllocation:
-    """Return an allocation in the form of run.json."""
-    return StoredAllocation.model_validate(asdict(allocation))
+def _by_policy(placement: Placement) -> dict[str, Allocation]:
+    return {allocation.policy: allocation for allocation in placement.allocations}
 
 
 def recipe_text(recipe: Recipe) -> str:

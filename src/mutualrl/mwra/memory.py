@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from mutualrl.errors import MachineError
 from mutualrl.machine.devices import Machine
-from mutualrl.mwra.placement import Allocation, Placement, shares_gpus
+from mutualrl.mwra.placement import Placement, shares_gpus
 from mutualrl.recipes.schema import LoraSection, Policy, Recipe
+from mutualrl.storage.allocation import Allocation
 from mutualrl.storage.hub import hub_problem
 from mutualrl.tiny import resolve_path
 

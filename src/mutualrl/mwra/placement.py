@@ -12,37 +12,9 @@ from functools import partial
 from mutualrl.errors import MachineError, RecipeError
 from mutualrl.machine.devices import Machine
 from mutualrl.mwra.device_map import DevicePin, pin_problems
-from mutualrl.recipes.batch_plan import BatchPlan, plan_batch
+from mutualrl.recipes.batch_plan import plan_batch
 from mutualrl.recipes.schema import Policy, Recipe
-
-
-@dataclass(frozen=True, slots=True)
-class Devices:
-    """A member's GPUs (empty on CPU), processes, and threads per process. `policy`: its name, also of a source."""
-
-    policy: str
-    gpus: tuple[str, ...]
-    processes: int
-    threads: int
-
-    @property
-    def devices(self) -> str:
-        """Return the devices as text."""
-        if self.gpus:
-            return "GPU " + ",".join(self.gpus)
-        threads = f"{self.threads} thread" + ("s" if self.threads > 1 else "")
-        return f"CPU, {self.processes} process{'es' if self.processes > 1 else ''} x {threads}"
-
-
-@dataclass(frozen=True, slots=True)
-class Allocation(Devices):
-    """One policy's devices, strategy, batch plan, number of policies on each of its GPUs, and fraction of each GPU's
-    memory if configured."""
-
-    strategy: str
-    batch: BatchPlan
-    policies_per_gpu: int = 1
-    memory: float | None = None
+from mutualrl.storage.allocation import Allocation, Devices
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mutualrl.errors import DataError, PlanMismatchError
 from mutualrl.plugins import entry_points, is_import_path, portable_path, source_digest
-from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.recipes.schema import Recipe
 from mutualrl.records import Prompt, content_digest
 from mutualrl.regimes import parts_of
+from mutualrl.storage.allocation import BatchPlan
 from mutualrl.storage.files import JsonObject
 from mutualrl.storage.run_info import Fingerprint
 from mutualrl.tasks import Split, get_task

@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mutualrl.errors import RecipeError
 from mutualrl.recipes.schema import Recipe
 from mutualrl.recipes.trainer_table import Settings
+from mutualrl.storage.allocation import BatchPlan
 
 #: TRL's keys for the size of a round
 TRL_BATCHING_KEYS = ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size")
 TRL_DEFAULT_BATCH = 8  # per_device_train_batch_size of TRL and transformers
-
-
-@dataclass(frozen=True, slots=True)
-class BatchPlan:
-    """Batch plan of one policy; a row is one completion. `micro_batches` is TRL's gradient_accumulation_steps,
-    `micro_batches * optimizer_steps` its steps_per_generation."""
-
-    prompts: int
-    rollouts: int
-    per_device: int
-    micro_batches: int
-    optimizer_steps: int
-
-    def trainer_keys(self) -> dict[str, int]:
-        """Return the plan as GRPOConfig keys."""
-        return {
-            "per_device_train_batch_size": self.per_device,
-            "gradient_accumulation_steps": self.micro_batches,
-            "steps_per_generation": self.micro_batches * self.optimizer_steps,
-            "num_generations": self.rollouts,
-        }
 
 
 def plan_batch(recipe: Recipe, policy: str, processes: int) -> BatchPlan:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from mutualrl.errors import FileDamagedError, PlanMismatchError, UsageError
-from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.recipes.schema import Recipe
 from mutualrl.recipes.source_section import SourceSection
 from mutualrl.records import Prompt
@@ -18,6 +17,7 @@ from mutualrl.sources.prepare import Learner, Prepared, RecordedSpec, prepare_so
 from mutualrl.sources.served import ServedSpec, key_of
 from mutualrl.sources.source import StoredSource
 from mutualrl.storage.accounts import Account
+from mutualrl.storage.allocation import BatchPlan
 from mutualrl.storage.files import read_regular, write_atomic
 from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import RunDirectory

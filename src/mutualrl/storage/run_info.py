@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from mutualrl.errors import FileDamagedError
 from mutualrl.storage.accounts import SourceFacts
+from mutualrl.storage.allocation import Allocation
 from mutualrl.storage.files import LARGEST_NUMBER, JsonObject, read_checksummed
 from mutualrl.storage.format import FORMAT
 
@@ -24,29 +25,6 @@ class Stored(BaseModel):
     def to_json(self) -> dict[str, object]:
         """Return the stored form."""
         return self.model_dump(mode="json", by_alias=True)
-
-
-class StoredBatch(Stored):
-    """Batch plan of a policy, in completions: see `recipes.batch_plan.BatchPlan`."""
-
-    prompts: int
-    rollouts: int
-    per_device: int
-    micro_batches: int
-    optimizer_steps: int
-
-
-class StoredAllocation(Stored):
-    """Devices of a policy: see `mwra.placement.Allocation`."""
-
-    policy: str
-    gpus: tuple[str, ...]
-    processes: int
-    threads: int
-    strategy: str
-    batch: StoredBatch
-    policies_per_gpu: int = 1
-    memory: float | None = None
 
 
 class RunInfo(Stored):
@@ -73,7 +51,7 @@ class RunInfo(Stored):
     nodes: int = 1
     fingerprint: Fingerprint = {}
     models: dict[str, str] = {}
-    placement: dict[str, StoredAllocation] = {}
+    placement: dict[str, Allocation] = {}
     exchange: str = ""
     recipe: str = ""
     recipe_sha256: str = ""

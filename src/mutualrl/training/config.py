@@ -7,9 +7,9 @@ from pathlib import Path
 from trl import GRPOConfig
 
 from mutualrl.errors import MachineError, RecipeError
-from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.recipes.schema import Recipe
 from mutualrl.recipes.trainer_table import Settings
+from mutualrl.storage.allocation import BatchPlan
 from mutualrl.storage.files import JsonObject
 from mutualrl.training.vllm_generation import vllm_keys
 
