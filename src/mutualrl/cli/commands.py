@@ -14,6 +14,7 @@ from typing import Annotated
 from mutualrl.cli.declared import Command, CommandGroup, DiagnosticCommand, diagnostics
 from mutualrl.console.options import SEED_LIMIT, TRUST_REMOTE_CODE, Option, WithJson, WithPlot, options_of
 from mutualrl.evaluation.flags import EvalFlags
+from mutualrl.launch.import_request import ImportRequest
 from mutualrl.paper.thl.flags import ThlFlags
 from mutualrl.recipes.request import Request
 
@@ -368,22 +369,6 @@ class ExchangeExport(OfRun):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExchangeImport(WithJson):
-    """Make an exchange of a file: its texts for the task's prompts, verified by the task's reward.
-
-    Example: mutualrl exchange import openr1.parquet --out expert --task dataset --data math_train.jsonl
-    """
-
-    file: Annotated[str, Option("Recorded texts: a file, a directory, or hub:OWNER/NAME.", argument=True)]
-    out: Annotated[Path, Option("Directory of the new exchange.")]
-    name: Annotated[str, Option("Name of the member that has the texts.")] = "recorded"
-    task: Annotated[str | None, REQUEST["task"]] = None
-    data: Annotated[Path | None, REQUEST["data"]] = None
-    model: Annotated[str | None, Option("The model to train, for a reward function of your own.")] = None
-    assignments: Annotated[tuple[str, ...], REQUEST["assignments"]] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class ExchangeGc(OfRun):
     """Delete rounds that are no longer needed: older than any round that a resume from a kept checkpoint
     may read."""
@@ -444,7 +429,7 @@ COMMANDS: Mapping[str, Command | DiagnosticCommand | CommandGroup] = {
         {
             "ls": Command(ExchangeLs, "exchange.ls"),
             "export": Command(ExchangeExport, "exchange.export"),
-            "import": Command(ExchangeImport, "exchange.import_file"),
+            "import": Command(ImportRequest, "exchange.import_file"),
             "gc": Command(ExchangeGc, "exchange.gc"),
         },
     ),

@@ -11,9 +11,9 @@ from rich.table import Table
 from mutualrl.cli.commands import Doctor
 from mutualrl.cli.output import emit, show_table
 from mutualrl.console.display import cell
+from mutualrl.console.user_path import user_path
 from mutualrl.errors import MachineError, UsageError
 from mutualrl.machine.doctor import run_checks
-from mutualrl.storage.files import user_path
 
 COLORS = {"ok": "[green]ok[/green]", "warn": "[yellow]warn[/yellow]", "fail": "[red]fail[/red]"}
 

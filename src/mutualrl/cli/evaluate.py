@@ -12,17 +12,18 @@ from mutualrl.cli.commands import Eval
 from mutualrl.cli.output import emit, prose
 from mutualrl.console.lines import notify
 from mutualrl.console.options import arguments_of, given
+from mutualrl.console.user_path import user_path
 from mutualrl.engines.choice import check_engine
 from mutualrl.errors import DiskError, UsageError
 from mutualrl.evaluation import eval_tables, score_file
 from mutualrl.evaluation.eval_request import EvalRequest
 from mutualrl.evaluation.evaluate import evaluate_models, store_in_run
 from mutualrl.evaluation.verify import check_installed
-from mutualrl.plugins import is_import_path
 from mutualrl.process.child_result import RESULT_FILE, result_of_child, write_result
+from mutualrl.process.plugins import is_import_path
 from mutualrl.recipes import Request, resolve
 from mutualrl.runs.read import read_run
-from mutualrl.storage.files import JsonObject, user_path
+from mutualrl.storage.files import JsonObject
 from mutualrl.storage.rundir import RunDirectory
 
 SCORERS = ("math-verify",)

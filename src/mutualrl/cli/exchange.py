@@ -6,11 +6,13 @@ from pathlib import Path
 
 from rich.table import Table
 
-from mutualrl.cli.commands import ExchangeExport, ExchangeGc, ExchangeImport, ExchangeLs
+from mutualrl.cli.commands import ExchangeExport, ExchangeGc, ExchangeLs
 from mutualrl.cli.output import emit, note_all, screen, show_table
 from mutualrl.console.display import cell, print_text
+from mutualrl.console.user_path import user_path
 from mutualrl.errors import UsageError
-from mutualrl.launch.importing import ImportRequest, import_texts
+from mutualrl.launch.import_request import ImportRequest
+from mutualrl.launch.importing import import_texts
 from mutualrl.recipes import load_run
 from mutualrl.recipes.published import missing_rounds
 from mutualrl.see import inspection
@@ -18,7 +20,7 @@ from mutualrl.see.inspection import PolicyInspection, inspect_policy, writers
 from mutualrl.see.location import record_store
 from mutualrl.see.retention import prune_rounds
 from mutualrl.storage.checkpoints import oldest_needed
-from mutualrl.storage.files import JsonObject, user_path
+from mutualrl.storage.files import JsonObject
 from mutualrl.storage.rundir import RunDirectory, hold
 
 
@@ -63,18 +65,10 @@ def export(options: ExchangeExport) -> None:
         print_text(screen(), f"{rows:,} records written to {target}")
 
 
-def import_file(options: ExchangeImport) -> None:
+def import_file(request: ImportRequest) -> None:
     """Read the file, verify its texts, and write the exchange."""
-    request = ImportRequest(
-        source=f"{options.name}=recorded:{options.file}",
-        task=options.task,
-        data=options.data,
-        model=options.model,
-        assignments=options.assignments,
-        out=options.out,
-    )
     run, prepared = import_texts(request)
-    if options.as_json:
+    if request.as_json:
         emit({"run_dir": str(run.root), "source": prepared.summary})
         return
     print_text(screen(), prepared.note)

@@ -7,9 +7,9 @@ from rich.table import Table
 from mutualrl.cli.commands import Export
 from mutualrl.cli.output import emit, prose, show_table
 from mutualrl.console.display import cell
+from mutualrl.console.user_path import user_path
 from mutualrl.reporting.export import SUMS
 from mutualrl.reporting.export import export as copy
-from mutualrl.storage.files import user_path
 
 
 def export(options: Export) -> None:

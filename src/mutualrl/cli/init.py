@@ -16,6 +16,7 @@ from mutualrl.cli.commands import Init
 from mutualrl.cli.dry_run import Rehearsal, plan_json, rehearse, show_plan
 from mutualrl.cli.output import emit, prose
 from mutualrl.console.display import clean, print_text
+from mutualrl.console.user_path import user_path
 from mutualrl.diagnostics.endpoints import Endpoint
 from mutualrl.diagnostics.lazy_model import LazyModel
 from mutualrl.diagnostics.passages import load_passages
@@ -24,13 +25,13 @@ from mutualrl.errors import UsageError
 from mutualrl.launch.session import Launch
 from mutualrl.machine.devices import this_machine
 from mutualrl.mwra.memory import parameter_count
-from mutualrl.plugins import absolute_path
+from mutualrl.process.plugins import absolute_path
 from mutualrl.recipes import Recipe, Request, resolve
 from mutualrl.recipes.agreement import load_recipe_prompts, require_enough
 from mutualrl.recipes.pool_tokenizers import load_tokenizers
 from mutualrl.recipes.starter import BOXED, OWN, Starter, files, named, next_commands
 from mutualrl.regimes import at_level, regimes
-from mutualrl.storage.files import create_atomic, user_path
+from mutualrl.storage.files import create_atomic
 from mutualrl.tasks import get_task
 from mutualrl.tasks.dataset import first_row
 from mutualrl.tasks.hub_data import data_path, is_hub

@@ -5,7 +5,8 @@ from __future__ import annotations
 from mutualrl.cli.commands import Join
 from mutualrl.cli.output import emit, note_all
 from mutualrl.cli.resolve_args import default_directory, recipe_to_join
-from mutualrl.storage.files import read_json, user_path
+from mutualrl.console.user_path import user_path
+from mutualrl.storage.files import read_json
 from mutualrl.storage.rundir import RunDirectory
 
 

@@ -13,11 +13,12 @@ from mutualrl.cli.commands import RecipesCp, RecipesDiff, RecipesLs, RecipesShow
 from mutualrl.cli.output import emit, screen, show_table
 from mutualrl.console.display import PLAIN_BELOW, cell, print_text
 from mutualrl.console.markdown import table as markdown_table
+from mutualrl.console.user_path import user_path
 from mutualrl.errors import UsageError
 from mutualrl.recipes import Recipe, Request, load_run, resolve, shipped, templates
 from mutualrl.recipes.differences import by_dotted_key
 from mutualrl.recipes.yaml_file import read
-from mutualrl.storage.files import JsonObject, user_path
+from mutualrl.storage.files import JsonObject
 from mutualrl.storage.rundir import RunDirectory
 
 FRAME = 10  # columns that the borders of a three-column table take

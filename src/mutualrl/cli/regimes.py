@@ -12,7 +12,7 @@ from mutualrl.cli.commands import RegimesCheck, RegimesLs, RegimesShow
 from mutualrl.cli.output import emit, screen, show_table
 from mutualrl.console.display import cell, print_text
 from mutualrl.diagnostics.regime_check import check_regime, summary_of
-from mutualrl.plugins import entry_points
+from mutualrl.process.plugins import entry_points
 from mutualrl.regimes import GROUP, Regime, get_regime
 from mutualrl.regimes import regimes as shipped
 from mutualrl.regimes.info import RegimeInfo

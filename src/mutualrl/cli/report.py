@@ -11,12 +11,12 @@ import typer
 from mutualrl.cli.commands import Report
 from mutualrl.cli.output import emit, note_all
 from mutualrl.console.display import clean
+from mutualrl.console.user_path import user_path
 from mutualrl.errors import UsageError
 from mutualrl.paper.figures import across, figures
 from mutualrl.reporting.report import ComparedRuns, WrittenReport, write_report
 from mutualrl.runs.remote import run_directory, run_name
 from mutualrl.storage.bucket_url import is_bucket
-from mutualrl.storage.files import user_path
 from mutualrl.storage.rundir import command_line
 from mutualrl.study.sweep_directory import SWEEP
 from mutualrl.study.verdict import verdicts

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from mutualrl.console.user_path import user_path
 from mutualrl.errors import UsageError
 from mutualrl.launch.session import Launch, open_resumable_run
 from mutualrl.recipes import Recipe, Request, resolve, revise
 from mutualrl.storage.bucket_url import redacted, require_url
-from mutualrl.storage.files import try_read_json, user_path
+from mutualrl.storage.files import try_read_json
 from mutualrl.storage.rundir import RunDirectory
 
 

@@ -11,13 +11,13 @@ from mutualrl.cli.commands import RunsLs, RunsPush, RunsVerify
 from mutualrl.cli.output import emit, note_all, prose, show_table
 from mutualrl.cli.results import run_row
 from mutualrl.console.display import cell, print_text
+from mutualrl.console.user_path import user_path
 from mutualrl.errors import FileDamagedError, UsageError
 from mutualrl.process.status import RunState
 from mutualrl.reporting import upload
 from mutualrl.runs.overview import Overview, read_overview
 from mutualrl.runs.read import read_run
 from mutualrl.runs.verify import verify_run
-from mutualrl.storage.files import user_path
 from mutualrl.storage.rundir import RunDirectory
 
 

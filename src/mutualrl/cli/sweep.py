@@ -11,7 +11,7 @@ import typer
 from mutualrl.cli.commands import Compare, Sweep
 from mutualrl.cli.output import emit, note_all, prose
 from mutualrl.console.display import clean, print_text
-from mutualrl.storage.files import user_path
+from mutualrl.console.user_path import user_path
 from mutualrl.study.claims import read_claims
 from mutualrl.study.compare_runs import compare_paths
 from mutualrl.study.comparison import Compared, markdown

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mutualrl.console.user_path import user_path
 from mutualrl.errors import UsageError
-from mutualrl.storage.files import user_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

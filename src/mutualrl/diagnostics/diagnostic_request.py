@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from mutualrl.console.lines import notify
+from mutualrl.console.user_path import user_path
 from mutualrl.diagnostics.endpoints import Endpoint
 from mutualrl.diagnostics.flags import DiagnosticFlags
 from mutualrl.diagnostics.gates import Thresholds
@@ -25,7 +26,6 @@ from mutualrl.records import Prompt
 from mutualrl.regimes import Regime, at_level, parts_of
 from mutualrl.regimes.sgt import SGT
 from mutualrl.sources.prepare import Learner, RecordedSpec
-from mutualrl.storage.files import user_path
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.storage.trained_model import has_trained_model, trained_model
 from mutualrl.tasks import get_task, load_prompts

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mutualrl.console.user_path import user_path
 from mutualrl.engines.base import ScoringEngine
 from mutualrl.engines.choice import load_scoring_engine
 from mutualrl.errors import UsageError
 from mutualrl.process.loading import fast_imports
 from mutualrl.recipes.schema import Policy
 from mutualrl.recipes.section import HUB_ID, known_model
-from mutualrl.storage.files import user_path
 from mutualrl.tiny import PREFIX, resolve_path
 
 if TYPE_CHECKING:

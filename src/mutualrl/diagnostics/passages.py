@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
+from mutualrl.console.user_path import user_path
 from mutualrl.errors import DataError
-from mutualrl.storage.files import user_path
 from mutualrl.tasks.base import read_jsonl, text_field
 from mutualrl.thl import has_cjk, word_spans
 

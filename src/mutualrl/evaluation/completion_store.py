@@ -18,6 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mutualrl.console.user_path import user_path
 from mutualrl.engines.model_files import model_digest
 from mutualrl.errors import FileDamagedError, UsageError
 from mutualrl.rollouts import pick
@@ -27,7 +28,6 @@ from mutualrl.storage.files import (
     read_json,
     read_regular,
     remove_temporaries,
-    user_path,
     write_atomic,
     write_checksummed,
     write_json,

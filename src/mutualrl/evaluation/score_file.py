@@ -7,9 +7,10 @@ from pathlib import Path
 from rich.console import Console
 
 from mutualrl.console.markdown import number, table
+from mutualrl.console.user_path import user_path
 from mutualrl.errors import DataError
 from mutualrl.evaluation.verify import verified
-from mutualrl.storage.files import JsonObject, user_path
+from mutualrl.storage.files import JsonObject
 from mutualrl.tasks.boxed import boxed_score, last_boxed
 from mutualrl.tasks.rows import DatasetRow, read_rows
 from mutualrl.tasks.scoring import breakdown, standard_error

@@ -6,10 +6,11 @@ import time
 import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
+from mutualrl.console.user_path import user_path
 from mutualrl.errors import DataError, UsageError
+from mutualrl.launch.import_request import ImportRequest
 from mutualrl.recipes import Recipe, Request, resolve, yaml_file
 from mutualrl.recipes.agreement import all_prompts
 from mutualrl.recipes.pool_tokenizers import load_tokenizers
@@ -19,22 +20,9 @@ from mutualrl.regimes.info import RegimeInfo
 from mutualrl.rollouts import Rollouts
 from mutualrl.see import Exchange
 from mutualrl.sources.prepare import Prepared, prepare_sources
-from mutualrl.storage.files import user_path, write_atomic
+from mutualrl.storage.files import write_atomic
 from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import RunDirectory, command_line, create, require_creatable, versions
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportRequest:
-    """What to import: a `--source` option, and the task whose prompts and reward verify the texts. `model`: whose
-    tokenizer a reward function of one's own is given; None for the built-in reward."""
-
-    source: str
-    task: str | None
-    data: Path | None
-    model: str | None
-    assignments: tuple[str, ...]
-    out: Path
 
 
 def import_texts(request: ImportRequest) -> tuple[RunDirectory, Prepared]:
@@ -46,7 +34,7 @@ def import_texts(request: ImportRequest) -> tuple[RunDirectory, Prepared]:
     recipe = resolve(
         Request(
             models=models,
-            sources=(request.source,),
+            sources=(f"{request.name}=recorded:{request.file}",),
             task=request.task,
             data=request.data,
             assignments=request.assignments,
@@ -55,7 +43,7 @@ def import_texts(request: ImportRequest) -> tuple[RunDirectory, Prepared]:
     if request.model is None and recipe.task.reward != ("boxed",):
         raise UsageError("--model: reward functions of your own are given a tokenizer's ids; name the model to train")
     prompts = all_prompts(recipe, "train")
-    (section,) = [each for each in recipe.sources if each.name == request.source.partition("=")[0]]
+    (section,) = [each for each in recipe.sources if each.name == request.name]
     spec = replace(spec_of(section), allow_validation=True)
     learners = [] if request.model is None else learners_of(recipe, load_tokenizers(recipe))
     prepared = prepare_sources([spec], prompts, (), recipe.task.reward, learners, recipe.run.step_timeout)[section.name]

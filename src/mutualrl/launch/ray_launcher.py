@@ -19,10 +19,11 @@ from mutualrl.launch.launcher import Launcher, ManagedPolicy
 from mutualrl.launch.life import Die, Event, Finish, Tick
 from mutualrl.launch.ray_worker import PolicyDiedError, PolicyTask, in_bundle, train_policy
 from mutualrl.launch.session import Launch
-from mutualrl.launch.stop import StopSignals, request_stop, stopped
+from mutualrl.launch.stop import request_stop, stopped
 from mutualrl.machine.ray_cluster import HeadWatch, Resources
 from mutualrl.mwra.placement import Placement
 from mutualrl.process.status import PolicyState, PolicyStatus, RunState, StatusWriter
+from mutualrl.process.stop_signals import StopSignals
 from mutualrl.recipes import Recipe
 from mutualrl.reporting.progress import Progress
 from mutualrl.see.liveness import HeartbeatMonitor, Phase

@@ -27,11 +27,12 @@ from mutualrl.launch.session import (
     resume_run,
     start_run,
 )
-from mutualrl.launch.stop import StopSignals, request_stop, stop_signals, stopped
+from mutualrl.launch.stop import request_stop, stopped
 from mutualrl.machine.devices import Machine, this_machine
 from mutualrl.machine.ray_cluster import join_cluster
 from mutualrl.mwra.placement import Placement
 from mutualrl.process.status import RunState, StatusWriter
+from mutualrl.process.stop_signals import StopSignals, stop_signals
 from mutualrl.recipes import Recipe
 from mutualrl.recipes.run_sources import restore, store
 from mutualrl.reporting.progress import Progress

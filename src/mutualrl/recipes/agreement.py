@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from mutualrl.errors import DataError, PlanMismatchError
-from mutualrl.plugins import entry_points, is_import_path, portable_path, source_digest
+from mutualrl.process.plugins import entry_points, is_import_path, portable_path, source_digest
 from mutualrl.recipes.schema import Recipe
 from mutualrl.records import Prompt, content_digest
 from mutualrl.regimes import parts_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mutualrl.plugins import portable_path
+from mutualrl.process.plugins import portable_path
 from mutualrl.recipes.free import may_differ
 from mutualrl.recipes.schema import Recipe
 from mutualrl.regimes import SEPARATOR

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from mutualrl.console.user_path import user_path
 from mutualrl.errors import RecipeError, UsageError
-from mutualrl.plugins import absolute_path
+from mutualrl.process.plugins import absolute_path
 from mutualrl.recipes import yaml_file
 from mutualrl.regimes import SEPARATOR, parts_of
 from mutualrl.sources.references import TASK
-from mutualrl.storage.files import user_path
 
 #: a layer of a recipe, as parsed from YAML
 Layer = dict[str, Any]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import get_args
 
 from mutualrl.errors import RecipeError
-from mutualrl.plugins import absolute_path, entry_points, is_import_path
+from mutualrl.process.plugins import absolute_path, entry_points, is_import_path
 from mutualrl.recipes import yaml_file
 from mutualrl.recipes.layers import Layer, Layers, anchor_code, find, recipe_file, shipped, with_name_keys
 from mutualrl.recipes.request import Request

@@ -7,8 +7,8 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from mutualrl.plugins import FORM as IMPORT_FORM
-from mutualrl.plugins import absolute_path, is_import_path
+from mutualrl.process.plugins import FORM as IMPORT_FORM
+from mutualrl.process.plugins import absolute_path, is_import_path
 from mutualrl.recipes.free import FACTOR, MACHINES, PATHS, UPKEEP, Free
 from mutualrl.recipes.section import Section, absolute, as_tuple, free_name, known_model
 from mutualrl.recipes.source_section import SourceSection

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from mutualrl.console.user_path import user_path
 from mutualrl.engines.model_files import ADAPTER, adapter_message
 from mutualrl.records import name_problem
-from mutualrl.storage.files import user_path
 from mutualrl.tasks.hub_data import is_hub
 from mutualrl.tiny import PREFIX, names
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mutualrl.console.user_path import user_path
 from mutualrl.errors import UsageError
 from mutualrl.records import POLICY_NAME, name_problem
-from mutualrl.storage.files import user_path
 
 OWN = "own"  # a reward function written next to the pool
 BOXED = "boxed"

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from mutualrl.errors import RecipeError, RegimeError, TaskError
-from mutualrl.plugins import entry_points, is_import_path
+from mutualrl.process.plugins import entry_points, is_import_path
 from mutualrl.recipes.batch_plan import TRL_BATCHING_KEYS
 from mutualrl.recipes.layers import Layer, Layers
 from mutualrl.recipes.schema import (

@@ -16,7 +16,7 @@ from functools import cache
 from pydantic import ValidationError
 
 from mutualrl.errors import RegimeError
-from mutualrl.plugins import FORM, entry_points, is_import_path, load_object
+from mutualrl.process.plugins import FORM, entry_points, is_import_path, load_object
 from mutualrl.records import PublishSchema, Rollout
 from mutualrl.regimes.channels import SEPARATOR, combined
 from mutualrl.regimes.peers import peer_rewards, peer_rollouts

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mutualrl import __version__
 from mutualrl.console.plots import directory_for
+from mutualrl.console.user_path import user_path
 from mutualrl.errors import UsageError
 from mutualrl.reporting import report_tables, rescues, single_run
 from mutualrl.reporting.comparability import Comparison, comparisons
@@ -19,7 +20,7 @@ from mutualrl.reporting.drawing import draw_figure
 from mutualrl.reporting.figure_specs import Figure
 from mutualrl.reporting.page import PageSection, Verdict, render
 from mutualrl.runs.logs import LoggedRun, points, read_runs
-from mutualrl.storage.files import read_checksummed, try_read_json, user_path, write_atomic
+from mutualrl.storage.files import read_checksummed, try_read_json, write_atomic
 from mutualrl.storage.rundir import RunDirectory
 
 INDEX, DATA, FIGURES = "index.html", "report.json", "figures"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pandas as pd
 
+from mutualrl.console.user_path import user_path
 from mutualrl.errors import FileDamagedError, UsageError
 from mutualrl.runs.facts import accounts_of, policy_facts, source_facts
 from mutualrl.runs.notes import LearningNotes, data_notes, unscorable_note
@@ -23,7 +24,7 @@ from mutualrl.runs.record import PolicyRecord, Run
 from mutualrl.see import open_store
 from mutualrl.storage.accounts import Account, SourceFacts
 from mutualrl.storage.artifacts import FileDigest
-from mutualrl.storage.files import JsonObject, finite_number, parse_or_none, read_regular, user_path
+from mutualrl.storage.files import JsonObject, finite_number, parse_or_none, read_regular
 from mutualrl.storage.run_info import PolicyFacts, Validation, measured
 from mutualrl.storage.run_logs import recorded_sums
 from mutualrl.storage.rundir import RunDirectory

@@ -9,17 +9,12 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from mutualrl.console.user_path import user_path
 from mutualrl.errors import FileDamagedError, RecipeError, UsageError
 from mutualrl.recipes import yaml_file
 from mutualrl.runs.record import PolicyRecord, Run, StoredEvaluation, is_policy_name, policies_in
 from mutualrl.runs.state import state_of
-from mutualrl.storage.files import (
-    JsonObject,
-    finite_number,
-    read_checksummed,
-    try_read_bytes,
-    user_path,
-)
+from mutualrl.storage.files import JsonObject, finite_number, read_checksummed, try_read_bytes
 from mutualrl.storage.run_info import PolicyResult, RunInfo, Stored, Summary, Validation
 from mutualrl.storage.rundir import RunDirectory, read_run_json
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mutualrl.console.lines import notify
+from mutualrl.console.user_path import user_path
 from mutualrl.errors import DataError, UsageError
 from mutualrl.records import Prompt, row_id
 from mutualrl.sources.layouts import Columns, Reasoning
@@ -15,7 +16,6 @@ from mutualrl.sources.prepare import rollouts_table
 from mutualrl.sources.recorded import read_recorded
 from mutualrl.sources.references import EMBEDDED
 from mutualrl.sources.source import StoredSource
-from mutualrl.storage.files import user_path
 from mutualrl.tasks.hub_data import is_hub
 
 

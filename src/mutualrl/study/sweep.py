@@ -20,9 +20,9 @@ from rich.console import Console
 
 from mutualrl.console.display import print_text
 from mutualrl.errors import FileDamagedError, RunInterruptedError, UsageError
-from mutualrl.launch.stop import StopSignals, stop_signals
 from mutualrl.machine.devices import this_machine
 from mutualrl.process.parent_watch import PARENT
+from mutualrl.process.stop_signals import StopSignals, stop_signals
 from mutualrl.runs.logs import read_logged
 from mutualrl.storage.files import JsonObject, read_checksummed, remove_temporaries, write_checksummed
 from mutualrl.storage.rundir import RunDirectory, command_line, hold, holder_of, versions

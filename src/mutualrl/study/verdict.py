@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mutualrl.plugins import is_import_path
+from mutualrl.process.plugins import is_import_path
 from mutualrl.process.status import RunState
 from mutualrl.recipes.agreement import few_held_out
 from mutualrl.regimes import at_level, baseline

@@ -10,7 +10,7 @@ import difflib
 from functools import cache
 
 from mutualrl.errors import TaskError
-from mutualrl.plugins import FORM, entry_points, is_import_path, load_object
+from mutualrl.process.plugins import FORM, entry_points, is_import_path, load_object
 from mutualrl.tasks.addition_chain import AdditionChainTask
 from mutualrl.tasks.arithmetic import ArithmeticTask
 from mutualrl.tasks.base import Split, Task, TaskData, TaskSource, load_prompts

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mutualrl.console.user_path import user_path
 from mutualrl.errors import DataError, DataUnavailableError
-from mutualrl.storage.files import user_path
 from mutualrl.storage.hub import OFFLINE, hub_problem
 from mutualrl.tasks.base import NumberedRows
 from mutualrl.tasks.rows import numbered, quiet_bars

@@ -15,9 +15,9 @@ from typing import Any
 
 from mutualrl.console.lines import notify
 from mutualrl.errors import RewardError, RunInterruptedError, UsageError
-from mutualrl.plugins import check_import_path, is_import_path, load_object
 from mutualrl.process import user_code
 from mutualrl.process.limits import time_limit
+from mutualrl.process.plugins import check_import_path, is_import_path, load_object
 from mutualrl.process.user_code import PassingError, contained, describe, own_state
 from mutualrl.tasks.boxed import boxed_reward
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mutualrl.errors import UsageError
-from mutualrl.plugins import check_import_path, load_object
+from mutualrl.process.plugins import check_import_path, load_object
 from mutualrl.tasks.rewards import named_errors
 
 #: why a regime that shares texts does not support rollouts of several turns

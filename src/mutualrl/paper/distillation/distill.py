@@ -12,6 +12,7 @@ from rich.console import Console
 from mutualrl.console.display import print_text
 from mutualrl.console.markdown import name as shown_name
 from mutualrl.console.markdown import number, table
+from mutualrl.console.user_path import user_path
 from mutualrl.engines.model_files import check_model
 from mutualrl.errors import DataError, UsageError
 from mutualrl.evaluation.eval_request import EvalRequest, ModelRequest
@@ -30,7 +31,7 @@ from mutualrl.regimes import baseline
 from mutualrl.reporting.distilled import RESULT
 from mutualrl.runs.logs import read_runs
 from mutualrl.see.location import record_store
-from mutualrl.storage.files import JsonObject, user_path, write_checksummed
+from mutualrl.storage.files import JsonObject, write_checksummed
 from mutualrl.storage.format import FORMAT
 from mutualrl.storage.rundir import RunDirectory, command_line, versions
 from mutualrl.storage.trained_model import has_trained_model, trained_model

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mutualrl.console.user_path import user_path
 from mutualrl.errors import UsageError
 from mutualrl.recipes import Recipe, load_run
 from mutualrl.recipes.agreement import load_recipe_prompts
 from mutualrl.records import Prompt
 from mutualrl.regimes import baseline
-from mutualrl.storage.files import user_path
 from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.storage.trained_model import trained_model
