@@ -6,6 +6,7 @@ import ast
 import re
 import tomllib
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -253,3 +254,61 @@ def test_pinned_versions_satisfy_the_requirements_of_the_package() -> None:
     applicable = [r for r in requirements if r.name != "mutualrl" and (r.marker is None or r.marker.evaluate())]
     for requirement in applicable:
         assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), requirement
+
+
+#: what was measured last: it may fall, and the numbers with it, but not grow
+NAMES_TWICE, PAIRS, FLOORS = 2, 32, 12
+EQUAL_FIELDS = 5
+
+
+def own_fields(node: ast.ClassDef) -> set[str]:
+    """Return the names of the fields that a class declares itself."""
+    declared = [each for each in node.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)]
+    return {each.target.id for each in declared if "ClassVar" not in ast.unparse(each.annotation)}  # type: ignore[union-attr]
+
+
+def copies(source: Path) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return the class names that are defined more than once, and the pairs of classes that declare five or more fields
+    of equal names."""
+    names: list[str] = []
+    fields: list[tuple[str, set[str]]] = []
+    for path in sorted(source.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                names.append(node.name)
+                fields.append((f"{path.relative_to(source)}:{node.name}", own_fields(node)))
+    twice = sorted({name for name in names if names.count(name) > 1})
+    pairs = [(a, b) for (a, of_a), (b, of_b) in combinations(fields, 2) if len(of_a & of_b) >= EQUAL_FIELDS]
+    return twice, pairs
+
+
+def floors(source: Path) -> int:
+    """Return the length of the longest chain of rooms, each of which imports the next."""
+    below: dict[str, set[str]] = {}
+    for path in source.rglob("*.py"):
+        room = path.relative_to(source).parts[0].removesuffix(".py")
+        targets = {module.split(".")[1] for module in imports(path) if "." in module}
+        below.setdefault(room, set()).update(targets - {room})
+
+    def depth(room: str, above: frozenset[str]) -> int:
+        above |= {room}
+        return 1 + max((depth(each, above) for each in below.get(room, set()) - above), default=0)
+
+    return max(depth(room, frozenset()) for room in below)
+
+
+def test_copies_and_floors_do_not_grow() -> None:
+    twice, pairs = copies(SOURCE)
+    assert len(twice) <= NAMES_TWICE, twice
+    assert len(pairs) <= PAIRS, pairs
+    assert floors(SOURCE) <= FLOORS
+
+
+def test_copies_and_floors_are_counted(tmp_path: Path) -> None:
+    for room, imported, names in (("top", "middle", "abcde"), ("middle", "bottom", "abcdef"), ("bottom", "", "abcd")):
+        (tmp_path / room).mkdir()
+        fields = "".join(f"    {name}: int\n" for name in names)
+        line = f"from mutualrl.{imported} import x\n" if imported else ""
+        (tmp_path / room / "m.py").write_text(f"{line}class Same:\n    kind: ClassVar[str]\n{fields}")
+    assert copies(tmp_path) == (["Same"], [("middle/m.py:Same", "top/m.py:Same")])
+    assert floors(tmp_path) == 3
