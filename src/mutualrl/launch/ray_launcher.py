@@ -242,7 +242,8 @@ def bundles(placement: Placement) -> list[Resources]:
         if allocation.gpus and allocation.processes > 1 and _resources(allocation)["GPU"] < 1:
             raise MachineError(
                 f"--launcher ray: policy {allocation.policy!r} shares its {allocation.processes} GPUs with others; "
-                "expected whole GPUs, or one: --set launch.share_gpus=false"
+                "expected a GPU or more for each policy (more nodes, or a smaller pool; without --set "
+                "launch.share_gpus=true), or one GPU for all: --set hardware.gpus=1"
             )
     return [_resources(allocation) for allocation in placement.allocations for _ in range(allocation.processes)]
 
