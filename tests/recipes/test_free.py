@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mutualrl.recipes.free import QUESTIONS, may_differ
+from mutualrl.recipes.free import may_differ
 from mutualrl.recipes.schema import Recipe
+from mutualrl.section import QUESTIONS
 
 EVERYWHERE = ("resume", "machines", "comparison", "arms")
 

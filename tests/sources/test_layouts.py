@@ -9,7 +9,8 @@ from recorded_files import LAYOUTS, write_jsonl
 
 from mutualrl.errors import DataError
 from mutualrl.records import Prompt
-from mutualrl.sources.layouts import Columns, find_layout, opens_reasoning, read_row, without_reasoning
+from mutualrl.sources.columns import Columns
+from mutualrl.sources.layouts import find_layout, opens_reasoning, read_row, without_reasoning
 from mutualrl.sources.matching import PromptIndex, template_of
 from mutualrl.sources.recorded import MatchedTexts, read_recorded
 from mutualrl.tasks.rows import DatasetRow

@@ -19,7 +19,7 @@ from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.errors import DataError, FileDamagedError, RewardError
 from mutualrl.paper.embedded.book import rows as book_rows
 from mutualrl.records import Prompt
-from mutualrl.sources.layouts import Columns
+from mutualrl.sources.columns import Columns
 from mutualrl.sources.prepare import Learner, Prepared, RecordedSpec, prepare_sources, read_stored
 from mutualrl.sources.recorded import read_recorded
 from mutualrl.tiny import path_of

@@ -15,7 +15,8 @@ from mutualrl.console.lines import notify
 from mutualrl.console.user_path import user_path
 from mutualrl.errors import DataError
 from mutualrl.rollouts import SCHEMA, widest
-from mutualrl.sources.layouts import Columns, find_layout
+from mutualrl.sources.columns import Columns
+from mutualrl.sources.layouts import find_layout
 from mutualrl.storage.parquet import read_table
 from mutualrl.tasks.base import Row, normalized, read_jsonl
 from mutualrl.tasks.messages import read_message

@@ -1,42 +1,13 @@
-"""Where a key of the recipe may differ: declared with the key, in its annotation.
-
-Four questions are asked of a key: may it change when a run is resumed (`resume`), differ between the machines of one
-run (`machines`), between runs that are compared (`comparison`), between the arms of a sweep (`arms`)? A key that says
-nothing may not. An answer of a section holds for all of its keys.
-"""
+"""Whether a key of the recipe may differ: read from the annotations of its sections (`section.Free`)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-Question = Literal["resume", "machines", "comparison", "arms"]
-QUESTIONS: tuple[Question, ...] = get_args(Question)
-
-
-@dataclass(frozen=True, slots=True)
-class Free:
-    """Questions that a key answers with yes."""
-
-    questions: frozenset[Question]
-
-    @classmethod
-    def to(cls, *questions: Question) -> Free:
-        """Return the answer to these questions."""
-        return cls(frozenset(questions))
-
-
-#: how a run is kept and watched: it does not affect what the run computes
-UPKEEP = Free.to("resume", "machines", "comparison", "arms")
-#: the machines that a run has
-MACHINES = Free.to("machines", "comparison", "arms")
-#: where a run finds its data
-PATHS = Free.to("machines")
-#: what a comparison compares
-FACTOR = Free.to("comparison", "arms")
+from mutualrl.section import Free, Question
 
 
 def may_differ(model: type[BaseModel], key: str, question: Question) -> bool:

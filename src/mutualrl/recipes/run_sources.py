@@ -12,7 +12,6 @@ from mutualrl.recipes.schema import Recipe
 from mutualrl.recipes.source_section import SourceSection
 from mutualrl.records import Prompt
 from mutualrl.regimes.regime import success_above
-from mutualrl.sources.layouts import Columns
 from mutualrl.sources.prepare import Learner, Prepared, RecordedSpec, prepare_sources, read_stored
 from mutualrl.sources.served import ServedSpec, key_of
 from mutualrl.sources.source import StoredSource
@@ -66,13 +65,12 @@ def learners_of(recipe: Recipe, tokenizers: Mapping[str, PreTrainedTokenizerBase
 
 def spec_of(section: SourceSection) -> RecordedSpec:
     """Return what a recipe says of a source."""
-    columns = section.columns
     if section.recorded is None:
         raise UsageError(f"source {section.name!r} is {section.kind}; expected a recorded one: NAME=recorded:FILE")
     return RecordedSpec(
         section.name,
         section.recorded,
-        Columns(columns.id, columns.prompt, columns.text, columns.ended, columns.verdict),
+        section.columns,
         section.reasoning,
         section.allow_validation,
         section.learners,

@@ -9,13 +9,13 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from mutualrl.process.plugins import FORM as IMPORT_FORM
 from mutualrl.process.plugins import absolute_path, is_import_path
-from mutualrl.recipes.free import FACTOR, MACHINES, PATHS, UPKEEP, Free
-from mutualrl.recipes.section import Section, absolute, as_tuple, free_name, known_model
+from mutualrl.recipes.section import absolute, free_name, known_model
 from mutualrl.recipes.source_section import SourceSection
 from mutualrl.recipes.trainer_table import Settings
 from mutualrl.records import POLICY_NAME, PublishSchema
 from mutualrl.regimes import Regime, baseline, get_regime
 from mutualrl.regimes.regime import merged
+from mutualrl.section import FACTOR, MACHINES, PATHS, UPKEEP, Free, Section, as_tuple
 from mutualrl.storage.bucket_url import require_url
 from mutualrl.tasks import TASKS, TaskSource
 from mutualrl.tasks.base import HELD_OUT, MixtureMember

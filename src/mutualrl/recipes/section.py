@@ -1,11 +1,9 @@
-"""Base of the sections of a recipe, and the values that several of them have."""
+"""Values that several sections of a recipe have."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-
-from pydantic import BaseModel, ConfigDict
 
 from mutualrl.console.user_path import user_path
 from mutualrl.engines.model_files import ADAPTER, adapter_message
@@ -14,12 +12,6 @@ from mutualrl.tasks.hub_data import is_hub
 from mutualrl.tiny import PREFIX, names
 
 HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
-
-
-class Section(BaseModel):
-    """Base class of recipe sections."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
 
 def known_model(value: str) -> str:
@@ -52,7 +44,3 @@ def free_name(value: str) -> str:
 def absolute(value: str) -> str:
     """Return a path made absolute, so that a resolved recipe is independent of the working directory."""
     return value if is_hub(Path(value)) else str(user_path(value))
-
-
-def as_tuple(value: object) -> object:
-    return (value,) if isinstance(value, str) else value

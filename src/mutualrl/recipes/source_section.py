@@ -7,10 +7,11 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from mutualrl.recipes.free import PATHS, UPKEEP, Free
-from mutualrl.recipes.section import Section, absolute, as_tuple, free_name, known_model
+from mutualrl.recipes.section import absolute, free_name, known_model
 from mutualrl.records import POLICY_NAME
 from mutualrl.regimes.round import SourceTraits
+from mutualrl.section import PATHS, UPKEEP, Free, Section, as_tuple
+from mutualrl.sources.columns import Columns
 from mutualrl.sources.references import EMBEDDED, TASK
 
 Kind = Literal["recorded", "served", "frozen"]
@@ -53,18 +54,6 @@ def _endpoint(value: str) -> str:
     return value.rstrip("/")
 
 
-class SourceColumns(Section):
-    """Columns of a recorded file; those left out are guessed."""
-
-    id: str | None = Field(None, description="id of the prompt")
-    prompt: str | None = Field(None, description="the prompt: a string or messages")
-    text: Annotated[tuple[str, ...], BeforeValidator(as_tuple), Field(strict=False)] = Field(
-        (), description="the response: a string, a list of strings or messages; or several columns"
-    )
-    ended: str | None = Field(None, description="false for a text that was cut off")
-    verdict: str | None = Field(None, description="texts with a false one are left out; a true one proves nothing")
-
-
 class SourceSection(Section):
     """One source: a member of the pool that publishes rollouts and never learns. One of three: `recorded`, a file
     (Parquet, JSON Lines, CSV), a directory of files or of a run, `hub:OWNER/NAME`, or `task` (the solutions in the
@@ -78,7 +67,7 @@ class SourceSection(Section):
     learners: Annotated[tuple[str, ...], BeforeValidator(as_tuple), Field(strict=False)] = Field(
         (), description="policies that read it; empty: all"
     )
-    columns: SourceColumns = SourceColumns()
+    columns: Columns = Columns()
     reasoning: Literal["keep", "drop"] = Field("keep", description="blocks of reasoning (<think>) in the texts")
     max_texts: int | None = Field(None, ge=1, description="recorded: texts kept per prompt; null: all")
     allow_validation: bool = Field(False, description="recorded: accept a file that has mostly validation prompts")

@@ -24,7 +24,7 @@ from mutualrl.recipes.schema import (
     TaskSection,
 )
 from mutualrl.recipes.servers import server_problems
-from mutualrl.recipes.source_section import SourceColumns, SourceSection
+from mutualrl.recipes.source_section import SourceSection
 from mutualrl.recipes.trainer_keys import quantization, validate_trainer_key
 from mutualrl.recipes.trainer_table import Settings
 from mutualrl.regimes import (
@@ -38,6 +38,7 @@ from mutualrl.regimes import (
 )
 from mutualrl.regimes.regime import flat, merged
 from mutualrl.regimes.run_problems import RunFacts, member_problems, setting_problems
+from mutualrl.sources.columns import Columns
 from mutualrl.storage.bucket_url import redacted
 from mutualrl.tasks import TASKS, get_task
 from mutualrl.tasks.turns import NO_TURNS, NOT_SHARED
@@ -303,7 +304,7 @@ def _keys_at(path: tuple[str, ...], regime: type[Regime] | None) -> list[str]:
     if path[0] == "policies":
         return list(Policy.model_fields)
     if path[0] == "sources":
-        return list((SourceColumns if path[2:3] == ("columns",) else SourceSection).model_fields)
+        return list((Columns if path[2:3] == ("columns",) else SourceSection).model_fields)
     return list(_SECTIONS[path[0]].model_fields) if path[0] in _SECTIONS else []
 
 

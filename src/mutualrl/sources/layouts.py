@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal, TypeGuard
 
 from mutualrl.errors import DataError
+from mutualrl.sources.columns import Columns
 from mutualrl.tasks.base import unicode_text
 from mutualrl.tasks.messages import Message, is_cut_off, opens_reasoning, read_message, without_reasoning
 from mutualrl.tasks.rows import DatasetRow
@@ -48,23 +49,6 @@ _TRUE, _FALSE = ("true", "yes", "1", "1.0"), ("false", "no", "0", "0.0")
 LONGEST = 1_000_000  # characters of a text
 _ASSISTANT = ("assistant", "gpt", "model", "chatgpt", "bot")
 _USER = ("user", "human")
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """Columns that the user named; None: guessed. `text`: one, or several. `ended`: whether a text is complete.
-    `verdict`: a column of truth values; texts with a false one are left out, no text is accepted for a true one."""
-
-    id: str | None = None
-    prompt: str | None = None
-    text: tuple[str, ...] = ()
-    ended: str | None = None
-    verdict: str | None = None
-
-    @property
-    def named(self) -> list[str]:
-        """Return the columns that the user named."""
-        return [name for name in (self.id, self.prompt, self.ended, self.verdict, *self.text) if name]
 
 
 @dataclass(frozen=True, slots=True)

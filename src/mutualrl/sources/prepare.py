@@ -20,7 +20,8 @@ from mutualrl.console.lines import notify
 from mutualrl.errors import DataError, FileDamagedError, RewardError, UsageError
 from mutualrl.records import Completion, Prompt, Rollout
 from mutualrl.rollouts import SCHEMA, Rollouts
-from mutualrl.sources.layouts import Columns, Reasoning
+from mutualrl.sources.columns import Columns
+from mutualrl.sources.layouts import Reasoning
 from mutualrl.sources.recorded import MatchedTexts, read_recorded
 from mutualrl.sources.source import StoredSource
 from mutualrl.storage.files import JsonObject

@@ -16,10 +16,10 @@ from mutualrl.errors import DataError
 from mutualrl.records import Prompt
 from mutualrl.see.inspection import tables, writers
 from mutualrl.see.location import record_store
+from mutualrl.sources.columns import Columns
 from mutualrl.sources.layouts import (
     CONVERSATIONS,
     SINGLE,
-    Columns,
     Layout,
     Reasoning,
     RecordedRow,

@@ -11,7 +11,8 @@ from mutualrl.console.lines import notify
 from mutualrl.console.user_path import user_path
 from mutualrl.errors import DataError, UsageError
 from mutualrl.records import Prompt, row_id
-from mutualrl.sources.layouts import Columns, Reasoning
+from mutualrl.sources.columns import Columns
+from mutualrl.sources.layouts import Reasoning
 from mutualrl.sources.prepare import rollouts_table
 from mutualrl.sources.recorded import read_recorded
 from mutualrl.sources.references import EMBEDDED

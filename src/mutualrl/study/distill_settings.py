@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 from mutualrl.errors import RecipeError, UsageError
 from mutualrl.recipes.layers import Layers
 from mutualrl.recipes.schema import LoraSection
-from mutualrl.recipes.section import Section
+from mutualrl.section import Section
 from mutualrl.storage.files import JsonObject, read_checksummed, write_checksummed
 
 REQUEST = "request.json"
