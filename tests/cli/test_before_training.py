@@ -34,6 +34,20 @@ def test_what_libraries_refuse_is_refused_before_a_model_is_loaded(
     assert not (tmp_path / "r").exists()
 
 
+def test_a_dry_run_names_every_problem_and_a_start_the_first(cli_here: Cli, tmp_path: Path) -> None:
+    few = rows(tmp_path / "rows.jsonl", 8, "Is it {}?")
+    settings = ("--set", "lora={r: 4, target_modules: [qq_proj]}", "--set", "round.prompts=128")
+    command = ("train", "--regime", "grpo", "--pool", "tiny", "--task", "dataset", "--data", few, *settings)
+    start, dry, as_json = cli_here(*command), cli_here(*command, "--dry-run"), cli_here(*command, "--dry-run", "--json")
+    assert [result.returncode for result in (start, dry, as_json)] == [2, 2, 2]
+    assert start.stderr == dry.stderr
+    assert "128" in start.stderr
+    assert "Also refused: " in dry.stdout
+    assert "no layer 'qq_proj'" in dry.stdout
+    assert "qq_proj" not in start.stderr + start.stdout
+    assert json.loads(as_json.stdout)["error"]["message"] in start.stderr  # the object is the error
+
+
 def rows(path: Path, count: int, *forms: str) -> Path:
     lines = [json.dumps({"prompt": form.format(i), "answer": str(i)}) for i in range(count) for form in forms]
     path.write_text("\n".join(lines) + "\n")
