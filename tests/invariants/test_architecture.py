@@ -177,6 +177,28 @@ def test_string_scan_finds_names_and_metrics_but_not_docstrings(tmp_path: Path) 
     assert [text for _, text in strings(path)] == ["sgt", "sgt/pairs"]
 
 
+def test_metrics_of_the_framework_are_declared_once_and_documented() -> None:
+    from mutualrl.storage.metrics import FRAMEWORK
+
+    keys = [metric.key for metric in FRAMEWORK]
+    assert len(keys) == len(set(keys))
+    prefixes = tuple(sorted({key.partition("/")[0] + "/" for key in keys} | {"source/"}))
+    bare = []
+    for path in SOURCE.rglob("*.py"):
+        module = path.relative_to(SOURCE).as_posix()
+        if module != "storage/metrics.py":
+            bare += [
+                f"{module}:{line}: {text!r}"
+                for line, text in strings(path)
+                if re.match(rf"({'|'.join(prefixes)})\\w", text)
+            ]
+    assert bare == []
+    page = SOURCE.parents[1] / "docs" / "regimes.md"
+    if page.exists():
+        rows = [f"| `{metric.key}` | {metric.unit} | {metric.meaning} |" for metric in FRAMEWORK]
+        assert [row for row in rows if row not in page.read_text()] == []
+
+
 def test_every_package_is_in_a_layer() -> None:
     packages = {
         p.name.removesuffix(".py") for p in SOURCE.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()

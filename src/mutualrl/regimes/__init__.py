@@ -20,7 +20,7 @@ from mutualrl.process.plugins import FORM, entry_points, is_import_path, load_ob
 from mutualrl.records import PublishSchema, Rollout
 from mutualrl.regimes.channels import SEPARATOR, combined
 from mutualrl.regimes.peers import peer_rewards, peer_rollouts
-from mutualrl.regimes.regime import Metric, Regime, setting
+from mutualrl.regimes.regime import Regime, setting
 from mutualrl.regimes.round import (
     BOUNDS,
     PPO,
@@ -43,6 +43,7 @@ from mutualrl.regimes.round import (
     whitened_plan,
 )
 from mutualrl.regimes.transfer import Transfer
+from mutualrl.storage.metrics import Metric
 
 GROUP = "mutualrl.regimes"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")

@@ -17,10 +17,11 @@ from pydantic import model_validator
 from mutualrl.records import Ids, PublishSchema, Rollout
 from mutualrl.regimes.advantages import group_by_prompt
 from mutualrl.regimes.gating import Candidate, Gated, GateRule, draw_candidate, gated_prompts, successes_of, unsolved_by
-from mutualrl.regimes.regime import SUCCESS_ABOVE, Metric, Problem, Regime, Settings, setting
+from mutualrl.regimes.regime import SUCCESS_ABOVE, Problem, Regime, Settings, setting
 from mutualrl.regimes.round import GuideView, Plan, RoundView
 from mutualrl.rollouts import Rollouts
 from mutualrl.seeds import seeded
+from mutualrl.storage.metrics import Metric
 
 
 class Guided(Regime):

@@ -29,8 +29,9 @@ from pydantic import model_validator
 from mutualrl.records import PublishSchema
 from mutualrl.regimes.advantages import Floats, group_by_prompt, standard_deviation, success_rate, ungroup
 from mutualrl.regimes.peers import encoded, peer_rollouts
-from mutualrl.regimes.regime import Metric, Problem, Regime, Settings, setting
+from mutualrl.regimes.regime import Problem, Regime, Settings, setting
 from mutualrl.regimes.round import ExtraRow, Plan, RoundView, RowSource, RowStatistics, Stepwise
+from mutualrl.storage.metrics import Metric
 
 logger = logging.getLogger(__name__)
 

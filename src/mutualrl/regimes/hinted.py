@@ -24,7 +24,7 @@ from pydantic import field_validator, model_validator
 from mutualrl.records import PublishSchema, plain_ids
 from mutualrl.regimes.advantages import group_by_prompt, pool_advantages, standard_deviation, ungroup
 from mutualrl.regimes.gating import Candidate, GateRule, gate, successes_of, unsolved_by
-from mutualrl.regimes.regime import SUCCESS_ABOVE, Metric, Problem, Regime, setting
+from mutualrl.regimes.regime import SUCCESS_ABOVE, Problem, Regime, setting
 from mutualrl.regimes.round import (
     ExtraRow,
     Passage,
@@ -40,6 +40,7 @@ from mutualrl.regimes.round import (
 from mutualrl.regimes.sgt import SGT
 from mutualrl.rollouts import Rollouts
 from mutualrl.seeds import seeded
+from mutualrl.storage.metrics import Metric
 from mutualrl.tasks.boxed import last_boxed
 
 #: shares of copied tokens at which confirmed answers are counted

@@ -17,9 +17,10 @@ import numpy as np
 from mutualrl.records import Ids, PublishSchema, Rollout, plain_ids
 from mutualrl.regimes.advantages import Floats, group_by_prompt, pool_advantages, standard_deviation, ungroup
 from mutualrl.regimes.peers import encoded, peer_rollouts
-from mutualrl.regimes.regime import Metric, Problem, Regime, Settings, setting
+from mutualrl.regimes.regime import Problem, Regime, Settings, setting
 from mutualrl.regimes.round import PPO, Band, ExtraRow, Plan, Requests, RoundView, RowSource, RowStatistics
 from mutualrl.regimes.transfer import Aligned
+from mutualrl.storage.metrics import Metric
 
 Graded = tuple[ExtraRow, float]
 #: residual of a row's alignment: |R| in nats, C_mis in tokens, the mass removed by the clip in nats

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -13,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from mutualrl.records import PublishSchema
 from mutualrl.regimes.advantages import group_by_prompt
 from mutualrl.regimes.round import GuideView, Plan, Requests, RoundView, RowStatistics, SourceTraits
+from mutualrl.storage.metrics import Metric
 
 if TYPE_CHECKING:
     from mutualrl.rollouts import Rollouts
@@ -32,22 +32,6 @@ Treatment = Literal["keeps", "adjusts", "sets", "builds the batch"]
 SELECTION = SourceTraits()
 #: default reward above which a rollout is a success (paper, "Hyperparameters")
 SUCCESS_ABOVE = 0.8
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """Number that a regime logs per round or optimizer step.
-
-    `panel`: title of its plot in reports; None: logged only. `role`: `gate_rate` (fraction of prompts whose gate
-    opened), `rescues` (rows learnt) or `action` (another number that is 0 while the regime changes nothing), by which
-    progress lines and reports find it in any regime.
-    """
-
-    key: str
-    unit: str
-    meaning: str
-    panel: str | None = None
-    role: Literal["gate_rate", "rescues", "action"] | None = None
 
 
 def setting(

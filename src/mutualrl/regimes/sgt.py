@@ -33,9 +33,10 @@ from mutualrl.regimes.gating import (
     unsolved_by,
 )
 from mutualrl.regimes.own_success import open_prompts, own_successes, still_open
-from mutualrl.regimes.regime import SUCCESS_ABOVE, Metric, Regime, setting
+from mutualrl.regimes.regime import SUCCESS_ABOVE, Regime, setting
 from mutualrl.regimes.round import ExtraRow, Passage, Plan, Requests, RoundView, RowSource, RowStatistics
 from mutualrl.rollouts import Rollouts
+from mutualrl.storage.metrics import Metric
 
 
 class SGT(Regime):

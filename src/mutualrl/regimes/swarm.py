@@ -22,9 +22,10 @@ from pydantic import model_validator
 from mutualrl.records import PublishSchema, Rollout
 from mutualrl.regimes.advantages import group_by_prompt, pool_advantages, standard_deviation
 from mutualrl.regimes.peers import peer_rollouts
-from mutualrl.regimes.regime import Metric, Problem, Regime, Settings, setting
+from mutualrl.regimes.regime import Problem, Regime, Settings, setting
 from mutualrl.regimes.round import PPO, ExtraRow, Plan, Requests, Response, RoundView, RowSource
 from mutualrl.seeds import seeded
+from mutualrl.storage.metrics import Metric
 
 logger = logging.getLogger(__name__)
 

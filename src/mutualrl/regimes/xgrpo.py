@@ -26,17 +26,10 @@ from mutualrl.regimes.advantages import (
     whiten,
 )
 from mutualrl.regimes.peers import peer_rewards
-from mutualrl.regimes.regime import (
-    Metric,
-    Problem,
-    Regime,
-    Settings,
-    advantage_metric_table,
-    advantage_metrics,
-    setting,
-)
+from mutualrl.regimes.regime import Problem, Regime, Settings, advantage_metric_table, advantage_metrics, setting
 from mutualrl.regimes.round import Plan, RoundView
 from mutualrl.seeds import seeded
+from mutualrl.storage.metrics import Metric
 
 MARGIN = "xgrpo/variance_margin"
 

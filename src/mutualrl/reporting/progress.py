@@ -11,9 +11,9 @@ from rich.live import Live
 from rich.table import Table
 
 from mutualrl.console.display import cell, duration, print_text
-from mutualrl.regimes.regime import Metric
 from mutualrl.runs.live import LivePolicy, LiveRun
 from mutualrl.runs.notes import data_notes, live_after
+from mutualrl.storage.metrics import Metric
 from mutualrl.storage.rundir import RunDirectory
 
 PLAIN_SECONDS = 15.0  # between lines when the output is not a terminal

@@ -16,6 +16,7 @@ from mutualrl.runs.curves import busy_seconds, first_reaching, mean, mean_curve,
 from mutualrl.runs.facts import silence_note
 from mutualrl.runs.logs import LoggedRun, Series
 from mutualrl.runs.read import part
+from mutualrl.storage.metrics import SAMPLED_TOKENS, of_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +130,9 @@ def sources(run: LoggedRun) -> Table:
         known = [str(summary.get(key, "")) for key in ("prompts", "texts", "confirmed", "confirmed_prompts")]
         for policy in run.policies:
             usable = part(part(summary, "learners"), policy).get("encodable", "")
-            rescues = run.total(policy, f"source/{source}/rescues")
-            prompts = _last(run, policy, f"source/{source}/rescued_prompts")
-            uses = _last(run, policy, f"source/{source}/uses_per_text")
+            rescues = run.total(policy, of_source(source, "rescues"))
+            prompts = _last(run, policy, of_source(source, "rescued_prompts"))
+            uses = _last(run, policy, of_source(source, "uses_per_text"))
             learned = [
                 f"{rescues:.0f}",
                 "" if prompts is None else f"{prompts:.0f}",
@@ -185,14 +186,14 @@ def sampled_tokens(run: LoggedRun, policy: str) -> float:
     """Return the tokens that a policy sampled: its rollouts, and the samples that its regime requested."""
     plan = run.info.fingerprint
     completions = int(plan.get("prompts_per_round", 0)) * int(plan.get("rollouts_per_prompt", 0))
-    return run.total(policy, "completions/mean_length") * completions + run.total(policy, "plan/sampled_tokens")
+    return run.total(policy, "completions/mean_length") * completions + run.total(policy, SAMPLED_TOKENS.key)
 
 
 def waited_share(run: LoggedRun, policy: str, source: str) -> float:
     """Return the fraction of a policy's training time in which it waited for a source alone; 0 if that is not known."""
     result = run.policies[policy].result
     seconds = 0.0 if result is None else result.train_seconds
-    return run.total(policy, f"source/{source}/wait_seconds") / seconds if seconds else 0.0
+    return run.total(policy, of_source(source, "wait_seconds")) / seconds if seconds else 0.0
 
 
 def asked_notes(run: LoggedRun) -> list[str]:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from mutualrl.reporting.figure_specs import Figure, Panel, filled
 from mutualrl.runs.curves import curve, smooth_curve, tokens_per_second
-from mutualrl.runs.facts import DEAD, REVIVED, TAUGHT
 from mutualrl.runs.logs import LoggedRun
+from mutualrl.storage.metrics import DEAD, REVIVED, TAUGHT, WAIT
 
 MOST_GROUPS = 8
 
@@ -83,7 +83,7 @@ def _optimization(run: LoggedRun) -> Figure:
 
 def _gate(run: LoggedRun) -> Figure:
     rates = {name: smooth_curve(run.by_role(name, "gate_rate")) for name in run.policies}
-    pairs = {name: curve(run.series(name, TAUGHT).cumsum()) for name in run.policies}
+    pairs = {name: curve(run.series(name, TAUGHT.key).cumsum()) for name in run.policies}
     return Figure(
         "gate",
         f"The gate of {run.info.regime}",
@@ -102,8 +102,8 @@ def _regime(run: LoggedRun) -> Figure:
 
 def _prompts(run: LoggedRun) -> Figure:
     capability = {name: smooth_curve(run.series(name, f"capability/{name}")) for name in run.policies}
-    dead = {name: curve(run.series(name, DEAD)) for name in run.policies}
-    revived = {name: curve(run.series(name, REVIVED).cumsum()) for name in run.policies}
+    dead = {name: curve(run.series(name, DEAD.key)) for name in run.policies}
+    revived = {name: curve(run.series(name, REVIVED.key).cumsum()) for name in run.policies}
     return Figure(
         "prompts",
         "Prompts with and without a success",
@@ -137,12 +137,12 @@ def _engine(run: LoggedRun) -> Figure:
 
 
 def _time(run: LoggedRun) -> Figure:
-    waits = {name: smooth_curve(run.series(name, "see/wait_seconds")) for name in run.policies}
+    waits = {name: smooth_curve(run.series(name, WAIT.key)) for name in run.policies}
     speeds = {name: smooth_curve(tokens_per_second(run, name)) for name in run.policies}
     return Figure(
         "time",
         "Time",
         "Seconds per step waiting for peers; prompt and completion tokens per second of step time, with generation and "
         f"waiting, without validation.{SMOOTHED}",
-        filled(Panel("waiting for peers", "seconds per step", waits), Panel("speed", "tokens per second", speeds)),
+        filled(Panel(str(WAIT.panel), "seconds per step", waits), Panel("speed", "tokens per second", speeds)),
     )

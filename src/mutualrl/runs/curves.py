@@ -14,6 +14,7 @@ import pandas as pd
 from mutualrl.regimes import baseline
 from mutualrl.runs.logs import LoggedRun, Series
 from mutualrl.runs.record import Run
+from mutualrl.storage.metrics import WAIT
 
 Curve: TypeAlias = pd.DataFrame
 Bars: TypeAlias = pd.DataFrame
@@ -108,7 +109,7 @@ def tokens_per_second(run: LoggedRun, policy: str, *, without_validation: bool =
 def busy_seconds(run: LoggedRun, policy: str) -> list[float]:
     """Return the busy seconds of each round of a policy: the `step_time` of its optimizer steps (with generation,
     without validation) minus the wait. Empty if a step has no time."""
-    seconds, waits = run.series(policy, "step_time"), run.series(policy, "see/wait_seconds")
+    seconds, waits = run.series(policy, "step_time"), run.series(policy, WAIT.key)
     if len(seconds) < run.steps[policy] or waits.empty:
         return []
     busy = (seconds - waits.reindex(seconds.index, fill_value=0.0)).loc[waits.index[0] :]

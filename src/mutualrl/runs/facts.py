@@ -14,14 +14,12 @@ from mutualrl.see.store import ExchangeStore
 from mutualrl.sources.answers import read_account, stored_accounts, stored_first_account
 from mutualrl.storage.accounts import Account, SourceFacts
 from mutualrl.storage.files import JsonObject, finite_number, parse_or_none, try_read_bytes
+from mutualrl.storage.metrics import DEAD, EXTRA_ROWS, EXTRA_TOKENS, REVIVED, TAUGHT, of_source
 from mutualrl.storage.run_info import PolicyFacts
 from mutualrl.storage.rundir import RunDirectory
 
 #: measured values of a metric of one policy, in the order of its steps
 Values = Callable[[str], Sequence[float]]
-
-DEAD, REVIVED = "prompts/dead", "prompts/revived"
-TAUGHT, EXTRA_ROWS, EXTRA_TOKENS = "plan/taught", "plan/extra_rows", "plan/extra_tokens"
 
 
 def rows_of(run: RunDirectory, policy: str) -> list[JsonObject]:
@@ -43,14 +41,14 @@ def values_of(rows: Iterable[JsonObject]) -> Values:
 
 def policy_facts(values: Values) -> PolicyFacts:
     """Return what a policy's prompts and rounds came to. Dead prompts are None if no round counted them."""
-    dead = values(DEAD)
+    dead = values(DEAD.key)
     return PolicyFacts(
         dead=int(dead[-1]) if dead else None,
         most_dead=int(max(dead)) if dead else None,
-        revived=int(sum(values(REVIVED))),
-        taught=int(sum(values(TAUGHT))),
-        extra_rows=int(sum(values(EXTRA_ROWS))),
-        extra_tokens=int(sum(values(EXTRA_TOKENS))),
+        revived=int(sum(values(REVIVED.key))),
+        taught=int(sum(values(TAUGHT.key))),
+        extra_rows=int(sum(values(EXTRA_ROWS.key))),
+        extra_tokens=int(sum(values(EXTRA_TOKENS.key))),
     )
 
 
@@ -58,7 +56,7 @@ def source_facts(name: str, policies: Mapping[str, Values], account: Account | N
     """Return what a source gave and cost over a run. `account`: the sum of its accounts, of one that was asked."""
 
     def of(values: Values, key: str) -> Sequence[float]:
-        return values(f"source/{name}/{key}")
+        return values(of_source(name, key))
 
     confirmed = max((sum(of(values, "confirmed")) for values in policies.values()), default=0.0)
     return SourceFacts(

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from mutualrl.console.display import clean
 from mutualrl.errors import FileDamagedError
-from mutualrl.regimes.regime import Metric
 from mutualrl.runs.notes import LearningNotes
 from mutualrl.runs.read import is_step, validation_of
 from mutualrl.see import open_store
 from mutualrl.see.liveness import last_heartbeat
 from mutualrl.storage.files import JsonObject, finite_number, open_regular, parse_or_none, read_checksummed
+from mutualrl.storage.metrics import WAIT, Metric
 from mutualrl.storage.run_info import measured
 from mutualrl.storage.rundir import RunDirectory
 
@@ -29,7 +29,6 @@ LONGEST_LINE = 500
 LOOK_BYTES = 4 * 2**20  # per read
 LOG_BYTES = 64 * 2**10  # at the end of a log, for the first read
 RECENT = 20  # steps whose mean time predicts the remaining time
-WAIT = "see/wait_seconds"
 _ATTEMPT = re.compile(r"attempt-(\d+)\.log")
 
 
@@ -159,7 +158,7 @@ class LivePolicy:
         for curve, key in pairs:
             if key is not None and (value := finite_number(row.get(key))) is not None:
                 curve.add(self.step, value)
-        self.waited += finite_number(row.get(WAIT)) or 0.0
+        self.waited += finite_number(row.get(WAIT.key)) or 0.0
         if (seconds := finite_number(row.get("step_time"))) is not None:
             self.seconds += seconds
             self._recent.append(seconds)

@@ -11,15 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mutualrl.errors import FileDamagedError
 from mutualrl.recipes.agreement import too_long_notes
-from mutualrl.regimes.regime import Metric
 from mutualrl.storage.files import JsonObject, finite_number, read_checksummed
+from mutualrl.storage.metrics import CHANGED, LEFT_OUT, PEERS, REASONING, TOO_LONG, Metric
 from mutualrl.storage.run_info import Validation, policy_result
 from mutualrl.storage.rundir import RunDirectory
 
 LIVE_STEPS = 10  # after which a run that still trains gets a note
 #: metrics of a source that say whether it gave anything
 OF_SOURCE = re.compile(r"source/([^/]+)/(questions|left_out|failed|cut_off|texts|confirmed)")
-TOO_LONG, CHANGED, REASONING = "thl/too_long", "thl/changed", "thl/reasoning"
 
 
 def live_after(steps: int) -> int:
@@ -58,10 +57,10 @@ class LearningNotes:
         self._varied = self._varied or reward is None or spread != 0
         if reward is not None:
             self._rewards.add(reward)
-        for key in (*self._gates, *self._actions, TOO_LONG, CHANGED, REASONING):
+        for key in (*self._gates, *self._actions, *(metric.key for metric in LEFT_OUT.values())):
             if (value := finite_number(row.get(key))) is not None:
                 self._sums[key] = self._sums.get(key, 0.0) + abs(value)
-        self._peers = self._peers or bool(finite_number(row.get("see/peers")))
+        self._peers = self._peers or bool(finite_number(row.get(PEERS.key)))
         for key in row:
             if (match := OF_SOURCE.fullmatch(key)) and (value := finite_number(row[key])) is not None:
                 self._sources.setdefault(match[1], Counter())[match[2]] += round(value)
@@ -101,8 +100,8 @@ class LearningNotes:
         return "" if gate is None else f", although its gate opened for {gate / self.steps:.0%} of the prompts"
 
     def _reason(self) -> str:
-        long, changed = self._sums.get(TOO_LONG, 0.0), self._sums.get(CHANGED, 0.0)
-        if (unopened := self._sums.get(REASONING, 0.0)) > max(long, changed):
+        long, changed = self._sums.get(TOO_LONG.key, 0.0), self._sums.get(CHANGED.key, 0.0)
+        if (unopened := self._sums.get(REASONING.key, 0.0)) > max(long, changed):
             return (
                 f"{unopened:.0f} texts of peers and sources have no reasoning, and this policy's prompts open a block "
                 "of it (<think>); expected texts that reason, or trainer.chat_template_kwargs: {enable_thinking: false}"

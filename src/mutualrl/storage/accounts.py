@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
+from mutualrl.storage.metrics import of_source
+
 
 @dataclass(frozen=True, slots=True)
 class Account:
@@ -41,7 +43,7 @@ class Account:
     def metrics(self, name: str) -> dict[str, float]:
         """Return the numbers by metric, `source/NAME/...`."""
         own = ("spent", "budget_ended", "over_budget")
-        return {f"source/{name}/{key}": float(getattr(self, key)) for key in NUMBERS if key not in own}
+        return {of_source(name, key): float(getattr(self, key)) for key in NUMBERS if key not in own}
 
 
 #: fields of an account that are numbers

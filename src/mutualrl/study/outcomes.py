@@ -16,6 +16,7 @@ from mutualrl.runs.curves import first_reaching, mean, series
 from mutualrl.runs.logs import LoggedRun, Series, points
 from mutualrl.runs.read import part
 from mutualrl.storage.files import JsonObject, read_checksummed
+from mutualrl.storage.metrics import of_source
 from mutualrl.storage.run_info import PolicyResult, Validation
 
 LAST = 4  # signals are means over the last quarter of the steps
@@ -158,7 +159,7 @@ def _asked_tokens(run: LoggedRun, policy: str) -> float | None:
     total = 0.0
     for source in run.info.asked_sources:
         facts = run.source_facts(source)
-        readers = [name for name in run.policies if len(run.series(name, f"source/{source}/prompts"))]
+        readers = [name for name in run.policies if len(run.series(name, of_source(source, "prompts")))]
         if not facts.asked:
             return None
         total += facts.tokens / len(readers) if policy in readers else 0.0

@@ -15,6 +15,7 @@ import torch
 from mutualrl.regimes.round import ExtraRow, State
 from mutualrl.rollouts import Rollouts
 from mutualrl.storage.files import JsonObject
+from mutualrl.storage.metrics import DEAD, REVIVED, of_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +55,10 @@ class Memory:
             prompts = [row.prompt_id for row in rows if row.source.policy == name]
             self.texts.update((name, key, source.rollout) for key, source in zip(prompts, used, strict=True))
             counts = {key: number for key, number in self.texts.items() if key[0] == name}
-            metrics[f"source/{name}/rescues"] = float(len(used))
-            metrics[f"source/{name}/rescued_prompts"] = float(len({prompt_id for _, prompt_id, _ in counts}))
+            metrics[of_source(name, "rescues")] = float(len(used))
+            metrics[of_source(name, "rescued_prompts")] = float(len({prompt_id for _, prompt_id, _ in counts}))
             if counts and name not in asked:
-                metrics[f"source/{name}/uses_per_text"] = sum(counts.values()) / len(counts)
+                metrics[of_source(name, "uses_per_text")] = sum(counts.values()) / len(counts)
         return metrics
 
     def follow(self, rollouts: Rollouts) -> dict[str, float]:
@@ -70,7 +71,7 @@ class Memory:
         alive = {prompt_id for prompt_id, rewards in groups.items() if max(rewards) > 0}
         revived = alive & self.dead
         self.dead = (self.dead - revived) | (set(groups) - alive)
-        return {"prompts/dead": float(len(self.dead)), "prompts/revived": float(len(revived))}
+        return {DEAD.key: float(len(self.dead)), REVIVED.key: float(len(revived))}
 
     def packed(self) -> JsonObject:
         """Return the memory as plain values and tensors."""

@@ -15,6 +15,7 @@ from mutualrl.errors import UsageError
 from mutualrl.records import Ids, row_id
 from mutualrl.regimes import Requests, Results
 from mutualrl.regimes.round import Passage, Response
+from mutualrl.storage.metrics import REQUESTED
 from mutualrl.thl import retokenize
 from mutualrl.thl.units import Floats
 from mutualrl.training.extra_rows import logps_at_temperature_1
@@ -37,15 +38,6 @@ if TYPE_CHECKING:
 
 Passages = Sequence[Passage]
 Logps = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
-#: metrics of what a regime requests in a round
-COUNTS = (
-    "plan/passages",
-    "plan/passage_tokens",
-    "plan/texts_scored",
-    "plan/samples",
-    "plan/sampled_tokens",
-    "plan/samples_too_long",
-)
 
 
 class PromptRows:
@@ -171,7 +163,7 @@ def _rewards(trainer: HookedGRPOTrainer, texts: Sequence[Response], rows: Prompt
 
 
 def counts_of(made: Sequence[Requests], results: Results) -> dict[str, int]:
-    """Return how much was requested in a round, by the keys of COUNTS."""
+    """Return how much was requested in a round, by the keys of `storage.metrics.REQUESTED`."""
     drawn = [sampled for sampled in results.samples.values() if sampled is not None]
     counts = (
         sum(requests.passages for requests in made),
@@ -181,4 +173,4 @@ def counts_of(made: Sequence[Requests], results: Results) -> dict[str, int]:
         sum(len(sampled.ids) for sampled in drawn),
         len(results.samples) - len(drawn),
     )
-    return dict(zip(COUNTS, counts, strict=True))
+    return dict(zip((metric.key for metric in REQUESTED), counts, strict=True))

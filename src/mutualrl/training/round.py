@@ -26,12 +26,13 @@ from mutualrl.regimes.losses import BY_ROWS
 from mutualrl.regimes.round import PHASES
 from mutualrl.rollouts import Rollouts
 from mutualrl.see.liveness import Phase
+from mutualrl.storage.metrics import LATE_ROWS, LEFT_OUT, REQUESTED, of_source
 from mutualrl.tasks.messages import ends_in_reasoning
 from mutualrl.thl import decode_completion, end_token, ended, last_tokens
 from mutualrl.training.extra_rows import ExtraRows
 from mutualrl.training.memory import PastRound
 from mutualrl.training.peers import PeerRounds
-from mutualrl.training.requests import COUNTS, PromptRows, counts_of, results_of
+from mutualrl.training.requests import PromptRows, counts_of, results_of
 from mutualrl.training.round_metrics import exchange_metrics, joined
 from mutualrl.training.round_prompts import (
     Prompts,
@@ -288,7 +289,7 @@ class Rounds:
         memory.uses.update(row.prompt_id for row in plan.rows if row.is_taught)
         if self.sharing.publishes("text") or self.sharing.publishes("token_ids"):
             for reason in ("too_long", "changed", *(("reasoning",) if self.transfer.opened else ())):
-                log_value(self.trainer, f"thl/{reason}", float(self.transfer.refused[reason]))
+                log_value(self.trainer, LEFT_OUT[reason].key, float(self.transfer.refused[reason]))
         self._log_rescues(plan, shared.own)
         return plan
 
@@ -312,16 +313,16 @@ class Rounds:
         for name, value in (metrics | memory.use(rows, self.sharing.source_names, self.sharing.asked)).items():
             log_value(self.trainer, name, value)
         if self.sharing.link.staleness:
-            log_value(self.trainer, "see/late_rows", float(sum(len(plan.rows) for plan in plans[:-1])))
-        for name in COUNTS if self.sharing.regime.requests_anything() else ():
-            log_value(self.trainer, name, float(self.counts[name]))
+            log_value(self.trainer, LATE_ROWS.key, float(sum(len(plan.rows) for plan in plans[:-1])))
+        for metric in REQUESTED if self.sharing.regime.requests_anything() else ():
+            log_value(self.trainer, metric.key, float(self.counts[metric.key]))
         self._follow(own.rollouts)
 
     def _metrics_of(self, plans: Sequence[Plan]) -> dict[str, float]:
         """Return the metrics of this round's plan; what late plans add to it, rows and their tokens, and what asked
         sources answered late, are sums over all plans."""
         added = {metric.key for metric in self.sharing.regime.metrics if metric.unit in ("rows", "tokens")}
-        added |= {f"source/{name}/{key}" for name in self.sharing.asked for key in ("texts", "confirmed")}
+        added |= {of_source(name, key) for name in self.sharing.asked for key in ("texts", "confirmed")}
         metrics = dict(plans[-1].metrics)
         for plan in plans[:-1]:
             for key in added & plan.metrics.keys():

@@ -8,6 +8,7 @@ from mutualrl.regimes import ExtraRow, RoundView
 from mutualrl.regimes.advantages import success_rate
 from mutualrl.regimes.regime import success_above
 from mutualrl.sources.answers import read_account
+from mutualrl.storage.metrics import BYTES, EXTRA_ROWS, EXTRA_TOKENS, LAG, PEERS, ROUND, TAUGHT, WAIT, of_source
 from mutualrl.training.peers import PeerRounds
 from mutualrl.training.sharing import Sharing
 from mutualrl.training.source_rounds import source_metrics
@@ -18,16 +19,16 @@ def exchange_metrics(view: RoundView, peers: PeerRounds, sharing: Sharing) -> di
     what sources gave."""
     shards = (*peers.current.values(), *peers.sources.values())
     metrics = {
-        "see/round": float(view.round),
-        "see/peers": float(len(view.of_policies().peers)),
-        "see/bytes": float(sum(shard.bytes for shard in shards)),
-        "see/wait_seconds": peers.waited,
+        ROUND.key: float(view.round),
+        PEERS.key: float(len(view.of_policies().peers)),
+        BYTES.key: float(sum(shard.bytes for shard in shards)),
+        WAIT.key: peers.waited,
         **capabilities(view.of_policies()),
         **source_metrics(view.peers, sharing.source_names, success_above(sharing.regime)),
         **_accounts(peers, sharing),
     }
     if sharing.link.staleness:
-        metrics["see/lag"] = max(peers.lags.values(), default=0.0)
+        metrics[LAG.key] = max(peers.lags.values(), default=0.0)
     return metrics
 
 
@@ -36,9 +37,9 @@ def joined(rows: Sequence[ExtraRow]) -> dict[str, float]:
     `plan/extra_tokens`, and `plan/taught`, the rows whose text the policy is taught."""
     tokens = sum(len(row.token_ids) for row in rows)
     return {
-        "plan/extra_rows": float(len(rows)),
-        "plan/extra_tokens": float(tokens),
-        "plan/taught": float(sum(row.is_taught for row in rows)),
+        EXTRA_ROWS.key: float(len(rows)),
+        EXTRA_TOKENS.key: float(tokens),
+        TAUGHT.key: float(sum(row.is_taught for row in rows)),
     }
 
 
@@ -53,7 +54,7 @@ def _accounts(peers: PeerRounds, sharing: Sharing) -> dict[str, float]:
                 account = read_account(link.exchange.store, name, shards[name].marker.round)
                 for key, value in ({} if account is None else account.metrics(name)).items():
                     metrics[key] = metrics.get(key, 0.0) + value
-        metrics[f"source/{name}/wait_seconds"] = link.waited_only_for(name, sharing.asked)
+        metrics[of_source(name, "wait_seconds")] = link.waited_only_for(name, sharing.asked)
     return metrics
 
 

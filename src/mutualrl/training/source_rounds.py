@@ -17,6 +17,7 @@ from mutualrl.rollouts import SCHEMA, Rollouts
 from mutualrl.see import Exchange, Shard
 from mutualrl.see.schema import encode
 from mutualrl.sources.source import Source
+from mutualrl.storage.metrics import of_source
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,6 @@ def source_metrics(peers: Mapping[str, Rollouts], names: Sequence[str], success_
     for name in sorted(set(names) & set(peers)):
         rewards, ended = peers[name].rewards, peers[name].ended
         confirmed = sum(bool(done) and reward > success_above for reward, done in zip(rewards, ended, strict=True))
-        metrics[f"source/{name}/texts"] = float(len(rewards))
-        metrics[f"source/{name}/confirmed"] = float(confirmed)
+        metrics[of_source(name, "texts")] = float(len(rewards))
+        metrics[of_source(name, "confirmed")] = float(confirmed)
     return metrics

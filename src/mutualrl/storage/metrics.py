@@ -1,0 +1,64 @@
+"""Metrics: what a number is called, in which unit, and where it is shown. Those of a regime are fields of its class;
+those of the framework are here, for the rooms that log them and those that read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """Number that is logged per round or optimizer step.
+
+    `panel`: title of its plot in reports; None: logged only. `role`: `gate_rate` (fraction of prompts whose gate
+    opened), `rescues` (rows learnt) or `action` (another number that is 0 while the regime changes nothing), by which
+    progress lines and reports find it in any regime.
+    """
+
+    key: str
+    unit: str
+    meaning: str
+    panel: str | None = None
+    role: Literal["gate_rate", "rescues", "action"] | None = None
+
+
+DEAD = Metric("prompts/dead", "prompts", "whose last group had no reward above 0")
+REVIVED = Metric("prompts/revived", "prompts", "dead ones that have a reward above 0 again")
+
+ROUND = Metric("see/round", "round", "number of the round in the exchange")
+PEERS = Metric("see/peers", "policies", "whose rollouts were read")
+BYTES = Metric("see/bytes", "bytes", "of the shards that were read")
+WAIT = Metric("see/wait_seconds", "seconds", "for which peers were awaited", panel="waiting for peers")
+LAG = Metric("see/lag", "rounds", "by which the slowest peer lagged; with exchange.staleness only")
+LATE_ROWS = Metric("see/late_rows", "rows", "of rounds that peers published late; with exchange.staleness only")
+
+EXTRA_ROWS = Metric("plan/extra_rows", "rows", "that join the loss beside own rollouts")
+EXTRA_TOKENS = Metric("plan/extra_tokens", "tokens", "of these rows")
+TAUGHT = Metric("plan/taught", "rows", "of these whose text the policy is taught")
+
+PASSAGES = Metric("plan/passages", "passages", "that a regime asked to be scored")
+PASSAGE_TOKENS = Metric("plan/passage_tokens", "tokens", "of these passages")
+TEXTS_SCORED = Metric("plan/texts_scored", "texts", "given to the reward functions for a regime")
+SAMPLES = Metric("plan/samples", "samples", "that a regime asked for beside own rollouts")
+SAMPLED_TOKENS = Metric("plan/sampled_tokens", "tokens", "of these samples")
+SAMPLES_TOO_LONG = Metric("plan/samples_too_long", "samples", "left out: their prompt leaves no room")
+
+TOO_LONG = Metric("thl/too_long", "texts", "left out: longer than the learner's completions")
+CHANGED = Metric("thl/changed", "texts", "left out: the learner's tokens spell another text")
+REASONING = Metric("thl/reasoning", "texts", "left out: they close or open reasoning that the prompt has opened")
+#: texts that were left out, by the reason that `training.transfer` counts
+LEFT_OUT = {"too_long": TOO_LONG, "changed": CHANGED, "reasoning": REASONING}
+
+#: metrics of what a regime requests in a round
+REQUESTED = (PASSAGES, PASSAGE_TOKENS, TEXTS_SCORED, SAMPLES, SAMPLED_TOKENS, SAMPLES_TOO_LONG)
+#: all of them, in the order of the documentation
+FRAMEWORK = (
+    *(DEAD, REVIVED, ROUND, PEERS, BYTES, WAIT, LAG, LATE_ROWS, EXTRA_ROWS, EXTRA_TOKENS, TAUGHT),
+    *(*REQUESTED, TOO_LONG, CHANGED, REASONING),
+)
+
+
+def of_source(source: str, key: str) -> str:
+    """Return the key of a metric of one source: `source/NAME/KEY`."""
+    return f"source/{source}/{key}"
