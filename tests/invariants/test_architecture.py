@@ -190,7 +190,7 @@ def test_metrics_of_the_framework_are_declared_once_and_documented() -> None:
             bare += [
                 f"{module}:{line}: {text!r}"
                 for line, text in strings(path)
-                if re.match(rf"({'|'.join(prefixes)})\\w", text)
+                if re.match(rf"({'|'.join(prefixes)})(\w|$)", text)
             ]
     assert bare == []
     page = SOURCE.parents[1] / "docs" / "regimes.md"
