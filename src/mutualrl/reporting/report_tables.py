@@ -16,7 +16,7 @@ from mutualrl.runs.curves import busy_seconds, first_reaching, mean, mean_curve,
 from mutualrl.runs.facts import silence_note
 from mutualrl.runs.logs import LoggedRun, Series
 from mutualrl.runs.read import part
-from mutualrl.storage.metrics import SAMPLED_TOKENS, of_source
+from mutualrl.storage.metrics import SAMPLED_TOKENS, WAIT, of_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def sharing(run: LoggedRun) -> Table:
                 str(run.steps[name]),
                 str(run.facts(name).taught),
                 "" if result is None else str(result.rescued_prompts),
-                f"{run.total(name, 'see/wait_seconds'):.1f}",
+                f"{run.total(name, WAIT.key):.1f}",
                 "" if result is None else _waited_for(result.waited_for_seconds),
                 "" if result is None else str(result.attempts),
                 "" if result is None else ", ".join(result.lost_peers),
