@@ -37,6 +37,7 @@ def plain(policy: str, recipe_file: Path, root: Path) -> None:
     from mutualrl.recipes.agreement import load_recipe_prompts
     from mutualrl.recipes.batch_plan import plan_batch
     from mutualrl.recipes.pool_tokenizers import load_tokenizers
+    from mutualrl.storage.allocation import Allocation
     from mutualrl.storage.files import write_checksummed
     from mutualrl.storage.run_info import PolicyResult
     from mutualrl.tasks.rewards import load_rewards
@@ -49,10 +50,10 @@ def plain(policy: str, recipe_file: Path, root: Path) -> None:
 
     recipe = load(recipe_file)
     tokenizer = load_tokenizers(recipe)[policy]
-    batch = plan_batch(recipe, policy, 1)
     files = root / "policies" / policy
     files.mkdir(parents=True)
-    args = grpo_config(recipe, policy, batch, "ddp", files / "trainer", cpu=True)
+    allocation = Allocation(policy, (), 1, 1, "ddp", plan_batch(recipe, policy, 1))
+    args = grpo_config(recipe, allocation, files / "trainer", cpu=True)
     trainer = GRPOTrainer(
         model=resolve_path(recipe.policy(policy).model),
         reward_funcs=load_rewards(recipe.task.reward),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -31,10 +31,8 @@ from mutualrl.recipes.run_sources import read, recorded_digests
 from mutualrl.recipes.schema import TaskSection
 from mutualrl.recipes.trainer_table import Settings
 from mutualrl.regimes.regime import publish_schema
-from mutualrl.see import Exchange, Heartbeat, MissingPeers, ReadLog
+from mutualrl.see import MissingPeers, ReadLog
 from mutualrl.seeds import policy_seed
-from mutualrl.storage.run_info import RunInfo
-from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.tasks.rewards import load_rewards
 from mutualrl.tasks.turns import load_environment, load_tools, visible_tools
@@ -42,6 +40,7 @@ from mutualrl.tiny import resolve_path
 from mutualrl.training.adapters import lora_config
 from mutualrl.training.config import grpo_config
 from mutualrl.training.data import as_dataset
+from mutualrl.training.member import Member
 from mutualrl.training.peers import PeerLink
 from mutualrl.training.rescues import RescueLog
 from mutualrl.training.safe_deepspeed import enforce_weights_only_load
@@ -63,17 +62,10 @@ class BuiltTrainer(NamedTuple):
     prompts: FittingPrompts
 
 
-def build_trainer(
-    run: RunDirectory,
-    recipe: Recipe,
-    policy: str,
-    info: RunInfo,
-    exchange: Exchange,
-    heartbeat: Heartbeat,
-    stopping: Callable[[], bool] = lambda: False,
-) -> BuiltTrainer:
+def build_trainer(member: Member) -> BuiltTrainer:
     """Build one policy's trainer, after checking that its fingerprint matches the run's."""
     logging.disable_progress_bar()
+    policy, run, info, recipe, exchange = member.name, member.run, member.info, member.recipe, member.exchange
     allocation = info.placement[policy]
     batch = plan_batch(recipe, policy, allocation.processes)
     prompts, validation = all_prompts(recipe, "train"), all_prompts(recipe, "validation")
@@ -87,16 +79,11 @@ def build_trainer(
     prompts = fitting.training
     require_enough(prompts, batch.prompts)
     cpu = not torch.cuda.is_available() or not allocation.gpus
-    output = run.policy(policy).root / "trainer"
     args = grpo_config(
         recipe,
-        policy,
-        batch,
-        allocation.strategy,
-        output,
+        replace(allocation, batch=batch),
+        member.files.root / "trainer",
         cpu=cpu,
-        policies_per_gpu=allocation.policies_per_gpu,
-        memory=allocation.memory,
         trackers=tracker_keys(recipe, run, policy),
     )
     if allocation.strategy != "ddp":
@@ -110,8 +97,8 @@ def build_trainer(
         link=PeerLink(
             exchange=exchange,
             peers=[*(p.name for p in recipe.policies if p.name != policy), *asked],
-            heartbeat=heartbeat,
-            stopping=stopping,
+            heartbeat=member.heartbeat,
+            stopping=member.stopping,
             missing_peers=MissingPeers(exchange.store, policy),
             staleness=recipe.exchange.staleness,
             reads=ReadLog(exchange.store, policy),
@@ -123,7 +110,7 @@ def build_trainer(
         tokenizers={**tokenizers, **load_source_tokenizers(recipe)},
         sources=[SourceRounds.of(read(run, name), exchange) for name in recorded],
         asked=asked,
-        rescues=RescueLog(run.policy(policy).rescues),
+        rescues=RescueLog(member.files.rescues),
         whiten=recipe.round.whiten_advantages,
     )
     model = resolve_path(recipe.policy(policy).model)

@@ -9,7 +9,7 @@ from trl import GRPOConfig
 from mutualrl.errors import MachineError, RecipeError
 from mutualrl.recipes.schema import Recipe
 from mutualrl.recipes.trainer_table import Settings
-from mutualrl.storage.allocation import BatchPlan
+from mutualrl.storage.allocation import Allocation
 from mutualrl.storage.files import JsonObject
 from mutualrl.training.vllm_generation import vllm_keys
 
@@ -24,27 +24,20 @@ CPU_DEFAULTS: Settings = {
 
 
 def grpo_config(
-    recipe: Recipe,
-    policy: str,
-    batch: BatchPlan,
-    strategy: str,
-    output: Path,
-    *,
-    cpu: bool,
-    policies_per_gpu: int = 1,
-    memory: float | None = None,
-    trackers: Settings | None = None,
+    recipe: Recipe, allocation: Allocation, output: Path, *, cpu: bool, trackers: Settings | None = None
 ) -> GRPOConfig:
-    """Return the trainer's configuration, in ascending precedence: TRL's defaults, ours for the device, recipe, run.
+    """Return the configuration of a policy's trainer, in ascending precedence: TRL's defaults, ours for the device,
+    recipe, run.
 
     Raises RecipeError when TRL refuses the combination, MachineError when a package is missing.
     """
+    policy, strategy = allocation.policy, allocation.strategy
     keys = {
         **(CPU_DEFAULTS if cpu else {}),
         # The other ranks block in a collective while the main rank waits for the peers: that wait must end first.
         "ddp_timeout": int(recipe.run.round_timeout) + 600,
         **recipe.trainer_settings(policy),
-        **batch.trainer_keys(),
+        **allocation.batch.trainer_keys(),
         "output_dir": str(output),
         "seed": recipe.run.seed,
         "max_steps": recipe.run.steps,
@@ -58,7 +51,7 @@ def grpo_config(
         "remove_unused_columns": False,
         "trust_remote_code": recipe.policy(policy).trust_remote_code,
         **deepspeed_config(strategy),
-        **vllm_keys(recipe.trainer_settings(policy), policies_per_gpu, memory),
+        **vllm_keys(recipe.trainer_settings(policy), allocation.policies_per_gpu, allocation.memory),
     }
     if cpu and strategy != "ddp":
         keys["use_cpu"] = False  # else accelerate would ignore DeepSpeed

@@ -41,6 +41,7 @@ from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.thl import decode_completion
 from mutualrl.tiny import resolve_path
+from mutualrl.training.member import Member
 from mutualrl.training.peers import PeerLink
 
 if TYPE_CHECKING:
@@ -278,16 +279,9 @@ class SourceMember:
         return {prompt_id for prompt_id, reward, ended in pairs if reward > above and ended}
 
 
-def answer_rounds(
-    run: RunDirectory,
-    recipe: Recipe,
-    section: SourceSection,
-    info: RunInfo,
-    exchange: Exchange,
-    heartbeat: Heartbeat,
-    stopping: Callable[[], bool],
-) -> None:
+def answer_rounds(member: Member, section: SourceSection) -> None:
     """Answer every round of a run that its learners still read and that is not published, and write the result."""
+    run, recipe, info, exchange = member.run, member.recipe, member.info, member.exchange
     prompts = all_prompts(recipe, "train")
     if content_digest(prompts) != info.fingerprint.get("data_sha256"):
         raise PlanMismatchError(
@@ -302,7 +296,7 @@ def answer_rounds(
         settings = served_settings(recipe, section, model_name)
         budget = budget_left(exchange, section, set(rounds))
         budget.used += stored_first_account(info.asked_sources.get(section.name, {}), section.name).spent
-        answering = Served(settings, exchange, by_id, recipe.run.seed, budget, heartbeat, stopping)
+        answering = Served(settings, exchange, by_id, recipe.run.seed, budget, member.heartbeat, member.stopping)
     else:
         from mutualrl.engines.frozen import FrozenModel
 
@@ -315,25 +309,25 @@ def answer_rounds(
             revision=section.revision,
             trust_remote_code=section.trust_remote_code,
         )
-        answering = Frozen(model, section, recipe, by_id, schema, heartbeat)
+        answering = Frozen(model, section, recipe, by_id, schema, member.heartbeat)
     learners = [
         each for each in learners_of(recipe, load_tokenizers(recipe)) if each.name in recipe.readers_of(section)
     ]
     link = PeerLink(
         exchange=exchange,
         peers=recipe.readers_of(section),
-        heartbeat=heartbeat,
-        stopping=stopping,
+        heartbeat=member.heartbeat,
+        stopping=member.stopping,
         missing_peers=MissingPeers(exchange.store, section.name),
     )
     verifier = Verifier(by_id, recipe.task.reward, learners, recipe.run.step_timeout)
-    member = SourceMember(run, recipe, section, link, by_id, verifier, schema, answering)
+    source = SourceMember(run, recipe, section, link, by_id, verifier, schema, answering)
     try:
         for number in rounds:
-            member.run_round(number)
+            source.run_round(number)
     finally:
         answering.close()
-    write_checksummed(run.policy(section.name).result, {"rounds": len(rounds)}, root=run.root)
+    write_checksummed(member.files.result, {"rounds": len(rounds)}, root=run.root)
     notify(f"source {section.name!r} has answered every round")
 
 

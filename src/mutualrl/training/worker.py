@@ -49,6 +49,7 @@ from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.run_logs import LOGS, current_sums
 from mutualrl.storage.rundir import PolicyFiles, RunDirectory
 from mutualrl.tiny import resolve_path
+from mutualrl.training.member import Member
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
@@ -113,34 +114,27 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest, *, els
         exchange.claim()
     heartbeat.set(Phase.LOADING)
     heartbeat.start()
+    member = Member(policy, run, info, recipe, exchange, heartbeat, lambda: bool(stop))
     if source is not None:
-        answer_source(run, recipe, source, info, exchange, heartbeat, stop)
+        answer_source(member, source)
     if recipe.bucket is not None and rank == 0:
         heartbeat.mirror_to(exchange.store, recipe.bucket.heartbeat_seconds)
     mirroring = _mirroring(run, recipe, info, exchange) if rank == 0 else None
     try:
-        trainer = _build_and_train(run, recipe, policy, attempt, stop, info, exchange, heartbeat)
+        trainer = _build_and_train(member, attempt, stop)
     finally:
         if mirroring is not None:
             mirroring.stop()
     leave_group(trainer, heartbeat)
 
 
-def answer_source(
-    run: RunDirectory,
-    recipe: Recipe,
-    source: SourceSection,
-    info: RunInfo,
-    exchange: Exchange,
-    heartbeat: Heartbeat,
-    stop: StopRequest,
-) -> NoReturn:
+def answer_source(member: Member, source: SourceSection) -> NoReturn:
     """Answer every round as a source, and exit with code 0."""
     with fast_imports():
         from mutualrl.training.source_member import answer_rounds
 
-    answer_rounds(run, recipe, source, info, exchange, heartbeat, lambda: bool(stop))
-    heartbeat.stop(Phase.FINISHED)
+    answer_rounds(member, source)
+    member.heartbeat.stop(Phase.FINISHED)
     leave(0)
 
 
@@ -163,17 +157,9 @@ def _mirroring(run: RunDirectory, recipe: Recipe, info: RunInfo, exchange: Excha
     return repeater
 
 
-def _build_and_train(
-    run: RunDirectory,
-    recipe: Recipe,
-    policy: str,
-    attempt: int,
-    stop: StopRequest,
-    info: RunInfo,
-    exchange: Exchange,
-    heartbeat: Heartbeat,
-) -> GRPOTrainer:
+def _build_and_train(member: Member, attempt: int, stop: StopRequest) -> GRPOTrainer:
     """Build the trainer, train, and save model and result. Return the trainer, to shut down its process group."""
+    run, recipe, policy, info, heartbeat = member.run, member.recipe, member.name, member.info, member.heartbeat
     rank = heartbeat.rank
     with fast_imports():
         from mutualrl.training.adapters import save_model
@@ -184,10 +170,10 @@ def _build_and_train(
         from mutualrl.training.validation import Validator
 
     bind_stores()
-    trainer, sharing, prompts = build_trainer(run, recipe, policy, info, exchange, heartbeat, lambda: bool(stop))
+    trainer, sharing, prompts = build_trainer(member)
     validator = Validator(trainer, prompts.validation)
     seed_policy(recipe, policy, rank)
-    files = run.policy(policy)
+    files = member.files
     if rank == 0:
         write_checksummed(files.prompts, dict(prompts.counts), root=run.root)
     progress = PolicyProgress(run, policy, attempt, sharing)
