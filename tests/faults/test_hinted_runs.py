@@ -20,9 +20,9 @@ def finished(run: Run) -> FinishedRun:
     return run
 
 
-@pytest.mark.extended
+@pytest.mark.release
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", ["nll", pytest.param("policy_gradient", marks=pytest.mark.release)])
+@pytest.mark.parametrize("loss", ["nll", "policy_gradient"])
 def test_a_run_that_is_killed_while_it_samples_with_hints_resumes_to_the_same_bytes(tmp_path: Path, loss: str) -> None:
     options = (*SHORT, "--set", f"regime.loss={loss}", "--set", "run.max_restarts=9")
     (tmp_path / "a").mkdir()

@@ -134,7 +134,7 @@ def test_killed_runs_resume_and_no_wrong_text_enters_the_loss(tmp_path: Path, cl
     assert summary["sources"]["book"]["confirmed"] > 0
 
 
-@pytest.mark.extended
+@pytest.mark.release
 @pytest.mark.timeout(3600)
 def test_run_with_one_policy_and_a_source_is_killed_and_resumed(tmp_path: Path, cli: Cli) -> None:
     """A missing store of the source is written again from its file; another file is refused, and so is damage."""

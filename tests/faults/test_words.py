@@ -93,8 +93,8 @@ TEACHING = {"sgt", "hinted"}
     [
         "grpo",
         "sgt",
-        *(pytest.param(name, marks=pytest.mark.extended) for name in ("xgrpo", "prp", "hacpo", "swarm", "guided")),
-        pytest.param("hinted", marks=pytest.mark.extended),
+        *(pytest.param(name, marks=pytest.mark.extended) for name in ("prp", "hinted")),
+        *(pytest.param(name, marks=pytest.mark.release) for name in ("xgrpo", "hacpo", "swarm", "guided")),
     ],
 )
 def test_what_a_run_says_agrees_with_its_exchange(cli: Cli, cli_here: Cli, tmp_path: Path, regime: str) -> None:
