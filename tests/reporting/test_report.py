@@ -325,7 +325,7 @@ def test_evaluations_are_drawn_as_bars_by_task(cli_here: Cli, tmp_path: Path) ->
 def test_distillation_is_drawn_as_bars(cli_here: Cli, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     bars = {"sequential distillation": {"points": -0.1, "relative": -0.2}, "sgt": {"points": 0.1, "relative": 0.25}}
-    (tmp_path / "d" / "distill.json").write_text(json.dumps({"learners": {"ada": {"bars": bars}}}))
+    write_checksummed(tmp_path / "d" / "distill.json", {"learners": {"ada": {"bars": bars}}})
     _, data, _ = make_report(cli_here, tmp_path / "d", made_run(tmp_path / "r"), "--out", "page")
     (figure,) = [figure for figure in data["figures"] if figure["name"] == "distillation"]
     values = {bar["label"]: bar["values"] for bar in figure["panels"][0]["bars"]}
@@ -378,10 +378,11 @@ def test_empty_runs_have_pages_and_other_formats_and_invalid_paths_are_rejected(
         assert (result.returncode, message in result.stderr) == (2, True), result.stderr
     (empty / "run.json").write_text("{")
     assert "run.json: not JSON" in cli_here("report", empty).stderr
-    result = cli_here("report", tmp_path / "newer", tmp_path / "." / "newer", "--out", "page")
+    whole = made_run(tmp_path / "whole")
+    result = cli_here("report", whole, tmp_path / "." / "whole", "--out", "page")
     assert (result.returncode, "given twice" in result.stderr) == (2, True)
     (tmp_path / "file").touch()
-    result = cli_here("report", tmp_path / "newer", "--out", tmp_path / "file")
+    result = cli_here("report", whole, "--out", tmp_path / "file")
     assert (result.returncode, "--out" in result.stderr) == (2, True)
 
 
