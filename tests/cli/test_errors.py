@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from conftest import HEAVY, PATIENCE, Cli, imported, without_importtime
+from mutualrl.storage.files import write_checksummed
+from mutualrl.storage.format import FORMAT
 
 TRAIN = "train"
 
@@ -116,7 +118,8 @@ def test_json_error_is_one_object_on_stdout(cli: Cli) -> None:
 )
 def test_eval_of_a_damaged_run_is_rejected(cli_here: Cli, tmp_path: Path, recipe: str, message: str) -> None:
     (tmp_path / "r").mkdir()
-    (tmp_path / "r" / "run.json").write_text('{"run_id": "x"}')
+    content = {"format": FORMAT, "run_id": "x", "recipe": recipe + "\n"}
+    write_checksummed(tmp_path / "r" / "run.json", content, root=tmp_path / "r")
     (tmp_path / "r" / "recipe.yaml").write_text(recipe + "\n")
     result = cli_here("eval", "--run", "r")
     assert result.returncode == 2
