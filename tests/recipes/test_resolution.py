@@ -212,9 +212,9 @@ def test_pool_of_one_is_rejected_for_regimes_with_peers(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text('policies: [{name: a, model: "tiny:ada"}]')
     assert resolve(Request(pool=str(tmp_path / "p.yaml"), regime="grpo")).policies[0].name == "a"
     (line,) = problems(pool=str(tmp_path / "p.yaml"), regime="sgt")
-    assert "this pool has one ('a'); add a policy, or a source to learn from: --source NAME=recorded:FILE" in line
+    assert "there is one ('a'); add a policy, or a source to learn from: --source NAME=recorded:FILE" in line
     (line,) = problems(pool=str(tmp_path / "p.yaml"), regime="xgrpo")
-    assert "this pool has one ('a'); add a policy, or use --regime grpo" in line
+    assert "there is one ('a'); add a policy, or use --regime grpo" in line
 
 
 @pytest.mark.parametrize(

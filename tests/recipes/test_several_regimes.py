@@ -85,7 +85,7 @@ def test_invalid_setting_is_reported_by_key(tmp_path: Path, text: str, message: 
 def test_invalid_combination_is_rejected_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(RegimeError, match="'prp' would discard the advantages of 'xgrpo'; put it first"):
         resolve(Request(recipe=recipe(tmp_path, "regime: [xgrpo, prp]\n")))
-    with pytest.raises(RecipeError, match="this pool has one"):
+    with pytest.raises(RecipeError, match="and there is one"):
         path = tmp_path / "one.yaml"
         path.write_text('policies: [{name: ada, model: "tiny:ada"}]\nregime: swarm\n')
         resolve(Request(recipe=path))

@@ -169,7 +169,7 @@ def test_scripts_are_refused_sources_that_their_regime_cannot_use(tmp_path: Path
         Sharing.over(tmp_path / "x", "ada", ["book"], "sgt", sources=[source])
     with pytest.raises(UsageError, match=r"learns a source's texts, and there is none; expected .* sources="):
         Sharing.over(tmp_path / "x", "ada", ["bob"], "sgt", teacher="source")
-    with pytest.raises(UsageError, match="expected at least one name in peers, or a source"):
+    with pytest.raises(UsageError, match="expected at least one name in peers, or sources"):
         Sharing.over(tmp_path / "x", "ada", [], "sgt")
 
 
