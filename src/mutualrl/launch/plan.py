@@ -114,7 +114,8 @@ def plan(
     """Return the plan of a start, or of the resumption of a run. Cheap checks come first, a question to a server and
     the rewards of recorded texts last. Without `rehearsed` the first problem is raised."""
     made, names = StartPlan(recipe, rehearsed), launch.policies(recipe)
-    _check_machine(made, machine, launch)
+    _check_machine(made, machine)
+    made.check(lambda: _require_one_machine(recipe, launch))
     _place(made, machine, launch)
     made.inputs = made.check(lambda: check_inputs(recipe))
     if made.inputs is not None:
@@ -132,25 +133,24 @@ def plan(
     return made
 
 
-def _check_machine(made: StartPlan, machine: Machine, launch: Launch) -> None:
-    """Note what the machine lacks. A start is refused for it, and for a source that is asked elsewhere."""
+def _check_machine(made: StartPlan, machine: Machine) -> None:
+    """Note what the machine lacks; a start is refused for it."""
     recipe = made.recipe
     made.missing += [*busy_ports(recipe), *missing_requirements(recipe, machine)]
     if made.rehearsed:
         made.missing += absent_models(recipe)
     elif made.missing:
         raise MachineError("this machine lacks " + "; ".join(made.missing))
+
+
+def _require_one_machine(recipe: Recipe, launch: Launch) -> None:
+    """Raise UsageError for a source that is asked where no process of it would be started."""
     if recipe.asked_sources and (launch.ray is not None or launch.policy is not None):
         name, how = recipe.asked_sources[0].name, "--launcher ray" if launch.ray is not None else "mutualrl join"
-        error = UsageError(
+        raise UsageError(
             f"source {name!r} is asked by a process of `mutualrl train` on this machine, which {how} does not start; "
             "leave the source out, or train on one machine"
         )
-        made.check(lambda: _fail(error))
-
-
-def _fail(error: MutualRLError) -> None:
-    raise error
 
 
 def _place(made: StartPlan, machine: Machine, launch: Launch) -> None:
