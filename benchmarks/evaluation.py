@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -116,10 +117,12 @@ def generation(engine_name: str, model: str, samples: int, directory: Path, repe
     from rich.console import Console
 
     from mutualrl.engines import choice
+    from mutualrl.engines.sampling import SamplingOptions
     from mutualrl.engines.transformers_engine import load_tokenizer
-    from mutualrl.evaluation.eval_request import EvalRequest
-    from mutualrl.evaluation.evaluate import evaluate_models
-    from mutualrl.evaluation.flags import EvalFlags
+    from mutualrl.evaluation.evaluate import run_plan
+    from mutualrl.evaluation.plan import plan_evaluation
+    from mutualrl.evaluation.request import EvalRequest
+    from mutualrl.tasks.options import RowOptions
     from mutualrl.tasks.prompting import prompt_ids
     from mutualrl.tiny import path_of
 
@@ -134,23 +137,17 @@ def generation(engine_name: str, model: str, samples: int, directory: Path, repe
     )
     bare = (vllm_bare if engine_name == "vllm" else transformers_bare)(engine, ids, samples)
     load, choice.load_engine = choice.load_engine, lambda *a, **k: engine
-    request = EvalRequest.of(
-        EvalFlags(
-            models=(f"tiny:{model}",),
-            suite="dataset",
-            data=data,
-            samples=samples,
-            engine=engine_name,
-            max_new_tokens=64,
-        )
-    )
+    sampling = SamplingOptions(samples=samples, engine=engine_name, max_new_tokens=64)
+    request = EvalRequest(models=(f"tiny:{model}",), suite="dataset", rows=RowOptions(data=data), sampling=sampling)
+    plan = plan_evaluation(request)
     seconds: dict[str, list[float]] = {"eval": [], "bare": []}
     try:
         for number in range(repeats + 1):
             began = time.perf_counter()
             assert bare() == samples * len(ids)
             middle = time.perf_counter()
-            evaluate_models(request, Console(quiet=True), directory / f"{engine_name}-{model}-{samples}-{number}")
+            out = directory / f"{engine_name}-{model}-{samples}-{number}"
+            run_plan(replace(plan, request=replace(request, out=out)), Console(quiet=True))
             if number:  # the first run of each is a warm-up
                 seconds["bare"].append(middle - began)
                 seconds["eval"].append(time.perf_counter() - middle)

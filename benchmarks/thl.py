@@ -25,10 +25,9 @@ import numpy as np
 
 import harness
 from mutualrl.cli.output import prose
-from mutualrl.paper.thl.flags import ThlFlags
+from mutualrl.paper.thl.request import ThlRequest
 from mutualrl.paper.thl.thl_check import PairCheck, ThlReport
 from mutualrl.paper.thl.thl_check import check as thl_check
-from mutualrl.paper.thl.thl_request import ThlRequest
 
 COMMAND = "python benchmarks/thl.py"
 MODELS = ("stories260K", "babyllama-tok361")
@@ -47,14 +46,14 @@ ANCHORS = ("span", "word", "char", "paper")
 
 def check(source: Path, target: Path, text: Path, suite: str, limit: int | None = None) -> ThlReport:
     """Return the result of one `mutualrl thl-check`."""
-    flags = ThlFlags(source=str(source), target=str(target), text=text, suite=suite, limit=limit)
-    return thl_check(ThlRequest.of(flags), prose())
+    request = ThlRequest(source=str(source), target=str(target), text=text, suite=suite, limit=limit)
+    return thl_check(request, prose())
 
 
 def together(checks: list[ThlReport]) -> ThlReport:
     """Return several checks as one, for its tables."""
     pairs: list[PairCheck] = [pair for each in checks for pair in each.pairs]
-    return ThlReport(checks[0].request, tuple(pairs))
+    return ThlReport(checks[0].plan, tuple(pairs))
 
 
 def write_rows(path: Path, texts: list[str]) -> Path:

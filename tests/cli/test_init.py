@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 from conftest import Cli
 from mutualrl.cli.app import app
 from mutualrl.engines.transformers_engine import load_tokenizer
-from mutualrl.recipes.starter import NEXT, Starter, files, named
+from mutualrl.recipes.project import ProjectRequest
+from mutualrl.recipes.starter import NEXT, files, named
 
 CHAT = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
 TWO = ("--model", "tiny:ada", "--model", "tiny:bob")
@@ -131,8 +132,8 @@ def test_invalid_options_are_rejected_and_write_nothing(
 def test_policy_is_named_after_its_model(model: str, name: str) -> None:
     policies = named([model, "other=tiny:bob"])
     assert next(iter(policies)) == name
-    starter = Starter((model, "other=tiny:bob"), "arithmetic", None, "boxed", 0, 8)
-    pool = yaml.safe_load(files(starter)["pool.yaml"])
+    project = ProjectRequest(models=(model, "other=tiny:bob"), task="arithmetic")
+    pool = yaml.safe_load(files(project)["pool.yaml"])
     assert [policy["model"] for policy in pool["policies"]] == [policies[name], "tiny:bob"]
 
 

@@ -294,7 +294,7 @@ def test_invalid_rollouts_file_is_rejected_by_name(
         (("complementarity", "--pool", "one.yaml"), "a pool of two or more is needed"),
         (("complementarity", "--pool", "tiny", "--save", "r.jsonl"), "expected a name that ends in .parquet"),
         (("complementarity", "--pool", "tiny", "--save", "text.parquet"), "the file already exists"),
-        (("complementarity", "--pool", "tiny", "--temperature", "0", "--samples", "2"), "rollouts would be identical"),
+        (("complementarity", "--pool", "tiny", "--temperature", "0", "--samples", "2"), "2 identical responses"),
     ],
 )
 def test_invalid_request_gives_one_clear_error(

@@ -184,7 +184,7 @@ def test_tasks_are_listed(cli_here: Cli) -> None:
         (("--pool", "tiny", "--suite", "arc", "--data", "rows.jsonl"), 2, "these are the fields of task 'boolq'"),
         (("--pool", "tiny", "--suite", "boolq"), 2, "cannot be loaded from the hub: HF_HUB_OFFLINE is set"),
         (("--pool", "tiny", "--suite", "boolq", "--data", "empty.jsonl"), 2, "the file has no rows"),
-        (("--pool", "tiny", "--samples", "2", "--temperature", "0"), 2, "2 identical ones"),
+        (("--pool", "tiny", "--samples", "2", "--temperature", "0"), 2, "2 identical responses"),
         (("--pool", "tiny", "--engine", "sglang"), 2, "expected one of: transformers, vllm"),
         (("--pool", "tiny", "--template", "{x}"), 2, "apply to task 'dataset'"),
         (("--pool", "tiny", "--out", "rows.jsonl"), 2, "is a file, expected a directory"),
@@ -251,8 +251,10 @@ def test_pool_with_custom_rewards_is_evaluated_and_compared_by_them(
 
 def test_suite_has_one_limit_of_new_tokens_for_every_model_source(tmp_path: Path) -> None:
     from made_runs import add_model, edit_recipe, made_run
-    from mutualrl.evaluation.eval_request import EvalRequest
-    from mutualrl.evaluation.flags import EvalFlags
+    from mutualrl.engines.sampling import SamplingOptions
+    from mutualrl.evaluation.plan import plan_evaluation
+    from mutualrl.evaluation.request import EvalRequest
+    from mutualrl.tasks.options import RowOptions
 
     data = tmp_path / "math.jsonl"
     rows = [{"problem": f"{n} + 1?", "answer": str(n + 1), "subject": "Algebra", "level": 1} for n in range(4)]
@@ -262,9 +264,12 @@ def test_suite_has_one_limit_of_new_tokens_for_every_model_source(tmp_path: Path
     for name in ("ada", "bob"):
         add_model(run, name)
     for flags in ({"run": run}, {"pool": "tiny"}, {"models": ("tiny:ada",)}):
-        (task,) = EvalRequest.of(EvalFlags(suite="math", data=data, **flags)).tasks  # type: ignore[arg-type]
+        (task,) = plan_evaluation(EvalRequest(suite="math", rows=RowOptions(data=data), **flags)).tasks  # type: ignore[arg-type]
         assert task.max_new_tokens == 3072
-        (task,) = EvalRequest.of(EvalFlags(suite="math", data=data, max_new_tokens=7, **flags)).tasks  # type: ignore[arg-type]
+        sampling = SamplingOptions(max_new_tokens=7)
+        (task,) = plan_evaluation(
+            EvalRequest(suite="math", rows=RowOptions(data=data), sampling=sampling, **flags)
+        ).tasks  # type: ignore[arg-type]
         assert task.max_new_tokens == 7
-    (run_task,) = EvalRequest.of(EvalFlags(run=run)).tasks
+    (run_task,) = plan_evaluation(EvalRequest(run=run)).tasks
     assert run_task.max_new_tokens == 20  # a run's task keeps its training limit

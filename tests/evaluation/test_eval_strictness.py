@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from conftest import HEAVY, PATIENCE, Cli, imported
-from mutualrl.evaluation.eval_request import EvalRequest
-from mutualrl.evaluation.flags import EvalFlags
+from mutualrl.evaluation.plan import plan_evaluation
+from mutualrl.evaluation.request import EvalRequest
 
 
 def write(path: Path, *rows: object) -> Path:
@@ -144,9 +144,7 @@ def test_invalid_flags_are_reported_as_one_json_object(
 
 
 def test_task_requested_in_several_ways_is_evaluated_once(real_data: Path) -> None:
-    request = EvalRequest.of(
-        EvalFlags(models=("tiny:ada",), suite="mixture,math,arc", data_dir=real_data, limit=2, engine="transformers")
-    )
+    request = plan_evaluation(EvalRequest(models=("tiny:ada",), suite="mixture,math,arc", data_dir=real_data, limit=2))
     names = [task.name for task in request.tasks]
     assert sorted(names) == sorted(set(names))
     assert {"math", "arc", "piqa"} <= set(names)
@@ -158,7 +156,7 @@ def test_chat_template_kwargs_of_pool_and_policy_are_used(tmp_path: Path) -> Non
         "policies:\n  - {name: a, model: 'tiny:ada', trainer: {chat_template_kwargs: {think: false}}}\n"
         "  - {name: b, model: 'tiny:bob'}\ntrainer: {chat_template_kwargs: {think: true}}\n"
     )
-    request = EvalRequest.of(EvalFlags(pool=str(pool), limit=1))
+    request = plan_evaluation(EvalRequest(pool=str(pool), limit=1))
     assert [model.template for model in request.models] == [{"think": False}, {"think": True}]
 
 

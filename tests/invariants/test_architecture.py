@@ -30,7 +30,7 @@ LAYERS: list[set[str]] = [
     {"tiny", "engines", "recipes", "machine"},
     {"sources"},
     {"regimes", "thl", "see", "tasks"},
-    {"storage", "process", "console", "records", "rollouts", "errors", "seeds", "section", "__init__"},
+    {"storage", "process", "console", "records", "rollouts", "errors", "seeds", "section", "imported", "__init__"},
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import MISSING, Field
+from dataclasses import MISSING
 from importlib import import_module
 from typing import Annotated, Any, get_args, get_origin
 
@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from mutualrl.cli.declared import Command, CommandGroup, DiagnosticCommand
 from mutualrl.cli.output import reports_errors
-from mutualrl.console.options import Option, declared_options, typed_names
+from mutualrl.console.options import Declared, declared_options, with_values
 from mutualrl.storage.files import JsonObject
 
 
@@ -53,10 +53,9 @@ def as_function(declared: Command | DiagnosticCommand) -> Callable[..., None]:
 
     def called(**values: object) -> None:
         values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-        options = kind(**{key: value for key, value in values.items() if value is not None})
-        declared.run(options)
+        declared.run(with_values(kind, {key: value for key, value in values.items() if value is not None}))
 
-    parameters = [_parameter(*entry) for entry in declared_options(kind)]
+    parameters = [_parameter(entry) for entry in declared_options(kind)]
     function = reports_errors(called)
     function.__doc__ = kind.__doc__
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -65,9 +64,10 @@ def as_function(declared: Command | DiagnosticCommand) -> Callable[..., None]:
     return function
 
 
-def _parameter(field: Field[object], hint: Any, option: Option) -> inspect.Parameter:
+def _parameter(declared: Declared) -> inspect.Parameter:
     """Return the parameter that Typer reads. A tuple of any length is a list there, None if not given."""
-    default = inspect.Parameter.empty if field.default is MISSING else field.default
+    hint, option = declared.kind, declared.option
+    default = inspect.Parameter.empty if declared.default is MISSING else declared.default
     settings: JsonObject = {
         "help": option.help,
         "metavar": option.metavar,
@@ -81,9 +81,9 @@ def _parameter(field: Field[object], hint: Any, option: Option) -> inspect.Param
         hint = list[get_args(hint)[0]]  # type: ignore[misc]
         hint = hint if default is inspect.Parameter.empty else hint | None
         default = None if default == () else default
-    info: Any = typer.Argument(**settings) if option.argument else typer.Option(*typed_names(field, option), **settings)
+    info: Any = typer.Argument(**settings) if option.argument else typer.Option(*declared.typed, **settings)
     kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(field.name, kind, default=default, annotation=Annotated[hint, info])
+    return inspect.Parameter(declared.name, kind, default=default, annotation=Annotated[hint, info])
 
 
 def _completer(name: str) -> Callable[[typer.Context, str], object]:

@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Annotated
 
 from mutualrl.cli.declared import Command, CommandGroup, DiagnosticCommand, diagnostics
-from mutualrl.console.options import SEED_LIMIT, TRUST_REMOTE_CODE, Option, WithJson, WithPlot, options_of
-from mutualrl.evaluation.flags import EvalFlags
+from mutualrl.console.options import SEED_LIMIT, Option, OptionGroup, WithJson, options_of
+from mutualrl.diagnostics.request import REQUESTS
+from mutualrl.evaluation.request import EvalRequest
 from mutualrl.launch.import_request import ImportRequest
-from mutualrl.paper.thl.flags import ThlFlags
+from mutualrl.paper.requests import REQUESTS as PAPER_REQUESTS
+from mutualrl.paper.thl.request import ThlRequest
+from mutualrl.recipes.project import ProjectRequest
 from mutualrl.recipes.request import Request
+from mutualrl.tasks.options import RowOptions
 
 REPORT = Option("Write the HTML report at the end of the run.", "--report/--no-report", variable="MUTUALRL_REPORT")
 RUN = Option("The run directory.", argument=True, complete="run_directories")
@@ -30,40 +34,6 @@ class OfRun(WithJson):
     """Options of a command about one run."""
 
     run: Annotated[Path, RUN]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Init(WithJson):
-    """Write pool.yaml, reward.py and a README for your own models and data, after checking all of them.
-
-    Asks for missing options. Never overwrites a file.
-    Example: mutualrl init my-run --model ./a --model ./b --data rows.jsonl --reward own
-    """
-
-    directory: Annotated[Path, Option("Directory for the files; created if missing.", argument=True)] = Path()
-    models: Annotated[
-        tuple[str, ...], Option("A model: a directory, a hub id, or NAME=MODEL. Two, or one and a source.", "--model")
-    ] = ()
-    sources: Annotated[
-        tuple[str, ...],
-        Option("Recorded texts, a served or a frozen model.", "--source", metavar="NAME=recorded:FILE"),
-    ] = ()
-    task: Annotated[str | None, Option("Task to train on (`tasks ls`).")] = None
-    data: Annotated[
-        Path | None, Option("Your own rows instead, with prompt and answer: JSON Lines, CSV, Parquet.")
-    ] = None  # fmt: skip
-    prompt_column: Annotated[str | None, Option("Column with the prompt, if it is not `prompt`.")] = None
-    answer_column: Annotated[str | None, Option("Column with the answer, if it is not `answer`.")] = None
-    template: Annotated[str | None, Option("Prompt built from columns: 'Question: {question}'.")] = None
-    reward: Annotated[str | None, Option("boxed, own (a reward.py to edit), or FILE.py:FUNCTION.")] = None
-    gpus: Annotated[int | None, Option("Number of GPUs to train on (all of this machine).", min=0)] = None
-    max_completion_length: Annotated[
-        int | None, Option("Maximum completion length in tokens (64 on the CPU, 512 on GPUs).", min=1)
-    ] = None
-    yes: Annotated[bool, Option("No questions: use defaults for missing options.")] = False
-    no_check: Annotated[bool, Option("Write the files without checking models, data and placement.")] = False
-    accept_unsafe: Annotated[bool, Option("Write the files although two tokenizers are unsafe together.")] = False
-    trust_remote_code: Annotated[bool, TRUST_REMOTE_CODE] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,31 +94,6 @@ class Watch(WithJson):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eval(EvalFlags, WithJson):
-    """Evaluate models: one greedy completion per prompt, exact match of the boxed answer.
-
-    Example: mutualrl eval --model ./a --model ./b --suite math500,arc --data-dir data --out results
-    """
-
-    out: Annotated[
-        Path | None,
-        Option("Directory for all completions (Parquet) and the results; the same command resumes."),
-    ] = None
-    score: Annotated[
-        Path | None, Option("Score a file with columns `completion` and `answer`; no model is run.")
-    ] = None  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class ThlCheck(ThlFlags, WithPlot):
-    """Check whether models can exchange traces: their tokenizers, then the paper's tables on THL.
-
-    Exits with 3 if a pair is unsafe, and prints the reason.
-    Example: mutualrl thl-check --source A --target B --suite tokenizers
-    """
-
-
-@dataclass(frozen=True, kw_only=True)
 class Distill(WithJson):
     """Sequential Peer Distillation: fine-tune each policy on its peers' successes, after plain GRPO.
 
@@ -204,7 +149,7 @@ class Export(OfRun):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep(WithJson):
+class SweepRequest(WithJson):
     """Run a grid of regimes, settings, pools and seeds, and compare the arms. The same command resumes.
 
     Example: mutualrl sweep examples/sweep.yaml --dry-run
@@ -279,13 +224,11 @@ class TasksShow(WithJson):
     """Print prompts exactly as a model sees them (before its chat template), with the canonical answers."""
 
     task: Annotated[str, Option("The task's name.", argument=True, complete="task_names")]
-    data: Annotated[Path | None, TASK_FILE] = None
+    rows: Annotated[RowOptions, OptionGroup(data=TASK_FILE)] = RowOptions()
     split: Annotated[
         str, Option("train, or validation (the evaluated prompts). Of a file, all rows are used.")
     ] = "validation"  # fmt: skip
     limit: Annotated[int | None, Option(f"Number of prompts ({SHOWN_PROMPTS}; all with --json).", min=1)] = None
-    template: Annotated[str | None, Option("Task dataset: prompt template, {field} for a field of the row.")] = None
-    answer: Annotated[str, Option("Task dataset: field of the answer.")] = "answer"
     seed: Annotated[int, Option("Seed of generated problems and of a mixture.", min=0, max=SEED_LIMIT)] = 0
 
 
@@ -378,21 +321,21 @@ class ExchangeGc(OfRun):
 
 
 PAPER: dict[str, Command | DiagnosticCommand] = {
-    **diagnostics("paper/specs"),
+    **diagnostics("paper/specs", PAPER_REQUESTS),
     "distill": Command(Distill, "distill.distill"),
 }
 
 COMMANDS: Mapping[str, Command | DiagnosticCommand | CommandGroup] = {
-    "init": Command(Init, "init.init"),
+    "init": Command(ProjectRequest, "init.init"),
     "train": Command(Train, "train.train"),
     "join": Command(Join, "join.join"),
     "watch": Command(Watch, "watch.watch"),
-    "eval": Command(Eval, "evaluate.evaluate"),
-    "thl-check": Command(ThlCheck, "thl_check.thl_check"),
-    **diagnostics("diagnostics/specs"),
+    "eval": Command(EvalRequest, "evaluate.evaluate"),
+    "thl-check": Command(ThlRequest, "thl_check.thl_check"),
+    **diagnostics("diagnostics/specs", REQUESTS),
     "report": Command(Report, "report.report"),
     "export": Command(Export, "export.export"),
-    "sweep": Command(Sweep, "sweep.sweep"),
+    "sweep": Command(SweepRequest, "sweep.sweep"),
     "compare": Command(Compare, "sweep.compare"),
     "doctor": Command(Doctor, "doctor.doctor"),
     "runs": CommandGroup(

@@ -1,6 +1,6 @@
 """What a command is: the dataclass of its options, and what runs it, imported when it runs.
 
-A diagnostic has no entry in `cli.commands`: its module below `diagnostics/specs` or `paper/specs` says all of it.
+A diagnostic has no entry in `cli.commands`: its module below `diagnostics/specs` or `paper/specs` is one.
 """
 
 from __future__ import annotations
@@ -36,30 +36,34 @@ class Command:
 
 @dataclass(frozen=True)
 class DiagnosticCommand:
-    """A diagnostic as a command: its module below `mutualrl`, and its first line."""
+    """A diagnostic as a command: its module below `mutualrl`, its first line, and its request, None for one that only
+    its module declares."""
 
     module: str
     summary: str
+    request: type | None = None
 
     def declared(self) -> type:
-        """Return the dataclass of its options: that in the package's `flags`, else the module's own, imported."""
-        package, _, name = self.module.rpartition(".specs.")
-        flags = "".join(part.capitalize() for part in name.split("_")) + "Flags"
-        light: type | None = getattr(import_module(f"mutualrl.{package}.flags"), flags, None)
-        return light or import_module(f"mutualrl.{self.module}").DIAGNOSTIC.options
+        """Return the dataclass of its options: the registered one, else the module's own, imported."""
+        if self.request is not None:
+            return self.request
+        own: type = import_module(f"mutualrl.{self.module}").DIAGNOSTIC.request
+        return own
 
     def run(self, options: object) -> None:
         """Run the diagnostic."""
         import_module("mutualrl.cli.diagnose").run(import_module(f"mutualrl.{self.module}").DIAGNOSTIC, options)
 
 
-def diagnostics(package: str) -> dict[str, DiagnosticCommand]:
-    """Return the diagnostics in a package below `mutualrl`, by command."""
+def diagnostics(package: str, requests: Mapping[str, type]) -> dict[str, DiagnosticCommand]:
+    """Return the diagnostics in a package below `mutualrl`, by command. `requests`: those that can be read without
+    importing the module."""
     commands = {}
     for path in sorted((Path(__file__).parents[1] / package).glob("[!_]*.py")):
         with path.open(encoding="utf-8") as file:
             summary = file.readline().strip().removeprefix('"""').removesuffix('"""')
-        commands[path.stem.replace("_", "-")] = DiagnosticCommand(f"{package.replace('/', '.')}.{path.stem}", summary)
+        command, module = path.stem.replace("_", "-"), f"{package.replace('/', '.')}.{path.stem}"
+        commands[command] = DiagnosticCommand(module, summary, requests.get(command))
     return commands
 
 

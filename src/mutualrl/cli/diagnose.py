@@ -13,18 +13,18 @@ from mutualrl.diagnostics.diagnostic import Diagnostic
 from mutualrl.engines.choice import check_engine
 
 
-def run(diagnostic: Diagnostic[Any, Any], options: Any) -> None:
+def run(diagnostic: Diagnostic[Any, Any], request: Any) -> None:
     """Run a diagnostic, draw its figures, and print its tables or its JSON."""
-    if options.engine is not None:
-        check_engine(options.engine)
-    directory = None if options.plot is None else directory_for(options.plot)
-    diagnosed = diagnose(diagnostic, options, prose())
+    if request.sampling.engine is not None:
+        check_engine(request.sampling.engine)
+    directory = None if request.plot is None else directory_for(request.plot)
+    diagnosed = diagnose(diagnostic, request, prose())
     drawn: list[str] = []
     if directory is not None:
         drawn = [str(path) for path in draw_all(diagnosed.figures(), directory)]
         if not drawn:
             note_all(["no figure is drawn: they compare two or more models"])
-    if options.as_json:
+    if request.as_json:
         emit({**diagnosed.plain(), **({"figures": drawn} if drawn else {})})
     else:
         typer.echo(diagnosed.markdown())

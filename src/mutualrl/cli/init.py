@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import typer
 
-from mutualrl.cli.commands import Init
 from mutualrl.cli.dry_run import Rehearsal, plan_json, rehearse, show_plan
 from mutualrl.cli.output import emit, prose
 from mutualrl.console.display import clean, print_text
@@ -29,7 +28,8 @@ from mutualrl.process.plugins import absolute_path
 from mutualrl.recipes import Recipe, Request, resolve
 from mutualrl.recipes.agreement import load_recipe_prompts, require_enough
 from mutualrl.recipes.pool_tokenizers import load_tokenizers
-from mutualrl.recipes.starter import BOXED, OWN, Starter, files, named, next_commands
+from mutualrl.recipes.project import ProjectRequest
+from mutualrl.recipes.starter import BOXED, OWN, OWN_ROWS, files, named, next_commands
 from mutualrl.regimes import at_level, regimes
 from mutualrl.storage.files import create_atomic
 from mutualrl.tasks import get_task
@@ -43,22 +43,22 @@ SHOWN = 5  # prompts
 BF16_WEIGHTS = 50_000_000  # from this size on, bfloat16 is faster on a CPU that supports it: docs/results.md
 
 
-def init(options: Init) -> None:
+def init(request: ProjectRequest) -> None:
     """Check everything in a temporary directory, then write the files."""
-    interactive = not options.yes and not options.as_json and sys.stdin is not None and sys.stdin.isatty()
-    target = user_path(options.directory)
+    interactive = not request.yes and not request.as_json and sys.stdin is not None and sys.stdin.isatty()
+    target = user_path(request.directory)
     _require_free(target)
-    starter = _with_columns(_build_starter(options, interactive=interactive), options, interactive=interactive)
-    plan = None
-    if not options.no_check:
-        starter = replace(starter, bf16=_bf16_policies(starter))
-        with _staged(starter) as pool:
-            plan = _check(pool, as_json=options.as_json, accept_unsafe=options.accept_unsafe)
-    contents, following = files(starter), next_commands(starter)
+    project = _with_columns(_answered(request, interactive=interactive), interactive=interactive)
+    plan, bf16 = None, frozenset[str]()
+    if not request.no_check:
+        bf16 = _bf16_policies(project)
+        with _staged(project, bf16) as pool:
+            plan = _check(pool, as_json=request.as_json, accept_unsafe=request.accept_unsafe)
+    contents, following = files(project, bf16), next_commands(project)
     target.mkdir(parents=True, exist_ok=True)
     for name, text in contents.items():
         _create(target / name, text)
-    if options.as_json:
+    if request.as_json:
         checked = None if plan is None else plan_json(plan)
         emit({"directory": str(target), "files": sorted(contents), "next": list(following), "plan": checked})
         return
@@ -68,10 +68,10 @@ def init(options: Init) -> None:
 
 
 @contextmanager
-def _staged(starter: Starter) -> Iterator[Path]:
+def _staged(project: ProjectRequest, bf16: Collection[str] = ()) -> Iterator[Path]:
     """Write the project's files to a temporary directory for the duration of the block; yield its pool file."""
     with tempfile.TemporaryDirectory(prefix="mutualrl-init-") as staging:
-        for name, text in files(starter).items():
+        for name, text in files(project, bf16).items():
             (Path(staging) / name).write_text(text, encoding="utf-8")
         yield Path(staging) / "pool.yaml"
 
@@ -94,15 +94,16 @@ def _create(path: Path, text: str) -> None:
         raise UsageError(f"{path} was created in the meantime; it is unchanged")
 
 
-def _build_starter(options: Init, *, interactive: bool) -> Starter:
-    """Return the project from options, answers and defaults. Raises UsageError for missing or contradictory options."""
-    task, data, reward, gpus = options.task, options.data, options.reward, options.gpus
+def _answered(request: ProjectRequest, *, interactive: bool) -> ProjectRequest:
+    """Return the request with the user's answers and the defaults. Raises UsageError for missing or contradictory
+    options."""
+    task, data, reward, gpus = request.task, request.data, request.reward, request.gpus
     if data is not None and task is not None and not get_task(task).takes_data:
         raise UsageError(f"--task {task} generates its own problems; omit --data or --task")
-    chosen = list(options.models)
-    while interactive and len(chosen) < (1 if options.sources else 2):
+    chosen = list(request.models)
+    while interactive and len(chosen) < (1 if request.sources else 2):
         chosen.append(_ask(f"Model {len(chosen) + 1} (a directory or hub id)"))
-    named(chosen, options.sources)
+    named(chosen, request.sources)
     if task is None and data is None:
         if not interactive:
             raise UsageError(
@@ -114,7 +115,7 @@ def _build_starter(options: Init, *, interactive: bool) -> Starter:
         else:
             task = answer
     if reward is None:
-        own_rows = task in (None, "dataset")
+        own_rows = task in (None, OWN_ROWS)
         reward = OWN if own_rows else BOXED
         if interactive and own_rows:
             reward = _ask(
@@ -124,22 +125,20 @@ def _build_starter(options: Init, *, interactive: bool) -> Starter:
         gpus = len(this_machine().gpus)
         if interactive:
             gpus = int(typer.prompt("GPUs", default=gpus, type=int, err=True))
-    return Starter(
+    return replace(
+        request,
         models=tuple(chosen),
-        task=task or "dataset",
+        task=task or OWN_ROWS,
         data=None if data is None else Path(data_path(data)),
         reward=absolute_path(reward),  # the pool may be in another directory
         gpus=gpus,
-        max_completion_length=options.max_completion_length or (512 if gpus else 64),
-        trust_remote_code=options.trust_remote_code,
-        sources=options.sources,
     )
 
 
-def _bf16_policies(starter: Starter) -> frozenset[str]:
+def _bf16_policies(project: ProjectRequest) -> frozenset[str]:
     """Return the names of the policies that train faster in bfloat16 on the CPU: none on GPUs, where it is TRL's
     default, and none if the CPU does not support it."""
-    if starter.gpus:
+    if project.gpus:
         return frozenset()
     import torch
 
@@ -147,7 +146,7 @@ def _bf16_policies(starter: Starter) -> frozenset[str]:
     if not (capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")):
         return frozenset()
     large = set()
-    with _staged(starter) as pool:
+    with _staged(project) as pool:
         for policy in _recipe(pool).policies:
             weights = parameter_count(policy)
             if weights is not None and weights >= BF16_WEIGHTS:
@@ -159,26 +158,26 @@ def _ask(question: str, default: str | None = None) -> str:
     return str(typer.prompt(question, default=default, err=True)).strip()
 
 
-def _with_columns(starter: Starter, options: Init, *, interactive: bool) -> Starter:
+def _with_columns(project: ProjectRequest, *, interactive: bool) -> ProjectRequest:
     """Return the project with the columns of its data: as given, asked for, or `prompt` and `answer`.
 
     Raises UsageError, with the option to add, if the data have no such column."""
-    prompt, answer, template = options.prompt_column, options.answer_column, options.template
+    prompt, answer, template = project.prompt_column, project.answer_column, project.template
     if prompt is not None and template is not None:
         raise UsageError("--prompt-column and --template both make the prompt; give one of them")
-    if starter.task != "dataset" or starter.data is None or is_hub(starter.data):
+    if project.task != OWN_ROWS or project.data is None or is_hub(project.data):
         if prompt or answer or template:
             raise UsageError("--prompt-column, --answer-column and --template are for rows in a file (--data FILE)")
-        return starter
-    columns = list(first_row(starter.data))
+        return project
+    columns = list(first_row(project.data))
     if template is None:
         prompt = prompt or _column("prompt", columns, interactive=interactive)
         template = None if prompt == "prompt" else f"{{{prompt}}}"
     answer = answer or _column("answer", columns, interactive=interactive)
     for flag, names in (("--prompt-column or --template", fields_of(template or "")), ("--answer-column", [answer])):
         if missing := [name for name in names if name.partition(".")[0] not in columns]:
-            raise UsageError(f"{flag}: {starter.data} has no column {missing[0]!r}; it has {', '.join(columns)}")
-    return replace(starter, template=template, answer=None if answer == "answer" else answer)
+            raise UsageError(f"{flag}: {project.data} has no column {missing[0]!r}; it has {', '.join(columns)}")
+    return replace(project, template=template, answer_column=None if answer == "answer" else answer)
 
 
 #: names under which data sets have prompts and answers, in order of preference

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from mutualrl.cli.commands import Compare, Sweep
+from mutualrl.cli.commands import Compare, SweepRequest
 from mutualrl.cli.output import emit, note_all, prose
 from mutualrl.console.display import clean, print_text
 from mutualrl.console.user_path import user_path
@@ -20,7 +20,7 @@ from mutualrl.study.sweep_file import read_sweep
 from mutualrl.study.sweep_plan import SweepPlan, planned, require_capacity
 
 
-def sweep(options: Sweep) -> None:
+def sweep(options: SweepRequest) -> None:
     """Run the missing pieces of a sweep, or only list them, and compare the arms."""
     planned_sweep = read_sweep(user_path(options.file))
     root = user_path(options.out or Path("runs") / user_path(options.file).stem).absolute()

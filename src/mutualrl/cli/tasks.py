@@ -11,6 +11,7 @@ from rich.table import Table
 from mutualrl.cli.commands import SHOWN_PROMPTS, TasksLs, TasksShow
 from mutualrl.cli.output import emit, prose, show_table
 from mutualrl.console.display import clean, print_text
+from mutualrl.console.options import given
 from mutualrl.errors import UsageError
 from mutualrl.records import Prompt
 from mutualrl.tasks import TASKS, TaskSource, get_task
@@ -35,14 +36,14 @@ def show(options: TasksShow) -> None:
     task, split = options.task, options.split
     if split not in ("train", "validation"):
         raise UsageError(f"--split {split}: expected train or validation")
-    if task != "dataset" and (options.template is not None or options.answer != "answer"):
+    if task != "dataset" and (given(options, "template", "answer")):
         raise UsageError(f"--template and --answer are for task 'dataset'; {task!r} has its own template")
-    source = None if options.data is None else Path(data_path(options.data))
+    source = None if options.rows.data is None else Path(data_path(options.rows.data))
     complete = split == "validation" or (source is not None and source.is_file())
     training, validation = (None, source) if complete else (source, None)
     read = get_task(task).read(
         "validation" if complete else "train",
-        TaskSource(training, validation, options.seed, options.template, options.answer),
+        TaskSource(training, validation, options.seed, options.rows.template, options.rows.answer or "answer"),
     )
     if options.as_json:
         shown = read.prompts if options.limit is None else read.prompts[: options.limit]

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import typer
 
-from mutualrl.cli.commands import ThlCheck
 from mutualrl.cli.output import emit, prose
 from mutualrl.console.display import print_text
 from mutualrl.console.plots import directory_for
+from mutualrl.paper.thl.request import ThlRequest
 from mutualrl.paper.thl.thl_check import check
-from mutualrl.paper.thl.thl_request import ThlRequest
 
 
-def thl_check(options: ThlCheck) -> None:
+def thl_check(request: ThlRequest) -> None:
     """Run the suites, print their tables, and exit with 3 if a pair is unsafe."""
-    request = ThlRequest.of(options)
-    directory = None if options.plot is None else directory_for(options.plot)
+    directory = None if request.plot is None else directory_for(request.plot)
     console = prose()
     result = check(request, console)
     drawn = [] if directory is None else [str(path) for path in result.plot(directory)]
-    if options.as_json:
+    if request.as_json:
         emit({**result.plain(), **({"figures": drawn} if drawn else {})})
     else:
         typer.echo(result.markdown())

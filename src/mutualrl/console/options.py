@@ -1,14 +1,19 @@
 """What a command line says of a field: each option is declared once, as a field of a dataclass.
 
-A field `limit: Annotated[int | None, Option("Number of prompts.", min=1)] = None` is the option `--limit`. A field
-without `Option` is no option. A subclass hides an inherited option by declaring the field again without one.
+A field `limit: Annotated[int | None, Option("Number of prompts.", min=1)] = None` is the option `--limit`; a field
+`sampling: Annotated[SamplingOptions, OptionGroup()] = SamplingOptions()` has the options of that dataclass. Any other
+field is none. A subclass hides an inherited option by declaring the field again without one.
 """
 
 from __future__ import annotations
 
-from dataclasses import MISSING, Field, dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields
+from functools import reduce
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+Options = TypeVar("Options")
 
 
 @dataclass(frozen=True)
@@ -47,53 +52,96 @@ class WithPlot(WithJson):
     plot: Annotated[Path | None, Option("Write figures to this directory.")] = None
 
 
-#: a field of a dataclass, its type, and its option
-Declared = tuple[Field[Any], Any, Option]
+class OptionGroup:
+    """Options that several commands have: a field whose type is a dataclass of options, which stand among the command's
+    own. `changed`: by field, what this command says of an option instead; None: it does not have it."""
+
+    def __init__(self, **changed: Option | None) -> None:
+        self.changed = changed
+
+
+class Declared(NamedTuple):
+    """An option as declared: the names of the fields that lead to it, its type, and its default (MISSING: none)."""
+
+    path: tuple[str, ...]
+    kind: Any
+    option: Option
+    default: Any
+
+    @property
+    def name(self) -> str:
+        """Return the field's name."""
+        return self.path[-1]
+
+    @property
+    def typed(self) -> list[str]:
+        """Return the option's names as typed."""
+        return (self.option.name or f"--{self.name.replace('_', '-')}").split()
+
+    @property
+    def shown(self) -> str:
+        """Return what an error calls it: its first name as typed, or that of an argument."""
+        return self.name if self.option.argument else self.typed[0]
+
+    def of(self, options: object) -> Any:
+        """Return its value."""
+        return reduce(getattr, self.path, options)
 
 
 def declared_options(options: type) -> list[Declared]:
-    """Return the fields of a dataclass that are options, with their types: first those without a default, last
-    `--json`."""
+    """Return the options of a dataclass, those of its groups included: first those without a default, last `--json`."""
+    return sorted(_declared(options, ()), key=lambda entry: (entry.default is not MISSING, entry.option is JSON))
+
+
+def _declared(options: type, above: tuple[str, ...]) -> Iterator[Declared]:
+    """Yield the options of a dataclass in the order of their fields. `above`: the fields that lead to it."""
     hints = get_type_hints(options, include_extras=True)
-    declared: list[Declared] = []
     for field in fields(options):
-        hint = hints[field.name]
-        if get_origin(hint) is Annotated:
-            kind, *notes = get_args(hint)
-            declared.extend((field, kind, note) for note in notes if isinstance(note, Option))
-    return sorted(declared, key=lambda entry: (entry[0].default is not MISSING, entry[2] is JSON))
+        hint, path = hints[field.name], (*above, field.name)
+        if get_origin(hint) is not Annotated:
+            continue
+        kind, *notes = get_args(hint)
+        for note in notes:
+            if isinstance(note, Option):
+                yield Declared(path, kind, note, field.default)
+            elif isinstance(note, OptionGroup):
+                for entry in _declared(kind, path):
+                    if (option := note.changed.get(entry.name, entry.option)) is not None:
+                        yield entry._replace(option=option)
 
 
-def typed_names(field: Field[Any], option: Option) -> list[str]:
-    """Return an option's names as typed."""
-    return (option.name or f"--{field.name.replace('_', '-')}").split()
+def with_values(options: type[Options], values: Mapping[str, Any]) -> Options:
+    """Return a dataclass of options with these values, by the options' fields; those not named have their defaults."""
+    hints, own = get_type_hints(options), dict[str, Any]()
+    of_groups: dict[str, dict[str, Any]] = {}
+    for entry in declared_options(options):
+        if entry.name in values:
+            at = own if len(entry.path) == 1 else of_groups.setdefault(entry.path[0], {})
+            at[entry.name] = values[entry.name]
+    return options(**own, **{group: with_values(hints[group], given) for group, given in of_groups.items()})
 
 
-def given(options: object) -> list[str]:
-    """Return the names, as typed, of the options that differ from their defaults."""
-    names = []
-    for field, _, option in declared_options(type(options)):
-        if getattr(options, field.name) != field.default:
-            names.append(field.name if option.argument else typed_names(field, option)[0])
-    return names
+def given(options: object, *names: str) -> list[str]:
+    """Return the names, as typed, of the options that differ from their defaults; with `names`, of these fields."""
+    declared = [entry for entry in declared_options(type(options)) if not names or entry.name in names]
+    return [entry.shown for entry in declared if entry.of(options) != entry.default]
 
 
 def arguments_of(options: object) -> list[str]:
     """Return the words of a command line that gives these options; those with their defaults are left out."""
     words: list[str] = []
-    for field, _, option in declared_options(type(options)):
-        value = getattr(options, field.name)
-        if value == field.default:
+    for entry in declared_options(type(options)):
+        value = entry.of(options)
+        if value == entry.default:
             continue
         for each in value if isinstance(value, tuple) else (value,):
-            if option.argument:
+            if entry.option.argument:
                 words.append(str(each))
             else:
-                name = typed_names(field, option)[0]
-                words += [name] if each is True else [name, str(each)]
+                words += [entry.shown] if each is True else [entry.shown, str(each)]
     return words
 
 
 def options_of(options: type) -> dict[str, Option]:
     """Return the options of a dataclass by field, for another one that has some of them."""
-    return {field.name: option for field, _, option in declared_options(options)}
+    return {entry.name: entry.option for entry in declared_options(options)}

@@ -9,10 +9,10 @@ import numpy as np
 from rich.console import Console
 
 from mutualrl.console.lines import notify
-from mutualrl.diagnostics.diagnostic import Beside, Diagnostic, Figures, Inputs, Options, Result, Scope, as_plain
-from mutualrl.diagnostics.diagnostic_request import DiagnosticRequest
-from mutualrl.diagnostics.flags import DiagnosticFlags
+from mutualrl.diagnostics.diagnostic import Beside, Diagnostic, Figures, Inputs, Request, Result, Scope, as_plain
 from mutualrl.diagnostics.load_rollouts import ProgressBars, arranged, load_table
+from mutualrl.diagnostics.plan import DiagnosticPlan, plan_diagnostic
+from mutualrl.diagnostics.request import DiagnosticRequest
 from mutualrl.diagnostics.rollouts import NoCommonPromptError
 from mutualrl.errors import UsageError
 from mutualrl.storage.files import JsonObject
@@ -23,14 +23,14 @@ class Diagnosed:
     """Result of a diagnostic. `result` and `scope` are None where fewer than two models could be compared."""
 
     diagnostic: Diagnostic[Any, Any]
-    request: DiagnosticRequest
+    plan: DiagnosticPlan
     beside: Beside
     result: object | None = None
     scope: Scope | None = None
 
     def plain(self) -> JsonObject:
         """Return it as values of JSON; undefined figures are null."""
-        values: JsonObject = {"origin": self.request.origin, "seed": self.request.seed}
+        values: JsonObject = {"origin": self.plan.origin, "seed": self.plan.seed}
         if self.scope is not None:
             values = {**self.scope.plain(), **as_plain(self.result)}
         for found in self.beside.results:
@@ -48,36 +48,36 @@ class Diagnosed:
         return {**self.beside.figures, **compared}
 
 
-def diagnose(diagnostic: Diagnostic[Options, Result], options: DiagnosticFlags, console: Console) -> Diagnosed:
+def diagnose(diagnostic: Diagnostic[Request, Result], request: DiagnosticRequest, console: Console) -> Diagnosed:
     """Return the result of a diagnostic. Raises UsageError, DataError, ModelError or ExchangeDamagedError."""
-    request = DiagnosticRequest.of(options)
+    plan = plan_diagnostic(request)
     bars = ProgressBars(console)
     with bars.progress:
-        loaded = load_table(request, bars)
+        loaded = load_table(plan, bars)
         policies = [] if loaded is None else loaded.table["policy"].unique().to_pylist()
-        if loaded is not None and (unknown := set(request.thresholds.own) - set(policies)):
+        if loaded is not None and (unknown := set(plan.thresholds.own) - set(policies)):
             expected = ", ".join(sorted(policies))
-            raise UsageError(f"no policy {min(unknown)!r} in {request.origin}; expected one of: {expected}")
-        beside = diagnostic.beside(request, loaded, bars)
+            raise UsageError(f"no policy {min(unknown)!r} in {plan.origin}; expected one of: {expected}")
+        beside = diagnostic.beside(plan, loaded, bars)
         if loaded is None or (beside.results and len(policies) < 2):
-            return Diagnosed(diagnostic, request, beside)
+            return Diagnosed(diagnostic, plan, beside)
         try:
-            rollouts, pool = arranged(loaded, request, bars)
+            rollouts, pool = arranged(loaded, plan, bars)
         except NoCommonPromptError as error:  # what needs no second model was found
             if not beside.results:
                 raise
             notify(f"the models are not compared: {error}")
-            return Diagnosed(diagnostic, request, beside)
-        assert isinstance(options, diagnostic.options)
-        result = diagnostic.compute(Inputs(options, request, rollouts, pool, beside))
+            return Diagnosed(diagnostic, plan, beside)
+        assert isinstance(request, diagnostic.request)
+        result = diagnostic.compute(Inputs(request, plan, rollouts, pool, beside))
     scope = Scope(
         policies=list(rollouts.policies),
         prompts=len(rollouts.prompt_ids),
         rounds=len(np.unique(rollouts.rounds)),
         origin=rollouts.origin,
         left_out_prompts=rollouts.left_out,
-        seed=request.seed,
-        thresholds=request.thresholds,
+        seed=plan.seed,
+        thresholds=plan.thresholds,
         notes=tuple(loaded.notes),
     )
-    return Diagnosed(diagnostic, request, beside, result, scope)
+    return Diagnosed(diagnostic, plan, beside, result, scope)

@@ -1,6 +1,6 @@
 """What a diagnostic is, and what it is given.
 
-A diagnostic is one module below `specs`: its options, its result (frozen dataclasses, whose fields are the keys of
+A diagnostic is one module below `specs`: its request, its result (frozen dataclasses, whose fields are the keys of
 `--json`), what it computes, its tables and its figures, together in `DIAGNOSTIC`. The module's name is the command's,
 its first line the command's summary.
 """
@@ -14,14 +14,14 @@ from typing import Any, Generic, TypeVar
 
 from mutualrl.console.markdown import name
 from mutualrl.console.plots import Draw
-from mutualrl.diagnostics.diagnostic_request import DiagnosticRequest
 from mutualrl.diagnostics.gates import Thresholds
 from mutualrl.diagnostics.load_rollouts import Loaded, ProgressBars
 from mutualrl.diagnostics.model_pool import ModelPool
+from mutualrl.diagnostics.plan import DiagnosticPlan
 from mutualrl.diagnostics.rollouts import ModelRollouts
 from mutualrl.storage.files import JsonObject
 
-Options = TypeVar("Options")
+Request = TypeVar("Request")
 Result = TypeVar("Result")
 
 #: fraction, or NLL in nats, with its bounds
@@ -42,12 +42,12 @@ class Beside:
 
 
 @dataclass(frozen=True)
-class Inputs(Generic[Options]):
-    """What a diagnostic is computed from: the command's options, the checked request, the rollouts of all models as
-    arrays, the models behind them, and what was found beside."""
+class Inputs(Generic[Request]):
+    """What a diagnostic is computed from: its request, the plan of it, the rollouts of all models as arrays, the models
+    behind them, and what was found beside."""
 
-    options: Options
-    request: DiagnosticRequest
+    request: Request
+    plan: DiagnosticPlan
     rollouts: ModelRollouts
     pool: ModelPool
     beside: Beside = Beside()
@@ -101,15 +101,15 @@ def no_figures(result: object) -> Figures:
 
 
 @dataclass(frozen=True)
-class Diagnostic(Generic[Options, Result]):
+class Diagnostic(Generic[Request, Result]):
     """A diagnostic. `beside`: what it finds without comparing models, from the rollouts (None: there are none)."""
 
-    options: type[Options]
-    compute: Callable[[Inputs[Options]], Result]
+    request: type[Request]
+    compute: Callable[[Inputs[Request]], Result]
     markdown: Callable[[Result, Scope], str]
     figures: Callable[[Result], Figures] = no_figures
-    beside: Callable[[DiagnosticRequest, Loaded | None, ProgressBars], Beside] = field(
-        default=lambda request, loaded, bars: Beside()
+    beside: Callable[[DiagnosticPlan, Loaded | None, ProgressBars], Beside] = field(
+        default=lambda plan, loaded, bars: Beside()
     )
 
 

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mutualrl.console.markdown import name, number, table
-from mutualrl.diagnostics.diagnostic_request import DiagnosticRequest, SamplingOptions
 from mutualrl.diagnostics.gates import Thresholds
-from mutualrl.diagnostics.load_rollouts import ProgressBars, completions, rewards_by
+from mutualrl.diagnostics.load_rollouts import Loaded, ProgressBars, completions, rewards_by
+from mutualrl.diagnostics.plan import DiagnosticPlan, SampledPool
 from mutualrl.diagnostics.statistics import mean_interval, ratio
-from mutualrl.engines.base import Sampling
+from mutualrl.engines.sampling import Sampling
 from mutualrl.records import Prompt, Rollout
 from mutualrl.regimes.hinted import Hinted, HintedAnswer
 from mutualrl.regimes.hints import shown_hint, with_hint
@@ -67,35 +67,34 @@ class HintRow:
 
 
 def hint_rows(
-    request: DiagnosticRequest,
-    sampled: SamplingOptions,
-    rollouts: pa.Table,
+    plan: DiagnosticPlan,
+    sampled: SampledPool,
+    loaded: Loaded,
     sources: Mapping[str, Prepared],
-    tokenizers: Mapping[str, PreTrainedTokenizerBase],
-    contexts: Mapping[str, int],
     bars: ProgressBars,
 ) -> list[HintRow]:
-    """Return one row per model. `rollouts`: of all models; `tokenizers`, `contexts` (in tokens): by model."""
-    by_policy = {policy: _rollouts(rollouts, policy) for policy in rollouts["policy"].unique().to_pylist()}
+    """Return one row per model. `loaded`: the rollouts that were sampled of all of them."""
+    names = loaded.table["policy"].unique().to_pylist()
+    by_policy = {policy: _rollouts(loaded.table, policy) for policy in names}
     recorded = {key: source.source.table for key, source in sources.items()}
     prompts = {prompt.id: prompt for prompt in sampled.prompts}
     rows = []
     for learner, own in by_policy.items():
-        regime = _regime(sampled, learner, request.thresholds.of(learner))
+        regime = _regime(sampled, learner, plan.thresholds.of(learner))
         peers = {key: each for key, each in by_policy.items() if key != learner}
         peers |= {key: Rollouts.of(_recorded(texts), key) for key, texts in recorded.items()}
-        view = RoundView(0, learner, request.seed, own, peers, sources=dict.fromkeys(recorded, SourceTraits()))
+        view = RoundView(0, learner, plan.seed, own, peers, sources=dict.fromkeys(recorded, SourceTraits()))
         asked = regime.samples_on(regime.shown(view))
-        sampler = _Sampler(request, sampled, learner, tokenizers[learner], contexts[learner], prompts, bars)
+        sampler = _Sampler(plan, sampled, learner, loaded.tokenizers[learner], loaded.contexts[learner], prompts, bars)
         answers = [regime.judged(sample, drawn) for sample, drawn in sampler.answers(asked, "with hints", 1)]
         fitting = {answer.sample.prompt_id for answer in answers}
         bare = [Sample(prompt_id, n) for prompt_id in sorted(fitting) for n in range(regime.samples)]
         without = [regime.judged(sample, drawn) for sample, drawn in sampler.answers(bare, "without hints", 2)]
-        rows.append(_row(request, sampled, learner, own, regime, answers, without, len({s.prompt_id for s in asked})))
+        rows.append(_row(sampler, own, regime, answers, without, len({s.prompt_id for s in asked})))
     return rows
 
 
-def _regime(sampled: SamplingOptions, learner: str, thresholds: Thresholds) -> Hinted:
+def _regime(sampled: SampledPool, learner: str, thresholds: Thresholds) -> Hinted:
     """Return the rule with a learner's thresholds, and the settings of its recipe if that names it."""
     regime = sampled.recipe.regime_of(learner)
     known = regime if isinstance(regime, Hinted) else Hinted()
@@ -118,8 +117,8 @@ def _recorded(texts: pa.Table) -> list[Rollout]:
 class _Sampler:
     """Sampling of one learner's answers."""
 
-    request: DiagnosticRequest
-    sampled: SamplingOptions
+    plan: DiagnosticPlan
+    sampled: SampledPool
     learner: str
     tokenizer: PreTrainedTokenizerBase
     context: int
@@ -131,24 +130,22 @@ class _Sampler:
         shown: dict[tuple[str, str], list[Sample]] = {}
         for sample in samples:
             shown.setdefault((sample.prompt_id, sample.hint), []).append(sample)
-        hints = {key: shown_hint(key[1], self.tokenizer, self.sampled.max_new_tokens) for key in shown}
+        hints = {key: shown_hint(key[1], self.tokenizer, self.sampled.sampling.max_new_tokens) for key in shown}
         contents = [
             with_hint(as_prompt(self.prompts[prompt_id].content, self.tokenizer), hints[prompt_id, hint][0])
             for prompt_id, hint in shown
         ]
-        template = self.request.templates.get(self.learner)
+        template = self.plan.templates.get(self.learner)
         ids = dict(zip(shown, prompt_ids(contents, self.tokenizer, template), strict=True))
-        room = self.context - self.sampled.max_new_tokens
+        room = self.context - self.sampled.sampling.max_new_tokens
         fitting = [key for key in shown if len(ids[key]) <= room]
         if not fitting:
             return []
-        seed = policy_seed(self.request.seed, self.learner, stream)
+        seed = policy_seed(self.plan.seed, self.learner, stream)
         count = len(shown[fitting[0]])
-        sampling = Sampling(self.sampled.max_new_tokens, self.sampled.temperature, count, seed)
+        sampling = Sampling(self.sampled.sampling.max_new_tokens, self.sampled.sampling.temperature, count, seed)
         progress = self.bars.track(f"{self.learner}: {label}", len(fitting))
-        groups = completions(
-            self.request, self.sampled, self.learner, [ids[key] for key in fitting], sampling, progress
-        )
+        groups = completions(self.plan, self.sampled, self.learner, [ids[key] for key in fitting], sampling, progress)
         pairs = [
             (sample, completion)
             for key, group in zip(fitting, groups, strict=True)
@@ -165,9 +162,7 @@ class _Sampler:
 
 
 def _row(
-    request: DiagnosticRequest,
-    sampled: SamplingOptions,
-    learner: str,
+    sampler: _Sampler,
     own: Rollouts,
     regime: Hinted,
     answers: Sequence[HintedAnswer],
@@ -183,16 +178,16 @@ def _row(
     learnable = [answer for answer in answers if answer.success and not regime.leaves_out(answer)]
     successes = [answer for answer in answers if answer.success]
     means = rates.mean(axis=0) if fitting else np.full(2, np.nan)
-    round_share = (sampled.recipe.round.prompts or 1) / max(prompts, 1)
+    round_share = (sampler.sampled.recipe.round.prompts or 1) / max(prompts, 1)
     return HintRow(
-        learner=learner,
+        learner=sampler.learner,
         prompts=prompts,
         gated=gated,
         samples=len(answers),
         success_with=float(means[0]),
         success_without=float(means[1]),
         difference=float(means[0] - means[1]),
-        difference_ci=mean_interval(rates[:, 0] - rates[:, 1], request.seed),
+        difference_ci=mean_interval(rates[:, 0] - rates[:, 1], sampler.plan.seed),
         copies=float(ratio(sum(a.copied >= regime.max_copy for a in successes), len(successes))),
         bare=float(ratio(sum(a.bare for a in successes), len(successes))),
         learnable=float(ratio(len(learnable), len(answers))),

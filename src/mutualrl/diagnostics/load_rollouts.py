@@ -1,4 +1,4 @@
-"""Load the rollouts of a request: sampled from a pool, read from a run's exchange, or read from files."""
+"""Load the rollouts of a plan: sampled from a pool, read from a run's exchange, or read from files."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from mutualrl.console.display import cell
 from mutualrl.console.lines import notify
-from mutualrl.diagnostics.diagnostic_request import DiagnosticRequest, Recorded, SamplingOptions
 from mutualrl.diagnostics.model_pool import ModelPool
+from mutualrl.diagnostics.plan import DiagnosticPlan, Recorded, SampledPool
 from mutualrl.diagnostics.rollout_reader import TYPES, read_rollouts
 from mutualrl.diagnostics.rollouts import ModelRollouts, to_arrays
-from mutualrl.engines.base import Sampling
 from mutualrl.engines.choice import chosen_engine, load_engine
+from mutualrl.engines.sampling import Sampling
 from mutualrl.errors import DataError, MutualRLError, UsageError
 from mutualrl.process.loading import fast_imports
 from mutualrl.recipes.published import missing_rounds
@@ -69,7 +69,7 @@ class ProgressBars:
 
 
 class Loaded(NamedTuple):
-    """Rollouts of a request as a table, the contents of their prompts by id, the number of prompts left out, and notes
+    """Rollouts of a plan as a table, the contents of their prompts by id, the number of prompts left out, and notes
     on missing rounds. Of models that were sampled: their tokenizers and context lengths."""
 
     table: pa.Table
@@ -80,27 +80,27 @@ class Loaded(NamedTuple):
     contexts: Mapping[str, int] = {}
 
 
-def load_table(request: DiagnosticRequest, bars: ProgressBars) -> Loaded | None:
+def load_table(plan: DiagnosticPlan, bars: ProgressBars) -> Loaded | None:
     """Return the models' rollouts; None for a request with recorded texts only. Raises DataError, UsageError,
     ModelError, or ExchangeDamagedError."""
-    if request.sampled is not None:
-        return _sample(request, request.sampled, bars)
-    if request.recorded is not None:
-        return _from_run(request.recorded, request.origin)
-    return Loaded(read_rollouts(request.files, request.flags.reward), {}) if request.files else None
+    if plan.sampled is not None:
+        return _sample(plan, plan.sampled, bars)
+    if plan.recorded is not None:
+        return _from_run(plan.recorded, plan.origin)
+    return Loaded(read_rollouts(plan.files, plan.request.reward), {}) if plan.files else None
 
 
-def arranged(loaded: Loaded, request: DiagnosticRequest, bars: ProgressBars) -> tuple[ModelRollouts, ModelPool]:
+def arranged(loaded: Loaded, plan: DiagnosticPlan, bars: ProgressBars) -> tuple[ModelRollouts, ModelPool]:
     """Return the rollouts as arrays, and the models behind them. Raises UsageError for fewer than two models."""
-    more = ": add a second file, or a column 'policy' with several names" if request.files else ""
-    rollouts = to_arrays(loaded.table, request.origin, loaded.contents, more=more)
+    more = ": add a second file, or a column 'policy' with several names" if plan.files else ""
+    rollouts = to_arrays(loaded.table, plan.origin, loaded.contents, more=more)
     rollouts = replace(rollouts, left_out=rollouts.left_out + loaded.left_out)
-    if unknown := sorted({text.partition("=")[0] for text in request.flags.models} - set(rollouts.policies)):
+    if unknown := sorted({text.partition("=")[0] for text in plan.request.models} - set(rollouts.policies)):
         raise UsageError(
             f"--model {unknown[0]}=...: no such policy in the rollouts; expected one of {', '.join(rollouts.policies)}"
         )
-    ends = {name: end for name, end in request.ends.items() if name in rollouts.policies}
-    return rollouts, ModelPool(rollouts, ends, request.templates, bars.track)
+    ends = {name: end for name, end in plan.ends.items() if name in rollouts.policies}
+    return rollouts, ModelPool(rollouts, ends, plan.templates, bars.track)
 
 
 def _from_run(recorded: Recorded, origin: str) -> Loaded:
@@ -151,29 +151,29 @@ class _TaskPrompts(dict[str, Content]):
         return super().get(key, default)
 
 
-def _sample(request: DiagnosticRequest, sampled: SamplingOptions, bars: ProgressBars) -> Loaded:
+def _sample(plan: DiagnosticPlan, sampled: SampledPool, bars: ProgressBars) -> Loaded:
     """Sample all models on the prompts. A prompt that leaves any of them no room for a response is dropped for all."""
     with fast_imports():
         from mutualrl.engines.transformers_engine import context_of, load_tokenizer
 
     load_rewards(sampled.recipe.task.reward)  # refused before any model is sampled
-    names = [p.name for p in sampled.recipe.policies]
-    paths = {name: resolve_path(request.ends[name].path) for name in names}
+    names, new_tokens = [p.name for p in sampled.recipe.policies], sampled.sampling.max_new_tokens
+    paths = {name: resolve_path(plan.ends[name].path) for name in names}
     ids: dict[str, list[list[int]]] = {}
     tokenizers: dict[str, PreTrainedTokenizerBase] = {}
     contexts: dict[str, int] = {}
     fits = np.ones(len(sampled.prompts), dtype=bool)
     for name in names:
-        revision, trust = request.ends[name].revision, request.ends[name].trust_remote_code
+        revision, trust = plan.ends[name].revision, plan.ends[name].trust_remote_code
         tokenizers[name] = load_tokenizer(paths[name], revision=revision, trust_remote_code=trust)
-        ids[name] = prompt_ids([p.content for p in sampled.prompts], tokenizers[name], request.templates.get(name))
+        ids[name] = prompt_ids([p.content for p in sampled.prompts], tokenizers[name], plan.templates.get(name))
         contexts[name] = context_of(paths[name], revision=revision, trust_remote_code=trust)
-        longest = min(contexts[name] - sampled.max_new_tokens, sampled.recipe.task.max_prompt_tokens)  # as in training
+        longest = min(contexts[name] - new_tokens, sampled.recipe.task.max_prompt_tokens)  # as in training
         fits &= np.array([0 < len(row) <= longest for row in ids[name]], dtype=bool)
     fitting = np.flatnonzero(fits).tolist()
     if not fitting:
         raise DataError(
-            f"none of {len(sampled.prompts)} prompts leaves room for {sampled.max_new_tokens} new tokens under every "
+            f"none of {len(sampled.prompts)} prompts leaves room for {new_tokens} new tokens under every "
             f"model of the pool and is within task.max_prompt_tokens ({sampled.recipe.task.max_prompt_tokens}); lower "
             "--max-new-tokens, or choose shorter prompts"
         )
@@ -181,7 +181,9 @@ def _sample(request: DiagnosticRequest, sampled: SamplingOptions, bars: Progress
     tables = []
     for name in names:
         own_ids = [ids[name][i] for i in fitting]
-        tables.append(_sample_policy(request, sampled, name, tokenizers[name], prompts, own_ids, bars))
+        tables.append(
+            _sample_policy(plan, sampled, name, tokenizers[name], list(zip(prompts, own_ids, strict=True)), bars)
+        )
     table = pa.concat_tables(tables)
     if sampled.save is not None:
         sink = pa.BufferOutputStream()
@@ -192,21 +194,21 @@ def _sample(request: DiagnosticRequest, sampled: SamplingOptions, bars: Progress
 
 
 def completions(
-    request: DiagnosticRequest,
-    sampled: SamplingOptions,
+    plan: DiagnosticPlan,
+    sampled: SampledPool,
     name: str,
     ids: Sequence[list[int]],
     sampling: Sampling,
     on_batch: Callable[[int], None],
 ) -> list[list[Completion]]:
     """Return a model's completions of prompts given as token ids. Raises ModelError."""
-    end = request.ends[name]
+    end = plan.ends[name]
     path = resolve_path(end.path)
     engine_name = chosen_engine(sampled.engine, path, revision=end.revision, trust_remote_code=end.trust_remote_code)
     engine = load_engine(
         engine_name,
         path,
-        longest=max(map(len, ids)) + sampled.max_new_tokens,
+        longest=max(map(len, ids)) + sampled.sampling.max_new_tokens,
         batch_size=max(1, 256 // sampling.samples),
         revision=end.revision,
         trust_remote_code=end.trust_remote_code,
@@ -218,7 +220,7 @@ def completions(
 
 
 def rewards_by(
-    sampled: SamplingOptions,
+    sampled: SampledPool,
     name: str,
     answered: Sequence[tuple[Prompt, Completion]],
     tokenizer: PreTrainedTokenizerBase,
@@ -229,20 +231,21 @@ def rewards_by(
 
 
 def _sample_policy(
-    request: DiagnosticRequest,
-    sampled: SamplingOptions,
+    plan: DiagnosticPlan,
+    sampled: SampledPool,
     name: str,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Prompt],
-    ids: Sequence[list[int]],
+    prompts: Sequence[tuple[Prompt, list[int]]],
     bars: ProgressBars,
 ) -> pa.Table:
-    sampling = Sampling(
-        sampled.max_new_tokens, sampled.temperature, sampled.samples, policy_seed(request.seed, name, 0)
-    )
-    groups = completions(request, sampled, name, ids, sampling, bars.track(f"{name}: sampling", len(ids)))
+    """Return a model's rollouts of prompts, given with their token ids."""
+    sampling = replace(sampled.sampling, seed=policy_seed(plan.seed, name, 0))
+    progress = bars.track(f"{name}: sampling", len(prompts))
+    groups = completions(plan, sampled, name, [ids for _, ids in prompts], sampling, progress)
     flat = [
-        (prompt, number, c) for prompt, group in zip(prompts, groups, strict=True) for number, c in enumerate(group)
+        (prompt, number, c)
+        for (prompt, _), group in zip(prompts, groups, strict=True)
+        for number, c in enumerate(group)
     ]
     rewards = rewards_by(sampled, name, [(prompt, completion) for prompt, _, completion in flat], tokenizer)
     columns: dict[str, Sequence[object]] = {

@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from mutualrl.errors import UsageError
+from mutualrl.engines.sampling import Sampling
 from mutualrl.records import Completion
 
 Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """Decoding settings. `temperature` 0 is greedy; `seed` fixes the sampling noise."""
-
-    max_new_tokens: int
-    temperature: float = 0.0
-    samples: int = 1
-    seed: int = 0
-
-
-def check_temperature(temperature: float | None) -> None:
-    """Raise UsageError for a temperature outside the supported range: the scaled logits could overflow."""
-    if temperature is not None and not (temperature == 0 or 0.01 <= temperature <= 10):
-        raise UsageError(f"--temperature {temperature:g}: expected 0 (greedy), or 0.01 to 10")
 
 
 class Engine(Protocol):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from mutualrl.engines.base import Floats, Sampling
+from mutualrl.engines.base import Floats
 from mutualrl.engines.model_files import check_model
+from mutualrl.engines.sampling import Sampling
 from mutualrl.engines.scoring import completion_logprobs
 from mutualrl.engines.transformers_engine import TransformersEngine
 from mutualrl.records import Completion

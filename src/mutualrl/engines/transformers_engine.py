@@ -12,9 +12,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
 
-from mutualrl.engines.base import Sampling
 from mutualrl.engines.generation_defaults import union_of
 from mutualrl.engines.model_files import model_files, require_all_weights
+from mutualrl.engines.sampling import Sampling
 from mutualrl.engines.scoring import Floats, check_vocabulary, completion_logprobs, context_length, text_logprobs
 from mutualrl.errors import ModelError
 from mutualrl.records import Completion

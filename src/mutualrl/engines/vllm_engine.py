@@ -10,7 +10,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
-from mutualrl.engines.base import Sampling
+from mutualrl.engines.sampling import Sampling
 from mutualrl.errors import ModelError
 from mutualrl.process import loopback
 from mutualrl.records import Completion

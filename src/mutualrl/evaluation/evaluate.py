@@ -17,9 +17,10 @@ from mutualrl.engines.vllm_engine import installed_version
 from mutualrl.errors import RewardError
 from mutualrl.evaluation.accuracy import figures
 from mutualrl.evaluation.completion_store import Store, directory_name, identity
-from mutualrl.evaluation.eval_request import EvalRequest, ModelRequest, TaskRequest
 from mutualrl.evaluation.eval_tables import markdown
-from mutualrl.evaluation.generate_rows import PART, chunks, generate_rows
+from mutualrl.evaluation.generate_rows import PART, AnsweringModel, chunks
+from mutualrl.evaluation.plan import EvalModel, EvalPlan, EvalTask, plan_evaluation
+from mutualrl.evaluation.request import EvalRequest
 from mutualrl.evaluation.verify import verified
 from mutualrl.process.loading import fast_imports
 from mutualrl.records import content_digest
@@ -31,43 +32,48 @@ from mutualrl.tasks.rewarding import BOXED
 from mutualrl.tiny import resolve_path
 
 
-def evaluate_models(request: EvalRequest, console: Console, out: Path | None = None) -> Row:
+def evaluate_models(request: EvalRequest, console: Console) -> Row:
     """Return `{"suite", "engine", "samples", "temperature", "seed", "tasks": {task: {"evaluated", "n", "dropped"}},
     "models": {name: {"engine", "tasks": {task: figures}, and the figures over all prompts}}}`; with `out` also
     `"files"`.
 
     Raises ModelError, UsageError or DataError.
     """
+    return run_plan(plan_evaluation(request), console)
 
-    for task in request.tasks:
+
+def run_plan(plan: EvalPlan, console: Console) -> Row:
+    """Return what `evaluate_models` does, for a request that was checked."""
+    for task in plan.tasks:
         if task.dropped:
             line = f"{task.name}: left out {len(task.dropped)} rows of {task.origin}: {'; '.join(task.dropped[:5])}"
             print_text(console, line)
-    paths = {m.name: resolve_path(m.path) for m in request.models}
+    paths = {m.name: resolve_path(m.path) for m in plan.models}
+    asked = plan.request.sampling.engine
     engines = {
-        m.name: chosen_engine(request.engine, paths[m.name], revision=m.revision, trust_remote_code=m.trust_remote_code)
-        for m in request.models
+        m.name: chosen_engine(asked, paths[m.name], revision=m.revision, trust_remote_code=m.trust_remote_code)
+        for m in plan.models
     }
-    digests = {m.name: identity(paths[m.name], m.revision, m.trust_remote_code) for m in request.models}
-    store = Store.open(out, _described(request, digests, engines))
+    digests = {m.name: identity(paths[m.name], m.revision, m.trust_remote_code) for m in plan.models}
+    store = Store.open(plan.request.out, _described(plan, digests, engines))
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
     results: Row = {}
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        for model in request.models:
+        for model in plan.models:
             source = ModelSource(paths[model.name], digests[model.name], engines[model.name])
-            results[model.name] = _evaluate(request, model, source, store, bars)
-    for task in request.tasks:
+            results[model.name] = _evaluate(plan, model, source, store, bars)
+    for task in plan.tasks:
         if task.rewards != BOXED and all(each["tasks"][task.name]["unscorable"] == 1 for each in results.values()):
             raise RewardError(
                 f"{', '.join(task.rewards)}: no completion of task {task.name!r} has a reward (None, NaN or too large "
                 "a number): there is no accuracy. Try the function on known answers: mutualrl train ... --dry-run"
             )
     result = {
-        "suite": request.suite,
+        "suite": plan.suite,
         "engine": ", ".join(dict.fromkeys(engines.values())),
-        "samples": request.sampling.samples,
-        "temperature": request.sampling.temperature,
-        "seed": request.sampling.seed,
+        "samples": plan.sampling.samples,
+        "temperature": plan.sampling.temperature,
+        "seed": plan.sampling.seed,
         "tasks": {
             t.name: {
                 "evaluated": t.origin,
@@ -76,11 +82,11 @@ def evaluate_models(request: EvalRequest, console: Console, out: Path | None = N
                 "max_new_tokens": t.max_new_tokens,
                 "reward": "exact match" if t.rewards == BOXED else ", ".join(t.rewards),
             }
-            for t in request.tasks
+            for t in plan.tasks
         },
         "models": results,
     }
-    if request.initial:
+    if plan.request.initial:
         result["initial"] = True
     if files := store.results(result, markdown(result)):
         result["files"] = files
@@ -105,7 +111,7 @@ class ModelSource(NamedTuple):
     engine: str
 
 
-def _evaluate(request: EvalRequest, model: ModelRequest, source: ModelSource, store: Store, bars: Progress) -> Row:
+def _evaluate(plan: EvalPlan, model: EvalModel, source: ModelSource, store: Store, bars: Progress) -> Row:
 
     with fast_imports():
         from mutualrl.engines.transformers_engine import context_of, load_tokenizer
@@ -114,18 +120,18 @@ def _evaluate(request: EvalRequest, model: ModelRequest, source: ModelSource, st
     revision, trust = model.revision, model.trust_remote_code
     tokenizer = load_tokenizer(path, revision=revision, trust_remote_code=trust)
     ids = {}
-    for task in request.tasks:
+    for task in plan.tasks:
         ids[task.name] = prompt_ids([p.content for p in task.prompts], tokenizer, model.template)
-    longest = max(max(map(len, ids[t.name])) + t.max_new_tokens for t in request.tasks)
+    longest = max(max(map(len, ids[t.name])) + t.max_new_tokens for t in plan.tasks)
     context = context_of(path, revision=revision, trust_remote_code=trust)
-    size = max(1, PART[engine_name] // request.sampling.samples)
-    _warn_too_long(request, model.name, ids, context, bars.console)
+    size = max(1, PART[engine_name] // plan.sampling.samples)
+    _warn_too_long(plan, model.name, ids, context, bars.console)
     loaded: list[Engine] = []
 
     def engine() -> Engine:
         """Return the engine, loaded when the first answer is generated: not where all are stored."""
         if not loaded:
-            batch = max(1, request.batch_size // request.sampling.samples)
+            batch = max(1, plan.request.batch_size // plan.sampling.samples)
             loaded.append(
                 load_engine(
                     engine_name, path, longest=longest, batch_size=batch, revision=revision, trust_remote_code=trust
@@ -133,33 +139,26 @@ def _evaluate(request: EvalRequest, model: ModelRequest, source: ModelSource, st
             )
         return loaded[0]
 
+    answering = AnsweringModel(model.name, source.digest, tokenizer, engine, plan.sampling, store)
     rows: dict[str, list[Row]] = {}
     try:
-        for task in request.tasks:
+        for task in plan.tasks:
             bar = bars.add_task(cell(f"{model.name}: {task.name}"), total=len(task.prompts))
             parts = chunks([len(row) for row in ids[task.name]], context, task.max_new_tokens, size)
-            rows[task.name] = generate_rows(
-                model.name,
-                source.digest,
+            rows[task.name] = answering.rows(
                 task,
                 ids[task.name],
                 parts,
-                engine,
-                tokenizer,
-                request.sampling,
-                store,
                 lambda done, bar=bar: bars.advance(bar, done),  # type: ignore[misc]
             )
     finally:
         for loaded_engine in loaded:
             loaded_engine.close()
-    return {"engine": engine_name, **_counted(request, rows, bars.console)}
+    return {"engine": engine_name, **_counted(plan, rows, bars.console)}
 
 
-def _warn_too_long(
-    request: EvalRequest, model: str, ids: dict[str, list[list[int]]], context: int, console: Console
-) -> None:
-    for task in request.tasks:
+def _warn_too_long(plan: EvalPlan, model: str, ids: dict[str, list[list[int]]], context: int, console: Console) -> None:
+    for task in plan.tasks:
         if long := sum(len(row) >= context for row in ids[task.name]):
             line = (
                 f"{model}: {long} of {len(task.prompts)} prompts of {task.name} fill its context of {context} tokens; "
@@ -168,15 +167,15 @@ def _warn_too_long(
             print_text(console, line)
 
 
-def _counted(request: EvalRequest, rows: dict[str, list[Row]], console: Console) -> Row:
-    samples = request.sampling.samples
-    tasks = {t.name: figures(t.prompts, rows[t.name], samples) for t in request.tasks}
-    if "math-verify" in request.also:
-        for task in request.tasks:
+def _counted(plan: EvalPlan, rows: dict[str, list[Row]], console: Console) -> Row:
+    samples = plan.sampling.samples
+    tasks = {t.name: figures(t.prompts, rows[t.name], samples) for t in plan.tasks}
+    if "math-verify" in plan.request.also:
+        for task in plan.tasks:
             pairs = [(row["y_text"], row["answer"]) for row in rows[task.name]]
             tasks[task.name]["math_verify"] = verified(pairs, console)
     overall = figures(
-        [p for t in request.tasks for p in t.prompts], [row for t in request.tasks for row in rows[t.name]], samples
+        [p for t in plan.tasks for p in t.prompts], [row for t in plan.tasks for row in rows[t.name]], samples
     )
     if len(tasks) == 1:  # math-verify of the only task is the overall one
         overall |= next(iter(tasks.values()))
@@ -184,18 +183,18 @@ def _counted(request: EvalRequest, rows: dict[str, list[Row]], console: Console)
     return {**overall, "tasks": tasks}
 
 
-def _described(request: EvalRequest, digests: dict[str, str], engines: dict[str, str]) -> dict[str, object]:
+def _described(plan: EvalPlan, digests: dict[str, str], engines: dict[str, str]) -> dict[str, object]:
     """Return the request in comparable form: equal descriptions give equal completions."""
-    models = {m.name: [digests[m.name], m.template] for m in request.models}
+    models = {m.name: [digests[m.name], m.template] for m in plan.models}
     return {
-        "tasks": {t.name: [_digest(t), t.max_new_tokens, list(t.rewards)] for t in request.tasks},
+        "tasks": {t.name: [_digest(t), t.max_new_tokens, list(t.rewards)] for t in plan.tasks},
         "models": models,
         "engines": engines,
-        "sampling": {k: v for k, v in asdict(request.sampling).items() if k != "max_new_tokens"},
-        "batch_size": request.batch_size,
+        "sampling": {k: v for k, v in asdict(plan.sampling).items() if k != "max_new_tokens"},
+        "batch_size": plan.request.batch_size,
         "versions": {"torch": version("torch"), "transformers": version("transformers"), "vllm": installed_version()},
     }
 
 
-def _digest(task: TaskRequest) -> str:
+def _digest(task: EvalTask) -> str:
     return content_digest(task.prompts)

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from mutualrl.engines.base import Engine, Sampling
+from mutualrl.engines.base import Engine
+from mutualrl.engines.sampling import Sampling
 from mutualrl.errors import FileDamagedError
 from mutualrl.evaluation.completion_store import CompletionPart, Store
-from mutualrl.evaluation.eval_request import TaskRequest
+from mutualrl.evaluation.plan import EvalTask
 from mutualrl.records import Completion, Prompt
 from mutualrl.seeds import seed_of
 from mutualrl.tasks.base import Row
@@ -55,101 +56,94 @@ def part_seed(seed: int, task: str, number: int) -> int:
     return seed_of(seed, task, number)
 
 
-def generate_rows(
-    model: str,
-    model_digest: str,
-    task: TaskRequest,
-    ids: Sequence[list[int]],
-    cut: Sequence[PromptChunk],
-    engine: Callable[[], Engine],
-    tokenizer: PreTrainedTokenizerBase,
-    sampling: Sampling,
-    store: Store,
-    on_done: Callable[[int], None],
-) -> list[Row]:
-    """Return the rows of all completions of a task, in the order of prompts, then of samples.
+@dataclass(frozen=True)
+class AnsweringModel:
+    """A model that is evaluated: its name and identity (`completion_store.identity`), its tokenizer, how it is sampled,
+    and where its completions are stored. `engine`: returns it loaded; called only if a part has to be generated."""
 
-    `engine` returns the loaded model and is called only if a part has to be generated. Raises FileDamagedError for a
-    stored part that was changed.
-    """
-    by_place: dict[int, list[Row]] = {}
-    for chunk in cut:
-        part = _part(model, model_digest, task, chunk, sampling.samples)
-        rows = store.get(part)
-        if rows is None:
-            rows = list(_generated(model, task, ids, chunk, engine, tokenizer, sampling))
-            store.put(part, rows)
-        else:
-            rows = _rescored(rows, part, task, chunk, sampling.samples, tokenizer)
-        for place, start in zip(chunk.places, range(0, len(rows), sampling.samples), strict=True):
-            by_place[place] = rows[start : start + sampling.samples]
-        on_done(len(chunk.places))
-    return [row for place in range(len(task.prompts)) for row in by_place[place]]
+    name: str
+    digest: str
+    tokenizer: PreTrainedTokenizerBase
+    engine: Callable[[], Engine]
+    sampling: Sampling
+    store: Store
 
+    def rows(
+        self, task: EvalTask, ids: Sequence[list[int]], cut: Sequence[PromptChunk], on_done: Callable[[int], None]
+    ) -> list[Row]:
+        """Return the rows of all completions of a task, in the order of prompts, then of samples. `ids`: the prompts'
+        tokens; `cut`: the parts.
 
-def _part(model: str, model_digest: str, task: TaskRequest, chunk: PromptChunk, samples: int) -> CompletionPart:
-    ids = "\n".join(task.prompts[place].id for place in chunk.places)
-    digest = hashlib.sha256(ids.encode("utf-8", "surrogatepass")).hexdigest()
-    return CompletionPart(model, model_digest, task.name, chunk.number, digest, len(chunk.places) * samples)
+        Raises FileDamagedError for a stored part that was changed.
+        """
+        by_place: dict[int, list[Row]] = {}
+        samples = self.sampling.samples
+        for chunk in cut:
+            part = self._part(task, chunk)
+            rows = self.store.get(part)
+            if rows is None:
+                rows = list(self._generated(task, ids, chunk))
+                self.store.put(part, rows)
+            else:
+                rows = self._rescored(rows, part, task, chunk)
+            for place, start in zip(chunk.places, range(0, len(rows), samples), strict=True):
+                by_place[place] = rows[start : start + samples]
+            on_done(len(chunk.places))
+        return [row for place in range(len(task.prompts)) for row in by_place[place]]
 
-
-def _rescored(
-    rows: list[Row],
-    part: CompletionPart,
-    task: TaskRequest,
-    chunk: PromptChunk,
-    samples: int,
-    tokenizer: PreTrainedTokenizerBase,
-) -> list[Row]:
-    """Return stored rows with their rewards recomputed. Raises FileDamagedError where an exact-match reward differs
-    from the stored one: a text or a reward was changed. (Custom reward functions may return another value.)"""
-    prompts = [task.prompts[place] for place in chunk.places for _ in range(samples)]
-    where = f"part {part.number} of task {task.name!r}, model {part.model!r}"
-    answered = []
-    for number, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
-        if (row["prompt_id"], row["rollout"]) != (prompt.id, number % samples):
-            raise FileDamagedError(f"{where}: row {number} is of prompt {row['prompt_id']!r}, expected {prompt.id!r}")
-        answered.append((prompt, Completion(tuple(row["token_ids"] or ()), row["y_text"], row["ended"])))
-    rewards = rewards_of(task.rewards, task.reward_weights, answered, tokenizer, task.step_timeout)
-    if task.rewards == BOXED and (wrong := [n for n, row in enumerate(rows) if row["reward"] != rewards[n]]):
-        raise FileDamagedError(
-            f"{where}: row {wrong[0]} has reward {rows[wrong[0]]['reward']}, expected {rewards[wrong[0]]} for its text"
+    def _part(self, task: EvalTask, chunk: PromptChunk) -> CompletionPart:
+        ids = "\n".join(task.prompts[place].id for place in chunk.places)
+        digest = hashlib.sha256(ids.encode("utf-8", "surrogatepass")).hexdigest()
+        return CompletionPart(
+            self.name, self.digest, task.name, chunk.number, digest, len(chunk.places) * self.sampling.samples
         )
-    return [{**row, "reward": reward} for row, reward in zip(rows, rewards, strict=True)]
 
+    def _rescored(self, rows: list[Row], part: CompletionPart, task: EvalTask, chunk: PromptChunk) -> list[Row]:
+        """Return stored rows with their rewards recomputed. Raises FileDamagedError where an exact-match reward differs
+        from the stored one: a text or a reward was changed. (Custom reward functions may return another value.)"""
+        samples = self.sampling.samples
+        prompts = [task.prompts[place] for place in chunk.places for _ in range(samples)]
+        where = f"part {part.number} of task {task.name!r}, model {part.model!r}"
+        answered = []
+        for number, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
+            if (row["prompt_id"], row["rollout"]) != (prompt.id, number % samples):
+                raise FileDamagedError(
+                    f"{where}: row {number} is of prompt {row['prompt_id']!r}, expected {prompt.id!r}"
+                )
+            answered.append((prompt, Completion(tuple(row["token_ids"] or ()), row["y_text"], row["ended"])))
+        rewards = rewards_of(task.rewards, task.reward_weights, answered, self.tokenizer, task.step_timeout)
+        if task.rewards == BOXED and (wrong := [n for n, row in enumerate(rows) if row["reward"] != rewards[n]]):
+            raise FileDamagedError(
+                f"{where}: row {wrong[0]} has reward {rows[wrong[0]]['reward']}, expected {rewards[wrong[0]]} for its "
+                "text"
+            )
+        return [{**row, "reward": reward} for row, reward in zip(rows, rewards, strict=True)]
 
-def _generated(
-    model: str,
-    task: TaskRequest,
-    ids: Sequence[list[int]],
-    chunk: PromptChunk,
-    engine: Callable[[], Engine],
-    tokenizer: PreTrainedTokenizerBase,
-    sampling: Sampling,
-) -> Iterator[Row]:
-    chosen = [ids[place] for place in chunk.places]
-    if chunk.new_tokens:
-        seed = part_seed(sampling.seed, task.name, chunk.number)
-        groups = engine().generate_ids(chosen, replace(sampling, max_new_tokens=chunk.new_tokens, seed=seed))
-    else:
-        groups = [[Completion((), "", False)] * sampling.samples for _ in chosen]
-    answered = [
-        (task.prompts[place], completion)
-        for place, group in zip(chunk.places, groups, strict=True)
-        for completion in group
-    ]
-    boxes = [last_boxed(completion.text) for _, completion in answered]
-    if task.rewards == BOXED:
-        rewards = [content_score(box, prompt.answer) for box, (prompt, _) in zip(boxes, answered, strict=True)]
-    else:
-        rewards = rewards_of(task.rewards, task.reward_weights, answered, tokenizer, task.step_timeout)
-    for number, (prompt, completion) in enumerate(answered):
-        yield {
-            **_row(model, task.name, prompt, number % sampling.samples, completion),
-            "reward": rewards[number],
-            "no_box": boxes[number] is None if task.rewards == BOXED else None,
-            "too_long": not chunk.new_tokens,
-        }
+    def _generated(self, task: EvalTask, ids: Sequence[list[int]], chunk: PromptChunk) -> Iterator[Row]:
+        sampling = self.sampling
+        chosen = [ids[place] for place in chunk.places]
+        if chunk.new_tokens:
+            seed = part_seed(sampling.seed, task.name, chunk.number)
+            groups = self.engine().generate_ids(chosen, replace(sampling, max_new_tokens=chunk.new_tokens, seed=seed))
+        else:
+            groups = [[Completion((), "", False)] * sampling.samples for _ in chosen]
+        answered = [
+            (task.prompts[place], completion)
+            for place, group in zip(chunk.places, groups, strict=True)
+            for completion in group
+        ]
+        boxes = [last_boxed(completion.text) for _, completion in answered]
+        if task.rewards == BOXED:
+            rewards = [content_score(box, prompt.answer) for box, (prompt, _) in zip(boxes, answered, strict=True)]
+        else:
+            rewards = rewards_of(task.rewards, task.reward_weights, answered, self.tokenizer, task.step_timeout)
+        for number, (prompt, completion) in enumerate(answered):
+            yield {
+                **_row(self.name, task.name, prompt, number % sampling.samples, completion),
+                "reward": rewards[number],
+                "no_box": boxes[number] is None if task.rewards == BOXED else None,
+                "too_long": not chunk.new_tokens,
+            }
 
 
 def _row(model: str, task: str, prompt: Prompt, number: int, completion: Completion) -> dict[str, object]:

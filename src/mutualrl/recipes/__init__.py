@@ -3,8 +3,9 @@ line reads `Request` for its help."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mutualrl.imported import on_first_use
 
 if TYPE_CHECKING:
     from mutualrl.recipes.layers import recipe_root, shipped, templates
@@ -34,11 +35,4 @@ __all__ = [
     "stored_recipe",
     "templates",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Return a public name from its module."""
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_first_use(__name__, _MODULES)

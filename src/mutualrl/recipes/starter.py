@@ -4,36 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from mutualrl.console.user_path import user_path
 from mutualrl.errors import UsageError
+from mutualrl.recipes.project import ProjectRequest
 from mutualrl.records import POLICY_NAME, name_problem
 
 OWN = "own"  # a reward function written next to the pool
 BOXED = "boxed"
-
-
-@dataclass(frozen=True, slots=True)
-class Starter:
-    """Options of a new project. `models`: `MODEL` or `NAME=MODEL` each. `data`: the user's rows, for task `dataset`.
-    `template`, `answer`: how their prompts are built, and the field of the answer. `reward`: `boxed`, `own`, or an
-    import path. `sources`: `NAME=KIND:REFERENCE` each. `max_completion_length`: in tokens. `bf16`: names of the
-    policies that train in bfloat16 on a CPU."""
-
-    models: tuple[str, ...]
-    task: str
-    data: Path | None
-    reward: str
-    gpus: int
-    max_completion_length: int
-    trust_remote_code: bool = False
-    bf16: frozenset[str] = frozenset()
-    template: str | None = None
-    answer: str | None = None
-    sources: tuple[str, ...] = ()
+OWN_ROWS = "dataset"  # the task of the user's rows
 
 
 def named(models: Sequence[str], sources: Sequence[str] = ()) -> dict[str, str]:
@@ -64,38 +45,39 @@ def _name_of(model: str) -> str:
     return re.sub(r"[^a-z0-9._-]", "-", last).strip("-._") or "policy"
 
 
-def files(starter: Starter) -> dict[str, str]:
-    """Return the contents of the project's files by file name."""
-    contents = {"pool.yaml": _pool(starter), "README.md": _readme(starter)}
-    if starter.reward == OWN:
+def files(project: ProjectRequest, bf16: Collection[str] = ()) -> dict[str, str]:
+    """Return the contents of the project's files by file name. `bf16`: names of the policies that train in bfloat16
+    on a CPU."""
+    contents = {"pool.yaml": _pool(project, bf16), "README.md": _readme(project)}
+    if project.reward == OWN:
         contents["reward.py"] = REWARD
     return contents
 
 
-def _pool(starter: Starter) -> str:
+def _pool(project: ProjectRequest, bf16: Collection[str]) -> str:
     policies = []
-    for name, model in named(starter.models, starter.sources).items():
+    for name, model in named(project.models, project.sources).items():
         keys = [f"name: {_quoted(name)}", f"model: {_quoted(_absolute(model))}"]
-        if starter.trust_remote_code:
+        if project.trust_remote_code:
             keys.append("trust_remote_code: true")
-        if name in starter.bf16:
+        if name in bf16:
             keys.append("trainer: {bf16: true}")
         policies.append(f"  - {{{', '.join(keys)}}}")
-    task = [f"  name: {_quoted(starter.task)}"]
-    if starter.data is not None:
-        task.append(f"  data: {_quoted(str(starter.data))}")
-    for key, text in (("template", starter.template), ("answer", starter.answer)):
+    task = [f"  name: {_quoted(project.task or OWN_ROWS)}"]
+    if project.data is not None:
+        task.append(f"  data: {_quoted(str(project.data))}")
+    for key, text in (("template", project.template), ("answer", project.answer_column)):
         if text is not None:
             task.append(f"  {key}: {_quoted(text)}")
-    if starter.reward != BOXED:
-        task.append(f"  reward: {_quoted('reward.py:reward' if starter.reward == OWN else starter.reward)}")
-    sizes = ON_GPUS if starter.gpus else ON_CPU
-    sources = [f"  - {{{', '.join(_source_keys(source))}}}" for source in starter.sources]
+    if project.reward not in (None, BOXED):
+        task.append(f"  reward: {_quoted('reward.py:reward' if project.reward == OWN else str(project.reward))}")
+    sizes: dict[str, object] = {**(ON_GPUS if project.gpus else ON_CPU), "gpus": project.gpus or 0}
+    if project.max_completion_length is not None:
+        sizes["tokens"] = project.max_completion_length
+    sources = [f"  - {{{', '.join(_source_keys(source))}}}" for source in project.sources]
     return POOL.format(
         policies="\n".join(policies) + ("\nsources:\n" + "\n".join(sources) if sources else ""),
         task="\n".join(task),
-        gpus=starter.gpus,
-        tokens=starter.max_completion_length,
         **sizes,
     )
 
@@ -119,10 +101,10 @@ def _absolute(model: str) -> str:
     return str(path.resolve()) if path.is_dir() else model
 
 
-def _readme(starter: Starter) -> str:
-    names = list(named(starter.models, starter.sources))
-    sources = [source.partition("=")[0] for source in starter.sources]
-    *first, shared, alone = next_commands(starter)
+def _readme(project: ProjectRequest) -> str:
+    names = list(named(project.models, project.sources))
+    sources = [source.partition("=")[0] for source in project.sources]
+    *first, shared, alone = next_commands(project)
     check = "Would sharing help? What each policy solves, and what a peer or a source could revive:"
     return README.format(
         check=f"{check}\n\n    {first[0]}\n\n" if first else "",
@@ -130,8 +112,8 @@ def _readme(starter: Starter) -> str:
         alone=alone,
         policies=" and ".join(filter(None, [", ".join(names[:-1]), names[-1]])),
         beside=f", beside {' and '.join(sources)}" if sources else "",
-        task=starter.task if starter.data is None else starter.data.name,
-        reward="\n`reward.py` scores a completion: edit it first.\n" if starter.reward == OWN else "",
+        task=project.task or OWN_ROWS if project.data is None else project.data.name,
+        reward="\n`reward.py` scores a completion: edit it first.\n" if project.reward == OWN else "",
     )
 
 
@@ -143,15 +125,15 @@ NEXT = (
 )
 
 
-def next_commands(starter: Starter) -> tuple[str, ...]:
+def next_commands(project: ProjectRequest) -> tuple[str, ...]:
     """Return the next commands: the first only where there is something to compare before training, other models or
     recorded texts."""
-    recorded = all("=recorded:" in source for source in starter.sources)
-    return NEXT if recorded and (len(starter.models) > 1 or starter.sources) else NEXT[1:]
+    recorded = all("=recorded:" in source for source in project.sources)
+    return NEXT if recorded and (len(project.models) > 1 or project.sources) else NEXT[1:]
 
 
-ON_CPU = {"prompts": 16, "generations": 4, "batch": 16, "rate": "1e-5"}
-ON_GPUS = {"prompts": 64, "generations": 8, "batch": 8, "rate": "1e-6"}
+ON_CPU = {"prompts": 16, "generations": 4, "batch": 16, "rate": "1e-5", "tokens": 64}
+ON_GPUS = {"prompts": 64, "generations": 8, "batch": 8, "rate": "1e-6", "tokens": 512}
 
 POOL = """\
 # Policies to train together: mutualrl train --regime sgt --pool pool.yaml

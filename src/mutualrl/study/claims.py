@@ -34,18 +34,18 @@ from mutualrl.study.statistics import ALPHA, MIN_VALUES, Estimate, holm, paired
 Verdict = Literal["held", "refuted", "undecided"]
 
 
-class _Section(BaseModel):
+class _ClaimSection(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Share(_Section):
+class Share(_ClaimSection):
     """Margin as a fraction of the magnitude of the measure in arm `of`, per seed."""
 
     share: float
     of: str
 
 
-class Claim(_Section):
+class Claim(_ClaimSection):
     """One claim. Without `other`, `one` is compared with 0. With `minus_pool`, the claim is about the difference
     between pools (`pools` minus it). A negative margin with `above` means: at most that far below."""
 
@@ -90,7 +90,7 @@ class Claim(_Section):
         return [*self.arms, *goal, *([self.margin.of] if isinstance(self.margin, Share) else [])]
 
 
-class ClaimFile(_Section):
+class ClaimFile(_ClaimSection):
     """Claim file: one family of tests."""
 
     claims: tuple[Claim, ...] = Field(min_length=1)

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mutualrl.imported import on_first_use
 
 if TYPE_CHECKING:
     from mutualrl.training.sharing import Sharing
     from mutualrl.training.trainer import MutualGRPOTrainer
 
 __all__ = ["MutualGRPOTrainer", "Sharing"]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "MutualGRPOTrainer":
-        from mutualrl.training.trainer import MutualGRPOTrainer
-
-        return MutualGRPOTrainer
-    if name == "Sharing":
-        from mutualrl.training.sharing import Sharing
-
-        return Sharing
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_first_use(__name__, {"sharing": ("Sharing",), "trainer": ("MutualGRPOTrainer",)})

@@ -152,7 +152,7 @@ class Frozen(Answering):
 
     def answer(self, round_index: int, prompt_ids: Sequence[str]) -> tuple[list[Rollout], Account]:
         """Return its samples, with their tokens and, if a policy reads them, log-probs."""
-        from mutualrl.engines.base import Sampling
+        from mutualrl.engines.sampling import Sampling
 
         if not prompt_ids:
             return [], Account()

@@ -11,8 +11,8 @@ from accelerate.utils import broadcast_object_list, gather_object
 from transformers import GenerationConfig
 from trl.models.utils import unwrap_model_for_generation
 
-from mutualrl.engines.base import Sampling
 from mutualrl.engines.choice import engine_from_model
+from mutualrl.engines.sampling import Sampling
 from mutualrl.records import Completion, Prompt
 from mutualrl.storage.run_info import Validation
 from mutualrl.tasks.boxed import boxed_reward

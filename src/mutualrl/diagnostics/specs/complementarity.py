@@ -18,9 +18,7 @@ from mutualrl.console.markdown import name, number, sentence, table, with_interv
 from mutualrl.diagnostics import dead_prompts, hints, revival
 from mutualrl.diagnostics.advice import SGT_CAVEAT, Advice, recommended, with_hints
 from mutualrl.diagnostics.diagnostic import INLINE, Beside, Diagnostic, Figures, Inputs, Scope
-from mutualrl.diagnostics.diagnostic_request import DiagnosticRequest
 from mutualrl.diagnostics.drawing import legend, short
-from mutualrl.diagnostics.flags import ComplementarityFlags, gate_sizes
 from mutualrl.diagnostics.gates import Thresholds, successes
 from mutualrl.diagnostics.load_rollouts import Loaded, ProgressBars
 from mutualrl.diagnostics.overlap import (
@@ -37,6 +35,8 @@ from mutualrl.diagnostics.overlap import (
     pair_rows,
     pool_rates,
 )
+from mutualrl.diagnostics.plan import DiagnosticPlan
+from mutualrl.diagnostics.request import ComplementarityRequest, gate_sizes
 from mutualrl.diagnostics.rollouts import ModelRollouts
 from mutualrl.diagnostics.statistics import Floats
 from mutualrl.sources.prepare import Prepared, prepare_sources
@@ -69,12 +69,12 @@ class Overlap:
 # ---- what it computes
 
 
-def compute(inputs: Inputs[ComplementarityFlags]) -> Overlap:
+def compute(inputs: Inputs[ComplementarityRequest]) -> Overlap:
     """Return the result; where hints were tried, its advice takes them into account."""
-    rollouts, options = inputs.rollouts, inputs.options
+    rollouts, request, plan = inputs.rollouts, inputs.request, inputs.plan
     samples = rollouts.present_M_P_G.sum(axis=2).min(axis=1).tolist()
-    k_values = gate_sizes(options.k, samples)
-    result = complementarity(rollouts, inputs.request.thresholds, options.success, k_values, inputs.request.seed)
+    k_values = gate_sizes(request.k, samples)
+    result = complementarity(rollouts, plan.thresholds, request.success, k_values, plan.seed)
     for found in inputs.beside.results:
         if isinstance(found, hints.Hints):
             result = replace(result, advice=with_hints(result.advice, found.hints))
@@ -110,40 +110,38 @@ def _samples(rollouts: ModelRollouts) -> dict[str, int]:
 # ---- what needs no second model: recorded texts, and hints
 
 
-def found_beside(request: DiagnosticRequest, loaded: Loaded | None, bars: ProgressBars) -> Beside:
+def found_beside(plan: DiagnosticPlan, loaded: Loaded | None, bars: ProgressBars) -> Beside:
     """Return what hints would do, and what the request's recorded texts would revive, if that was asked."""
-    sources = _sources(request)
+    sources = _sources(plan)
     found: list[tuple[object, str]] = []
     figures: Figures = {}
-    if request.files and loaded is not None:
-        dead = dead_prompts.dead_prompts(loaded.table, request.thresholds)
-        found.append((dead, dead_prompts.markdown(dead, alone=request.sources is None)))
+    if plan.files and loaded is not None:
+        dead = dead_prompts.dead_prompts(loaded.table, plan.thresholds)
+        found.append((dead, dead_prompts.markdown(dead, alone=plan.sources is None)))
         figures = dead_prompts.figures(dead)
-    if request.flags.hints and loaded is not None and request.sampled is not None:
-        rows = hints.hint_rows(
-            request, request.sampled, loaded.table, sources, loaded.tokenizers, loaded.contexts, bars
-        )
+    if plan.request.hints and loaded is not None and plan.sampled is not None:
+        rows = hints.hint_rows(plan, plan.sampled, loaded, sources, bars)
         found.append((hints.Hints(tuple(rows)), hints.markdown(rows)))
-    if (texts := request.sources) is not None:
+    if (texts := plan.sources) is not None:
         rollouts = None
         if loaded is not None:
-            rollouts, unknown = revival.with_task_ids(loaded.table, texts.prompts, request.origin)
+            rollouts, unknown = revival.with_task_ids(loaded.table, texts.prompts, plan.origin)
             if unknown:
                 notify(f"{unknown} prompts of the models' rollouts are not the task's, and left out")
-        revived = revival.revival(rollouts, sources, request.thresholds, request.seed)
+        revived = revival.revival(rollouts, sources, plan.thresholds, plan.seed)
         found.append((revived, revival.markdown(revived)))
     return Beside(tuple(result for result, _ in found), tuple(text for _, text in found), figures)
 
 
-def _sources(request: DiagnosticRequest) -> dict[str, Prepared]:
+def _sources(plan: DiagnosticPlan) -> dict[str, Prepared]:
     """Return the request's recorded texts, verified."""
-    if (texts := request.sources) is None:
+    if (texts := plan.sources) is None:
         return {}
-    success = request.thresholds.success
+    success = plan.thresholds.success
     # a text that is longer than what is sampled here could not be learnt under the same limit
     learners = [replace(learner, success_above=success) for learner in texts.learners()]
-    if (sampled := request.sampled) is not None:
-        learners = [replace(learner, max_completion_length=sampled.max_new_tokens) for learner in learners]
+    if (sampled := plan.sampled) is not None:
+        learners = [replace(learner, max_completion_length=sampled.sampling.max_new_tokens) for learner in learners]
     return prepare_sources(texts.specs, texts.prompts, (), texts.rewards, learners, texts.timeout, success)
 
 
@@ -277,4 +275,4 @@ def _draw_gate(axis: Axes, result: Overlap) -> None:
     legend(axis, title="learner", fontsize=8)
 
 
-DIAGNOSTIC = Diagnostic(ComplementarityFlags, compute, markdown, figures, found_beside)
+DIAGNOSTIC = Diagnostic(ComplementarityRequest, compute, markdown, figures, found_beside)

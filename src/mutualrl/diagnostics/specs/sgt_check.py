@@ -15,9 +15,9 @@ import numpy as np
 from mutualrl.console.markdown import name, number, sentence, table, with_interval
 from mutualrl.diagnostics.diagnostic import Diagnostic, Figures, Inputs, Interval, Scope
 from mutualrl.diagnostics.drawing import legend, short
-from mutualrl.diagnostics.flags import SgtCheckFlags
 from mutualrl.diagnostics.gates import Thresholds, observed_gate
 from mutualrl.diagnostics.model_pool import ModelPool
+from mutualrl.diagnostics.request import SgtCheckRequest
 from mutualrl.diagnostics.rollouts import Bools, Floats, Ints, ModelRollouts
 from mutualrl.diagnostics.statistics import mean_interval, ratio
 from mutualrl.errors import DataError, UsageError
@@ -101,13 +101,13 @@ class Activation:
 # ---- what it computes
 
 
-def compute(inputs: Inputs[SgtCheckFlags]) -> Activation:
+def compute(inputs: Inputs[SgtCheckRequest]) -> Activation:
     """Return the activation profile, and the teachers' NLL where texts and models are known."""
-    thresholds = inputs.request.thresholds
+    thresholds = inputs.plan.thresholds
     profile = activation(inputs.rollouts, thresholds)
     try:
         inputs.pool.require("the teachers' NLL")
-        nll = teacher_nll(inputs.rollouts, thresholds, inputs.pool, inputs.request.seed)
+        nll = teacher_nll(inputs.rollouts, thresholds, inputs.pool, inputs.plan.seed)
     except (UsageError, DataError) as error:  # optional: the table reports why it is missing
         return replace(profile, nll_needs=str(error))
     return replace(profile, nll=nll)
@@ -373,4 +373,4 @@ def _draw_teachers(axis: Axes, rows: Sequence[TeacherRow]) -> None:
     legend(axis, fontsize=8)
 
 
-DIAGNOSTIC = Diagnostic(SgtCheckFlags, compute, markdown, figures)
+DIAGNOSTIC = Diagnostic(SgtCheckRequest, compute, markdown, figures)

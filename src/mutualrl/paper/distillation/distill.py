@@ -14,10 +14,11 @@ from mutualrl.console.markdown import name as shown_name
 from mutualrl.console.markdown import number, table
 from mutualrl.console.user_path import user_path
 from mutualrl.engines.model_files import check_model
+from mutualrl.engines.sampling import SamplingOptions
 from mutualrl.errors import DataError, UsageError
-from mutualrl.evaluation.eval_request import EvalRequest, ModelRequest
-from mutualrl.evaluation.evaluate import evaluate_models
-from mutualrl.evaluation.flags import EvalFlags
+from mutualrl.evaluation.evaluate import run_plan
+from mutualrl.evaluation.plan import EvalModel, EvalPlan, plan_evaluation
+from mutualrl.evaluation.request import EvalRequest
 from mutualrl.paper.distillation.sources import SourceRun, require_same_prompts, sources
 from mutualrl.paper.distillation.successes import (
     DistillationExample,
@@ -67,7 +68,7 @@ def distill(
     prompts = {name: source.prompts for name, source in source_runs.items()}
     require_same_prompts(prompts)
     texts = {name: {key: prompt.text for key, prompt in own_prompts.items()} for name, own_prompts in prompts.items()}
-    requests = {name: _request(source, engine) for name, source in source_runs.items()}
+    plans = {name: _evaluation(source, engine) for name, source in source_runs.items()}
     directory = open_directory(user_path(out), _description(source_runs, other_runs, settings, engine))
     for name, successes in success_sets.items():
         _print(console, f"{name}: {len(successes.distinct)} distinct successes in {successes.rollouts} rollouts")
@@ -88,7 +89,7 @@ def distill(
             **training,
         }
     accuracy = {
-        name: _evaluated(source, requests[name], other_runs, directory, console) for name, source in source_runs.items()
+        name: _evaluated(source, plans[name], other_runs, directory, console) for name, source in source_runs.items()
     }
     result: JsonObject = {
         "command": command_line(),
@@ -231,24 +232,26 @@ def _other_runs(
     return list(labelled.items())
 
 
-def _request(source: SourceRun, engine: str | None) -> EvalRequest:
-    """Return the evaluation request for one policy's run, built before any work to report missing data early."""
+def _evaluation(source: SourceRun, engine: str | None) -> EvalPlan:
+    """Plan the evaluation of one policy's run, before any work, to report missing data early."""
     trust = source.recipe.policy(source.policy).trust_remote_code
-    return EvalRequest.of(EvalFlags(run=source.run.root, engine=engine, trust_remote_code=trust))
+    sampling = SamplingOptions(engine=engine)
+    return plan_evaluation(EvalRequest(run=source.run.root, sampling=sampling, trust_remote_code=trust))
 
 
 def _evaluated(
-    source: SourceRun, request: EvalRequest, other_runs: Sequence[tuple[str, RunDirectory]], out: Path, console: Console
+    source: SourceRun, plan: EvalPlan, other_runs: Sequence[tuple[str, RunDirectory]], out: Path, console: Console
 ) -> JsonObject:
     """Return greedy results of a learner under each treatment, on its own run's task."""
     policy = source.recipe.policy(source.policy)
-    standalone = next(model for model in request.models if model.name == policy.name)
+    standalone = next(model for model in plan.models if model.name == policy.name)
     paths = {BASELINE: standalone.path, DISTILLED: str(out / "policies" / policy.name / "model")}
     paths |= {label: str(trained_model(run, policy.name, verify=True)) for label, run in other_runs}
-    models = [ModelRequest(BEFORE, policy.model, policy.revision, standalone.trust_remote_code, standalone.template)]
+    models = [EvalModel(BEFORE, policy.model, policy.revision, standalone.trust_remote_code, standalone.template)]
     models += [replace(standalone, name=label, path=path) for label, path in paths.items()]
     _print(console, f"{policy.name}: evaluating")
-    results = evaluate_models(replace(request, models=models), console, out / "evaluations" / policy.name)
+    stored = replace(plan.request, out=out / "evaluations" / policy.name)
+    results = run_plan(replace(plan, request=stored, models=models), console)
     return {
         label: {key: figures[key] for key in ("accuracy", "stderr", "n")} | {"by_group": _groups(figures)}
         for label, figures in results["models"].items()

@@ -23,7 +23,7 @@ from mutualrl.diagnostics.model_pool import ModelPool
 from mutualrl.diagnostics.rollouts import Bools, Floats, ModelRollouts
 from mutualrl.diagnostics.scales import Scales
 from mutualrl.errors import UsageError
-from mutualrl.paper.flags import ChannelsFlags
+from mutualrl.paper.requests import ChannelsRequest
 from mutualrl.paper.specs.xgrpo_check import advantages
 from mutualrl.regimes import at_level
 from mutualrl.regimes.prp import RatioMoments, chi_square
@@ -110,10 +110,10 @@ def decomposed(prp_M_P: Bools, xgrpo_M_P: Bools, sgt_M_P: Bools) -> list[Channel
     return rows
 
 
-def compute(inputs: Inputs[ChannelsFlags]) -> ChannelReport:
+def compute(inputs: Inputs[ChannelsRequest]) -> ChannelReport:
     """Return the result."""
-    request, fresh = inputs.request, inputs.request.sampled is not None
-    return channels(inputs.rollouts, request.thresholds, inputs.pool, request.scales, fresh=fresh)
+    plan, fresh = inputs.plan, inputs.plan.sampled is not None
+    return channels(inputs.rollouts, plan.thresholds, inputs.pool, plan.scales, fresh=fresh)
 
 
 def channels(
@@ -322,4 +322,4 @@ def figures(result: ChannelReport) -> Figures:
     return {"channels": ((8, 2.2 + 0.6 * len(result.learners)), draw)}
 
 
-DIAGNOSTIC = Diagnostic(ChannelsFlags, compute, markdown, figures)
+DIAGNOSTIC = Diagnostic(ChannelsRequest, compute, markdown, figures)

@@ -19,7 +19,7 @@ from mutualrl.diagnostics.model_pool import ModelPool
 from mutualrl.diagnostics.rollouts import Ints, ModelRollouts
 from mutualrl.diagnostics.specs.sgt_check import list_successes
 from mutualrl.errors import UsageError
-from mutualrl.paper.flags import CostFlags
+from mutualrl.paper.requests import CostRequest
 from mutualrl.paper.specs.channels import DATA, OUTCOME, VALUE
 from mutualrl.regimes.gating import Candidate, EncodedCandidate, draw_candidate
 
@@ -68,9 +68,9 @@ class Cost:
     teacher_tokens: str
 
 
-def compute(inputs: Inputs[CostFlags]) -> Cost:
+def compute(inputs: Inputs[CostRequest]) -> Cost:
     """Return the result."""
-    return cost(inputs.rollouts, inputs.request.thresholds, inputs.pool, inputs.request.seed)
+    return cost(inputs.rollouts, inputs.plan.thresholds, inputs.pool, inputs.plan.seed)
 
 
 def tokens_M_P_G(rollouts: ModelRollouts) -> Ints:
@@ -214,4 +214,4 @@ def figures(result: Cost) -> Figures:
     return {"cost": ((5, 4), draw)}
 
 
-DIAGNOSTIC = Diagnostic(CostFlags, compute, markdown, figures)
+DIAGNOSTIC = Diagnostic(CostRequest, compute, markdown, figures)

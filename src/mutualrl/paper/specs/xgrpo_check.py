@@ -18,7 +18,7 @@ from mutualrl.diagnostics.drawing import legend, short
 from mutualrl.diagnostics.rollouts import Bools, Floats, Ints, ModelRollouts
 from mutualrl.diagnostics.scales import Scales
 from mutualrl.diagnostics.statistics import pearson, pooled_advantages, ratio, row_standard_deviations
-from mutualrl.paper.flags import XgrpoCheckFlags
+from mutualrl.paper.requests import XgrpoCheckRequest
 from mutualrl.regimes import at_level
 from mutualrl.regimes.advantages import standard_deviation
 from mutualrl.seeds import seeded
@@ -70,9 +70,9 @@ class ValueCheck:
     mean: Pools
 
 
-def compute(inputs: Inputs[XgrpoCheckFlags]) -> ValueCheck:
+def compute(inputs: Inputs[XgrpoCheckRequest]) -> ValueCheck:
     """Return the result."""
-    return xgrpo_check(inputs.rollouts, inputs.request.scales, inputs.request.seed)
+    return xgrpo_check(inputs.rollouts, inputs.plan.scales, inputs.plan.seed)
 
 
 def xgrpo_check(rollouts: ModelRollouts, scales: Scales, seed: int) -> ValueCheck:
@@ -185,4 +185,4 @@ def figures(result: ValueCheck) -> Figures:
     return {at_level("value").name: ((11, 3.6), draw)}
 
 
-DIAGNOSTIC = Diagnostic(XgrpoCheckFlags, compute, markdown, figures)
+DIAGNOSTIC = Diagnostic(XgrpoCheckRequest, compute, markdown, figures)

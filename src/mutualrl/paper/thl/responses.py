@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mutualrl.diagnostics.lazy_model import LazyModel, OnBatch
-from mutualrl.engines.base import Sampling
+from mutualrl.engines.sampling import Sampling
 from mutualrl.errors import DataError
 from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.thl import Retokenized, decode_completion, retokenize

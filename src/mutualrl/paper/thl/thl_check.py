@@ -29,10 +29,10 @@ from mutualrl.diagnostics.vocabulary import (
     tokenizer_table,
     verdict,
 )
-from mutualrl.engines.base import Sampling
 from mutualrl.paper.thl import example, length, mass, ratio, scripts
+from mutualrl.paper.thl.plan import BUNDLED, EXAMPLE, OPENING, SAMPLED, SEQUENCES, SPANS, ThlPlan, plan_check
+from mutualrl.paper.thl.request import ThlRequest
 from mutualrl.paper.thl.responses import Track, respond
-from mutualrl.paper.thl.thl_request import BUNDLED, EXAMPLE, OPENING, SAMPLED, ThlRequest
 from mutualrl.paper.thl.traces import common_corpus
 
 if TYPE_CHECKING:
@@ -80,17 +80,17 @@ class PairCheck:
 class ThlReport:
     """Result of `thl-check`."""
 
-    request: ThlRequest
+    plan: ThlPlan
     pairs: tuple[PairCheck, ...]
 
     def plain(self) -> dict[str, Any]:
         """Return it as values of JSON."""
         return {
             "safe": all(pair.tokenizers.safe for pair in self.pairs),
-            "anchor": self.request.anchor,
-            "seed": self.request.seed,
-            "text": self.request.text_name,
-            "prompts": self.request.prompt_name,
+            "anchor": self.plan.anchor,
+            "seed": self.plan.seed,
+            "text": self.plan.text_name,
+            "prompts": self.plan.prompt_name,
             "pairs": [pair.plain() for pair in self.pairs],
         }
 
@@ -133,7 +133,8 @@ def _drawn(
 
 def check(request: ThlRequest, console: Console) -> ThlReport:
     """Return the tokenizers of all pairs, and the requested suites of those that can be compared."""
-    pool: dict[Endpoint, LazyModel] = {end: LazyModel(end) for pair in request.pairs for end in pair}
+    plan = plan_check(request)
+    pool: dict[Endpoint, LazyModel] = {end: LazyModel(end) for pair in plan.pairs for end in pair}
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
 
@@ -141,61 +142,60 @@ def check(request: ThlRequest, console: Console) -> ThlReport:
             bar = bars.add_task(cell(label), total=total or None)
             return lambda done: bars.advance(bar, done)
 
-        checked = [(pool[a], pool[b], _tokenizers(request, pool[a], pool[b], track)) for a, b in request.pairs]
+        checked = [(pool[a], pool[b], _tokenizers(plan, pool[a], pool[b], track)) for a, b in plan.pairs]
         pairs = []
         for source, target, found in checked:
-            results = {} if found.figures is None else _suites(request, source, target, track)
+            results = {} if found.figures is None else _suites(plan, source, target, track)
             pairs.append(PairCheck(source.name, target.name, found, results))
-    return ThlReport(request, tuple(pairs))
+    return ThlReport(plan, tuple(pairs))
 
 
-def _tokenizers(request: ThlRequest, source: LazyModel, target: LazyModel, track: Track) -> TokenizerCheck:
-    texts = request.passages if request.limit is None else pick(request.passages, request.limit, request.seed)
+def _tokenizers(plan: ThlPlan, source: LazyModel, target: LazyModel, track: Track) -> TokenizerCheck:
+    texts = plan.passages if plan.request.limit is None else pick(plan.passages, plan.request.limit, plan.seed)
     on_text = track(f"{source.name} -> {target.name}: tokenizers", len(texts))
-    return check_models(texts, source, target, request.anchor, on_text)
+    return check_models(texts, source, target, plan.anchor, on_text)
 
 
-def _suites(request: ThlRequest, source: LazyModel, target: LazyModel, track: Track) -> dict[str, object]:
+def _suites(plan: ThlPlan, source: LazyModel, target: LazyModel, track: Track) -> dict[str, object]:
     """Return the results of the requested suites."""
     results: dict[str, object] = {}
     label = f"{source.name} -> {target.name}"
-    common = (request.passages, source, target, request.anchor)
-    if "mass" in request.suites:
-        on_batch = track(f"{label}: mass", 2 * request.spans)
-        results["mass"] = mass.mass(*common, request.spans, request.seed, on_batch)
-    if "length" in request.suites:
-        results["length"] = length.length(*common, request.sequences, request.seed, track(f"{label}: length", 0))
-    if "scripts" in request.suites:
-        texts = request.passages if request.limit is None else pick(request.passages, request.limit, request.seed)
+    common = (plan.passages, source, target, plan.anchor)
+    if "mass" in plan.suites:
+        on_batch = track(f"{label}: mass", 2 * plan.at_most(SPANS))
+        results["mass"] = mass.mass(*common, plan.at_most(SPANS), plan.seed, on_batch)
+    if "length" in plan.suites:
+        results["length"] = length.length(*common, plan.at_most(SEQUENCES), plan.seed, track(f"{label}: length", 0))
+    if "scripts" in plan.suites:
+        texts = plan.passages if plan.request.limit is None else pick(plan.passages, plan.request.limit, plan.seed)
         results["scripts"] = scripts.scripts(texts, source, target, track(f"{label}: scripts", len(texts)))
-    if EXAMPLE in request.suites:
-        text = example.SENTENCE if request.text_name == BUNDLED else request.passages[0].strip()
-        results[EXAMPLE] = example.example(text, source, target, request.anchor, track(f"{label}: example", 1))
-    if set(request.suites) & set(SAMPLED):
-        results |= _ratios(request, source, target, track)
+    if EXAMPLE in plan.suites:
+        text = example.SENTENCE if plan.text_name == BUNDLED else plan.passages[0].strip()
+        results[EXAMPLE] = example.example(text, source, target, plan.anchor, track(f"{label}: example", 1))
+    if set(plan.suites) & set(SAMPLED):
+        results |= _ratios(plan, source, target, track)
     return results
 
 
-def _ratios(request: ThlRequest, source: LazyModel, target: LazyModel, track: Track) -> dict[str, object]:
+def _ratios(plan: ThlPlan, source: LazyModel, target: LazyModel, track: Track) -> dict[str, object]:
     """Return the ratios on sampled responses, of tokens and of sequences."""
-    sampling = Sampling(request.max_new_tokens, temperature=1.0, samples=request.samples, seed=request.seed)
-    sampled = respond(_prompts(request, source, target), source, target, sampling, track)
-    alignments = ratio.align(sampled, sampled.behaviour, request.anchor, source, target)
-    ratios = ratio.log_ratios(sampled, alignments, source, target, request.anchor)
+    sampled = respond(_prompts(plan, source, target), source, target, plan.sampling, track)
+    alignments = ratio.align(sampled, sampled.behaviour, plan.anchor, source, target)
+    ratios = ratio.log_ratios(sampled, alignments, source, target, plan.anchor)
     common = (len(sampled.responses), sampled.left_out, ratio.residual(alignments))
     results: dict[str, object] = {}
-    if "ratio" in request.suites:
+    if "ratio" in plan.suites:
         results["ratio"] = ratio.TokenRatios(*common, ratio.token_rows(ratios))
-    if "sequence" in request.suites:
+    if "sequence" in plan.suites:
         results["sequence"] = ratio.SequenceRatios(*common, ratio.sequence_rows(ratios))
     return results
 
 
-def _prompts(request: ThlRequest, source: LazyModel, target: LazyModel) -> list[str]:
+def _prompts(plan: ThlPlan, source: LazyModel, target: LazyModel) -> list[str]:
     """Return the task's prompts, or openings of the text: a few words from random positions."""
-    if request.prompts is not None:
-        return list(request.prompts)
-    corpus, _ = common_corpus(request.passages, source, target)
-    rng = random.Random(request.seed)
-    drawn = (corpus.words(OPENING, rng) for _ in range(_TRIES * request.prompt_count))
-    return list(islice(dict.fromkeys(drawn), request.prompt_count))
+    if plan.prompts is not None:
+        return list(plan.prompts)
+    corpus, _ = common_corpus(plan.passages, source, target)
+    rng = random.Random(plan.seed)
+    drawn = (corpus.words(OPENING, rng) for _ in range(_TRIES * plan.prompt_count))
+    return list(islice(dict.fromkeys(drawn), plan.prompt_count))

@@ -1,13 +1,15 @@
-"""Request of `thl-check`, checked before any model is loaded."""
+"""Plan of `thl-check`: pairs, texts, suites and sizes, checked before any model is loaded."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mutualrl.console.options import given
 from mutualrl.diagnostics.endpoints import Endpoint
 from mutualrl.diagnostics.passages import load_passages
+from mutualrl.engines.sampling import Sampling
 from mutualrl.errors import UsageError
-from mutualrl.paper.thl.flags import ThlFlags
+from mutualrl.paper.thl.request import ThlRequest
 from mutualrl.recipes import Request, resolve
 from mutualrl.recipes.schema import Recipe
 from mutualrl.tasks import TASKS, TaskSource, get_task, load_prompts
@@ -25,9 +27,10 @@ OPENING = 8  # words per prompt taken from the text
 
 
 @dataclass(frozen=True)
-class ThlRequest:
-    """Ordered pairs, texts, suites and sizes. `prompts`: None to take them from the text."""
+class ThlPlan:
+    """What a request checks: ordered pairs, texts, suites and sizes. `prompts`: None to take them from the text."""
 
+    request: ThlRequest
     pairs: tuple[tuple[Endpoint, Endpoint], ...]
     passages: tuple[str, ...]
     text_name: str
@@ -35,76 +38,76 @@ class ThlRequest:
     anchor: Anchor
     prompts: tuple[str, ...] | None
     prompt_name: str
-    spans: int
-    sequences: int
     prompt_count: int
-    samples: int
-    max_new_tokens: int
-    limit: int | None
-    seed: int
+    sampling: Sampling
 
-    @classmethod
-    def of(cls, flags: ThlFlags) -> ThlRequest:
-        """Check the flags. Raises UsageError, RecipeError or DataError with the expected value."""
-        recipe = _recipe(flags)
-        pairs = _pairs(flags, recipe)
-        suites = _suites(flags.suite, pairs)
-        _reject_unused(flags, suites)
-        passages = load_passages(flags.text)
-        prompts, prompt_name = _prompts(flags, recipe) if set(suites) & set(SAMPLED) else (None, "")
-        tokens = recipe.trainer.get("max_completion_length") if recipe else None
-        if tokens is None and flags.task is not None:
-            tokens = get_task(flags.task).max_new_tokens
-        return cls(
-            pairs=pairs,
-            passages=tuple(passages),
-            text_name=BUNDLED if flags.text is None else str(flags.text),
-            suites=suites,
-            anchor=_anchor(flags.anchor),
-            prompts=prompts,
-            prompt_name=prompt_name,
-            spans=_size(SPANS, flags.limit),
-            sequences=_size(SEQUENCES, flags.limit),
-            prompt_count=_prompt_count(flags),
-            samples=flags.samples or SAMPLES,
-            max_new_tokens=flags.max_new_tokens or tokens or MAX_NEW_TOKENS,
-            limit=flags.limit,
-            seed=flags.seed,
-        )
+    @property
+    def seed(self) -> int:
+        """Return the seed of draws."""
+        return self.sampling.seed
+
+    def at_most(self, size: int) -> int:
+        """Return a size, or the request's limit if that is smaller."""
+        return _size(size, self.request.limit)
+
+
+def plan_check(request: ThlRequest) -> ThlPlan:
+    """Check a request. Raises UsageError, RecipeError or DataError with the expected value."""
+    recipe = _recipe(request)
+    pairs = _pairs(request, recipe)
+    suites = _suites(request.suite, pairs)
+    _reject_unused(request, suites)
+    passages = load_passages(request.text)
+    prompts, prompt_name = _prompts(request, recipe) if set(suites) & set(SAMPLED) else (None, "")
+    tokens = recipe.trainer.get("max_completion_length") if recipe else None
+    if tokens is None and request.asked.task is not None:
+        tokens = get_task(request.asked.task).max_new_tokens
+    return ThlPlan(
+        request=request,
+        pairs=pairs,
+        passages=tuple(passages),
+        text_name=BUNDLED if request.text is None else str(request.text),
+        suites=suites,
+        anchor=_anchor(request.anchor),
+        prompts=prompts,
+        prompt_name=prompt_name,
+        prompt_count=_prompt_count(request),
+        sampling=request.sampling.sampling(samples=SAMPLES, max_new_tokens=tokens or MAX_NEW_TOKENS, temperature=1.0),
+    )
 
 
 def _size(default: int, limit: int | None) -> int:
     return default if limit is None else min(default, limit)
 
 
-def _prompt_count(flags: ThlFlags) -> int:
+def _prompt_count(request: ThlRequest) -> int:
     """Return the largest number of prompts; shuffling needs at least two."""
-    return max(2, _size(flags.prompts or PROMPTS, flags.limit))
+    return max(2, _size(request.prompts or PROMPTS, request.limit))
 
 
-def _recipe(flags: ThlFlags) -> Recipe | None:
+def _recipe(request: ThlRequest) -> Recipe | None:
     """Return the recipe of the requested pool; None for a pair of models."""
-    if flags.source is None and flags.target is None:
-        return resolve(Request(pool=flags.pool or "tiny"))
-    if flags.pool is not None:
+    if request.source is None and request.target is None:
+        return resolve(Request(pool=request.asked.pool or "tiny"))
+    if request.asked.pool is not None:
         raise UsageError("name a pool or a pair: --pool NAME, or --source A --target B, not both")
     return None
 
 
-def _pairs(flags: ThlFlags, recipe: Recipe | None) -> tuple[tuple[Endpoint, Endpoint], ...]:
+def _pairs(request: ThlRequest, recipe: Recipe | None) -> tuple[tuple[Endpoint, Endpoint], ...]:
     if recipe is not None:
-        ends = [Endpoint.of_policy(p, trust_remote_code=flags.trust_remote_code) for p in recipe.policies]
+        ends = [Endpoint.of_policy(p, trust_remote_code=request.trust_remote_code) for p in recipe.policies]
         if len(ends) < 2:
             raise UsageError(f"pool {recipe.pool!r} has one policy ({ends[0].name!r}); a check needs two")
         return tuple((a, b) for a in ends for b in ends if a is not b)
-    if flags.source is None or flags.target is None:
-        present, missing = ("--target", "--source") if flags.source is None else ("--source", "--target")
+    if request.source is None or request.target is None:
+        present, missing = ("--target", "--source") if request.source is None else ("--source", "--target")
         raise UsageError(f"{present} alone is not a pair; add {missing} MODEL")
-    trust = flags.trust_remote_code
+    trust = request.trust_remote_code
     return (
         (
-            Endpoint.of("--source", flags.source, trust_remote_code=trust),
-            Endpoint.of("--target", flags.target, trust_remote_code=trust),
+            Endpoint.of("--source", request.source, trust_remote_code=trust),
+            Endpoint.of("--target", request.target, trust_remote_code=trust),
         ),
     )
 
@@ -124,16 +127,9 @@ def _suites(requested: str | None, pairs: tuple[tuple[Endpoint, Endpoint], ...])
     return SUITES if requested in (None, "all") else (str(requested),)
 
 
-def _reject_unused(flags: ThlFlags, suites: tuple[str, ...]) -> None:
+def _reject_unused(request: ThlRequest, suites: tuple[str, ...]) -> None:
     """Raise UsageError for a flag about responses when none are sampled."""
-    response_flags = {
-        "--task": flags.task,
-        "--data": flags.data,
-        "--prompts": flags.prompts,
-        "--samples": flags.samples,
-        "--max-new-tokens": flags.max_new_tokens,
-    }
-    unused = [flag for flag, value in response_flags.items() if value is not None]
+    unused = given(request, "task", "data", "prompts", "samples", "max_new_tokens")
     if unused and not set(suites) & set(SAMPLED):
         chosen = ", ".join(suites) or TOKENIZERS
         raise UsageError(
@@ -150,13 +146,13 @@ def _anchor(requested: str | None) -> Anchor:
     return DEFAULT_ANCHOR
 
 
-def _prompts(flags: ThlFlags, recipe: Recipe | None) -> tuple[tuple[str, ...] | None, str]:
+def _prompts(request: ThlRequest, recipe: Recipe | None) -> tuple[tuple[str, ...] | None, str]:
     """Return training prompts of the requested task, or the pool's own; None for openings of the text."""
-    name = flags.task or (recipe.task.name if recipe else None)
+    name = request.asked.task or (recipe.task.name if recipe else None)
     if name is None:
-        if flags.data is not None:
+        if request.asked.data is not None:
             raise UsageError("--data is read by a task; add --task, one of: " + ", ".join(sorted(TASKS)))
         return None, f"openings of {OPENING} words"
-    loaded = load_prompts(get_task(name), "train", TaskSource(data=flags.data, seed=flags.seed))
+    loaded = load_prompts(get_task(name), "train", TaskSource(data=request.asked.data, seed=request.sampling.seed))
     prompts = list({prompt.text: prompt for prompt in loaded}.values())
-    return tuple(prompt.text for prompt in sample_evenly(prompts, _prompt_count(flags))), f"task {name}"
+    return tuple(prompt.text for prompt in sample_evenly(prompts, _prompt_count(request))), f"task {name}"

@@ -1,4 +1,4 @@
-"""Request of a diagnostic: the source of its rollouts, checked before any model is loaded."""
+"""Plan of a diagnostic: where its rollouts come from, checked before any model is loaded."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Literal
 
 from mutualrl.console.lines import notify
+from mutualrl.console.options import given
 from mutualrl.console.user_path import user_path
 from mutualrl.diagnostics.endpoints import Endpoint
-from mutualrl.diagnostics.flags import DiagnosticFlags
 from mutualrl.diagnostics.gates import Thresholds
+from mutualrl.diagnostics.request import DiagnosticRequest
 from mutualrl.diagnostics.rollout_reader import has_rewards
 from mutualrl.diagnostics.scales import Scales
-from mutualrl.engines.base import check_temperature
+from mutualrl.engines.sampling import Sampling
 from mutualrl.errors import DataError, UsageError
 from mutualrl.recipes import Recipe, Request, load_run, resolve
 from mutualrl.recipes.pool_tokenizers import load_tokenizers
@@ -37,14 +38,12 @@ PROMPTS = 256  # the paper's batch (Section "SGT diagnostics")
 
 
 @dataclass(frozen=True)
-class SamplingOptions:
-    """Rollouts to sample: a pool on the prompts of a task."""
+class SampledPool:
+    """Rollouts to sample: the models of a recipe on prompts of its task. `engine`: None to choose one per model."""
 
     recipe: Recipe
     prompts: tuple[Prompt, ...]
-    samples: int
-    max_new_tokens: int
-    temperature: float
+    sampling: Sampling
     engine: str | None
     save: Path | None
 
@@ -77,96 +76,117 @@ class RecordedTexts:
 
 
 @dataclass(frozen=True)
-class DiagnosticRequest:
+class DiagnosticPlan:
     """Source of the rollouts (one of `sampled`, `recorded`, `files`, or none with `sources` only), the models behind
-    them, and thresholds."""
+    them by policy, and thresholds. `seed`: of draws and intervals."""
 
-    sampled: SamplingOptions | None
-    recorded: Recorded | None
-    files: tuple[Path, ...]
-    ends: Mapping[str, Endpoint]
-    templates: Mapping[str, Template]
-    thresholds: Thresholds
-    scales: Scales
-    seed: int
+    request: DiagnosticRequest
     origin: str
-    flags: DiagnosticFlags = field(repr=False, default_factory=DiagnosticFlags)
+    seed: int
+    thresholds: Thresholds
+    sampled: SampledPool | None = None
+    recorded: Recorded | None = None
+    files: tuple[Path, ...] = ()
     sources: RecordedTexts | None = None
+    ends: Mapping[str, Endpoint] = field(default_factory=dict)
+    templates: Mapping[str, Template] = field(default_factory=dict)
+    scales: Scales = Scales()
 
-    @classmethod
-    def of(cls, flags: DiagnosticFlags) -> DiagnosticRequest:
-        """Check the flags. Raises UsageError, RecipeError or DataError with the expected value."""
-        flags, specs = split_files(flags)
-        source_flags = {
-            "--run": flags.run,
-            "--rollouts": flags.rollouts,
-            "--pool": flags.pool,
-            "--model": flags.pool_models,
-        }
-        sources = [flag for flag, value in source_flags.items() if value]
-        if len(sources) > 1:
-            raise UsageError(f"{' and '.join(sources)}: name one source of rollouts")
-        _reject_unused(flags, sources[0] if sources else "--source" if specs else "--pool", texts=bool(specs))
-        named_models, task_keys = _named_models(flags), _task_keys(flags)
-        if task_keys and (flags.run is not None or (flags.rollouts and not specs)):
-            where = "--run, whose recipe has them" if flags.run is not None else "--rollouts, which has the rewards"
-            raise UsageError(f"--set {task_keys[0]}: no effect with {where}; leave it out")
-        if flags.rollouts or (specs and not sources):
-            origin = ", ".join([*(path.name for path in flags.rollouts), *(Path(spec.recorded).name for spec in specs)])
-            rules, seed = _thresholds(flags, None), flags.seed or 0
-            request = Request(task=flags.task, data=flags.data, seed=seed, assignments=task_keys)
-            texts = _recorded_texts(specs, resolve(request), None)
-            return cls(None, None, flags.rollouts, named_models, {}, rules, Scales(), seed, origin, flags, texts)
-        if flags.run is not None:
-            recorded = _recorded(flags, alone=bool(specs))
-            ends = {**_run_models(recorded, flags.trust_remote_code), **named_models}
-            recipe, origin = recorded.recipe, str(flags.run)
-        else:
-            recorded = None
-            pool = None if flags.pool_models else flags.pool or "tiny"
-            recipe = resolve(
-                Request(
-                    pool=pool,
-                    models=flags.pool_models,
-                    task=flags.task,
-                    data=flags.data,
-                    seed=flags.seed or 0,
-                    assignments=task_keys,
-                )
-            )
-            specs = [*specs, *(spec_of(section) for section in recipe.sources)]
-            if len(recipe.policies) < 2 and not specs:
-                raise UsageError(
-                    f"pool {recipe.pool!r} has one policy ({recipe.policies[0].name!r}); a pool of two or more is "
-                    "needed"
-                )
-            ends = {**_pool_models(recipe, flags.trust_remote_code), **named_models}
-            origin = f"pool {recipe.pool}" if recipe.pool else ", ".join(p.model for p in recipe.policies)
-        require_one_turn(recipe.task.environment, recipe.task.tools, "a diagnostic")
-        templates = {p.name: recipe.trainer_settings(p.name).get("chat_template_kwargs") or {} for p in recipe.policies}
-        default_seed = recipe.run.seed if recorded is not None else 0
-        return cls(
-            sampled=_sampled(recipe, flags) if recorded is None else None,
-            recorded=recorded,
-            files=(),
-            ends=ends,
-            templates=templates,
-            thresholds=_thresholds(flags, recipe),
-            scales=Scales(own={p.name: _scale(recipe, p.name) for p in recipe.policies}),
-            seed=default_seed if flags.seed is None else flags.seed,
-            origin=origin,
-            flags=flags,
-            sources=_recorded_texts(specs, recipe, recipe),
+
+def plan_diagnostic(request: DiagnosticRequest) -> DiagnosticPlan:
+    """Check a request. Raises UsageError, RecipeError or DataError with the expected value."""
+    request, specs = split_files(request)
+    asked = request.asked
+    named = {"--run": request.run, "--rollouts": request.rollouts, "--pool": asked.pool, "--model": asked.models}
+    sources = [flag for flag, value in named.items() if value]
+    if len(sources) > 1:
+        raise UsageError(f"{' and '.join(sources)}: name one source of rollouts")
+    _reject_unused(request, sources[0] if sources else "--source" if specs else "--pool", texts=bool(specs))
+    keys = _task_keys(request)
+    if keys and (request.run is not None or (request.rollouts and not specs)):
+        where = "--run, whose recipe has them" if request.run is not None else "--rollouts, which has the rewards"
+        raise UsageError(f"--set {keys[0]}: no effect with {where}; leave it out")
+    if request.rollouts or (specs and not sources):
+        return _of_files(request, specs)
+    if request.run is not None:
+        return _of_run(request, request.run, specs)
+    return _of_models(request, specs)
+
+
+def _of_files(request: DiagnosticRequest, specs: list[RecordedSpec]) -> DiagnosticPlan:
+    """Return the plan for rollouts in files, or for recorded texts alone."""
+    files = [*(path.name for path in request.rollouts), *(Path(spec.recorded).name for spec in specs)]
+    seed = request.asked.seed or 0
+    recipe = resolve(
+        Request(task=request.asked.task, data=request.asked.data, seed=seed, assignments=_task_keys(request))
+    )
+    return DiagnosticPlan(
+        request=request,
+        origin=", ".join(files),
+        seed=seed,
+        thresholds=_thresholds(request, None),
+        files=request.rollouts,
+        sources=_recorded_texts(specs, recipe, None),
+        ends=_named_models(request),
+    )
+
+
+def _of_run(request: DiagnosticRequest, directory: Path, specs: list[RecordedSpec]) -> DiagnosticPlan:
+    """Return the plan for the rollouts of a run's exchange."""
+    recorded = _recorded(request, directory, alone=bool(specs))
+    ends = _run_models(recorded, request.trust_remote_code)
+    asked, recipe = request.asked.seed, recorded.recipe
+    seed = recipe.run.seed if asked is None else asked
+    plan = _of_recipe(request, recipe, ends, specs, origin=str(directory), seed=seed)
+    return replace(plan, recorded=recorded)
+
+
+def _of_models(request: DiagnosticRequest, specs: list[RecordedSpec]) -> DiagnosticPlan:
+    """Return the plan for models that are sampled."""
+    asked, seed = request.asked, request.asked.seed or 0
+    pool = None if asked.models else asked.pool or "tiny"
+    recipe = resolve(replace(asked, pool=pool, sources=(), seed=seed, assignments=_task_keys(request)))
+    specs = [*specs, *(spec_of(section) for section in recipe.sources)]
+    if len(recipe.policies) < 2 and not specs:
+        raise UsageError(
+            f"pool {recipe.pool!r} has one policy ({recipe.policies[0].name!r}); a pool of two or more is needed"
         )
+    ends = _pool_models(recipe, request.trust_remote_code)
+    origin = f"pool {recipe.pool}" if recipe.pool else ", ".join(p.model for p in recipe.policies)
+    plan = _of_recipe(request, recipe, ends, specs, origin=origin, seed=seed)
+    return replace(plan, sampled=_sampled(recipe, request))
 
 
-def split_files(flags: DiagnosticFlags) -> tuple[DiagnosticFlags, list[RecordedSpec]]:
-    """Return the flags with rollouts only, and the recorded texts: those of `--source`, and the files of `--rollouts`
+def _of_recipe(
+    request: DiagnosticRequest,
+    recipe: Recipe,
+    ends: Mapping[str, Endpoint],
+    specs: Sequence[RecordedSpec],
+    *,
+    origin: str,
+    seed: int,
+) -> DiagnosticPlan:
+    """Return what a run's and a pool's plan have in common."""
+    require_one_turn(recipe.task.environment, recipe.task.tools, "a diagnostic")
+    return DiagnosticPlan(
+        request=request,
+        origin=origin,
+        seed=seed,
+        thresholds=_thresholds(request, recipe),
+        sources=_recorded_texts(specs, recipe, recipe),
+        ends={**ends, **_named_models(request)},
+        templates={p.name: recipe.trainer_settings(p.name).get("chat_template_kwargs") or {} for p in recipe.policies},
+        scales=Scales(own={p.name: _scale(recipe, p.name) for p in recipe.policies}),
+    )
+
+
+def split_files(request: DiagnosticRequest) -> tuple[DiagnosticRequest, list[RecordedSpec]]:
+    """Return the request with rollouts only, and the recorded texts: those of `--source`, and the files of `--rollouts`
     without rewards, each under its file's name. Raises UsageError."""
-    sections = list(flags.sources)
+    sections = list(request.asked.sources)
     dumps = []
-    for path in flags.rollouts:
-        if not flags.texts or has_rewards(user_path(path), flags.reward):
+    for path in request.rollouts:
+        if not request.texts or has_rewards(user_path(path), request.reward):
             dumps.append(path)
         else:
             name = re.sub(r"[^a-z0-9._-]+", "-", path.name.partition(".")[0].lower()).strip("._-") or "file"
@@ -174,22 +194,22 @@ def split_files(flags: DiagnosticFlags) -> tuple[DiagnosticFlags, list[RecordedS
     names = [section.partition("=")[0] for section in sections]
     if repeated := [name for name in names if names.count(name) > 1]:
         raise UsageError(f"two files of recorded texts are named {repeated[0]!r}: --source NAME=recorded:FILE")
-    if foreign := [each for each in flags.assignments if not each.startswith(("sources.", "task."))]:
+    if foreign := [each for each in request.asked.assignments if not each.startswith(("sources.", "task."))]:
         raise UsageError(
             f"--set {foreign[0]}: a diagnostic takes keys of the task and of its sources: task.template={{question}}, "
             "task.reward=my.py:reward, sources.NAME.columns.text=COLUMN"
         )
-    of_sources = tuple(each for each in flags.assignments if each.startswith("sources."))
+    of_sources = tuple(each for each in request.asked.assignments if each.startswith("sources."))
     if of_sources and not sections:
         raise UsageError(f"--set {of_sources[0]}: there is no source; add --source NAME=recorded:FILE")
     recipe = resolve(Request(sources=tuple(sections), assignments=of_sources)) if sections else None
     known = [] if recipe is None else recipe.sources
-    return replace(flags, rollouts=tuple(dumps)), [spec_of(section) for section in known if section.name in names]
+    return replace(request, rollouts=tuple(dumps)), [spec_of(section) for section in known if section.name in names]
 
 
-def _task_keys(flags: DiagnosticFlags) -> tuple[str, ...]:
+def _task_keys(request: DiagnosticRequest) -> tuple[str, ...]:
     """Return the assignments to keys of the task."""
-    return tuple(each for each in flags.assignments if each.startswith("task."))
+    return tuple(each for each in request.asked.assignments if each.startswith("task."))
 
 
 def _recorded_texts(specs: Sequence[RecordedSpec], recipe: Recipe, learners: Recipe | None) -> RecordedTexts | None:
@@ -199,37 +219,29 @@ def _recorded_texts(specs: Sequence[RecordedSpec], recipe: Recipe, learners: Rec
     return RecordedTexts(tuple(specs), tuple(prompts), recipe.task.reward, recipe.run.step_timeout, learners)
 
 
-_SAMPLING = {
-    "--task": "task",
-    "--data": "data",
-    "--prompts": "prompts",
-    "--samples": "samples",
-    "--max-new-tokens": "max_new_tokens",
-    "--temperature": "temperature",
-    "--engine": "engine",
-    "--save": "save",
-}
+#: options that say what to sample, by field
+_SAMPLING = ("task", "data", "prompts", "samples", "max_new_tokens", "temperature", "engine", "save")
 
 
-def _reject_unused(flags: DiagnosticFlags, source: str, *, texts: bool) -> None:
-    """Raise UsageError for a flag that the source of the rollouts does not use. `texts`: recorded texts are matched
+def _reject_unused(request: DiagnosticRequest, source: str, *, texts: bool) -> None:
+    """Raise UsageError for an option that the source of the rollouts does not use. `texts`: recorded texts are matched
     with the task's prompts."""
     used = ("--task", "--data") if texts and source != "--run" else ()
-    unused = [flag for flag, name in _SAMPLING.items() if getattr(flags, name) is not None and flag not in used]
+    unused = [name for name in given(request, *_SAMPLING) if name not in used]
     if source not in ("--pool", "--model") and unused:
         raise UsageError(f"{', '.join(unused)}: no effect with {source}, whose rollouts already exist; use --pool")
-    if flags.hints and source not in ("--pool", "--model"):
+    if request.hints and source not in ("--pool", "--model"):
         raise UsageError(f"--hints samples the models, and {source} has rollouts of theirs only; use --pool or --model")
-    if source != "--run" and flags.rounds is not None:
+    if source != "--run" and request.rounds is not None:
         raise UsageError("--rounds: only a run has rounds; add --run DIR")
-    if source != "--rollouts" and flags.reward is not None:
+    if source != "--rollouts" and request.reward is not None:
         raise UsageError("--reward: only files of rollouts have such a column; add --rollouts FILE")
 
 
-def _thresholds(flags: DiagnosticFlags, recipe: Recipe | None) -> Thresholds:
-    """Return the success and failure thresholds: the flags', else those of a run under SGT, else the paper's."""
-    success, own_success = _threshold_values("--success-above", flags.success_above)
-    failure, own_failure = _threshold_values("--failure-below", flags.failure_below)
+def _thresholds(request: DiagnosticRequest, recipe: Recipe | None) -> Thresholds:
+    """Return the success and failure thresholds: the request's, else those of a run under SGT, else the paper's."""
+    success, own_success = _threshold_values("--success-above", request.thresholds.success_above)
+    failure, own_failure = _threshold_values("--failure-below", request.thresholds.failure_below)
     policies = None if recipe is None else [policy.name for policy in recipe.policies]
     for name in (*own_success, *own_failure):
         if policies is not None and name not in policies:
@@ -305,13 +317,13 @@ def _part_settings(recipe: Recipe, policy: str, name: str) -> Regime:
     return part
 
 
-def _named_models(flags: DiagnosticFlags) -> dict[str, Endpoint]:
+def _named_models(request: DiagnosticRequest) -> dict[str, Endpoint]:
     ends = {}
-    for text in flags.models:
+    for text in request.models:
         name, equals, path = text.partition("=")
         if not equals or not name or not path:
             raise UsageError(f"--model {text}: expected POLICY=PATH, such as ada=./models/ada")
-        end = Endpoint.of("--model", path, trust_remote_code=flags.trust_remote_code)
+        end = Endpoint.of("--model", path, trust_remote_code=request.trust_remote_code)
         if not end.has_model:
             raise UsageError(f"--model {text}: a tokenizer without weights; expected a model")
         ends[name] = end
@@ -335,14 +347,13 @@ def _run_models(recorded: Recorded, trust_remote_code: bool) -> dict[str, Endpoi
     return ends
 
 
-def _recorded(flags: DiagnosticFlags, *, alone: bool = False) -> Recorded:
-    assert flags.run is not None
-    run = RunDirectory(user_path(flags.run))
+def _recorded(request: DiagnosticRequest, directory: Path, *, alone: bool = False) -> Recorded:
+    run = RunDirectory(user_path(directory))
     run.info()
     recipe = load_run(run, without_models=True)
     if len(recipe.policies) < 2 and not alone:
-        raise UsageError(f"{flags.run}: the run has one policy ({recipe.policies[0].name!r}); a pool is needed")
-    return Recorded(run, recipe, None if flags.rounds is None else _rounds(flags.rounds))
+        raise UsageError(f"{directory}: the run has one policy ({recipe.policies[0].name!r}); a pool is needed")
+    return Recorded(run, recipe, None if request.rounds is None else _rounds(request.rounds))
 
 
 def _rounds(text: str) -> range:
@@ -354,30 +365,21 @@ def _rounds(text: str) -> range:
     return range(first_round, end + 1)
 
 
-def _sampled(recipe: Recipe, flags: DiagnosticFlags) -> SamplingOptions:
+def _sampled(recipe: Recipe, request: DiagnosticRequest) -> SampledPool:
     loaded = load_prompts(get_task(recipe.task.name), "train", recipe.task.source(recipe.run.seed))
     distinct = list({(prompt.text, prompt.answer): prompt for prompt in loaded}.values())
     if not distinct:
         raise DataError(f"task {recipe.task.name!r} has no training prompts; provide some with --data")
-    check_temperature(flags.temperature)
-    temperature = 1.0 if flags.temperature is None else flags.temperature
-    samples = flags.samples or (int(recipe.trainer.get("num_generations", 8)) if temperature else 1)
-    if temperature == 0 and samples > 1:
-        raise UsageError(
-            f"--samples {samples} at --temperature 0: the rollouts would be identical; expected a temperature above 0"
-        )
-    save = None if flags.save is None else user_path(flags.save)
-    if save is not None:
-        _check_save(save, flags.save)
-    return SamplingOptions(
-        recipe=recipe,
-        prompts=tuple(sample_evenly(distinct, flags.prompts or PROMPTS)),
-        samples=samples,
-        max_new_tokens=flags.max_new_tokens or int(recipe.trainer.get("max_completion_length", 256)),
-        temperature=temperature,
-        engine=flags.engine,
-        save=save,
+    sampling = request.sampling.sampling(
+        samples=1 if request.sampling.temperature == 0 else int(recipe.trainer.get("num_generations", 8)),
+        max_new_tokens=int(recipe.trainer.get("max_completion_length", 256)),
+        temperature=1.0,
     )
+    save = None if request.save is None else user_path(request.save)
+    if save is not None:
+        _check_save(save, request.save)
+    prompts = tuple(sample_evenly(distinct, request.prompts or PROMPTS))
+    return SampledPool(recipe, prompts, sampling, request.sampling.engine, save)
 
 
 def _check_save(path: Path, flag: Path | None) -> None:

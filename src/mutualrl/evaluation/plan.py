@@ -1,4 +1,4 @@
-"""Request of an evaluation, checked before any model is loaded."""
+"""Plan of an evaluation: its tasks, models and settings, checked before any model is loaded."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from mutualrl.engines.base import Sampling, check_temperature
+from mutualrl.engines.sampling import Sampling
 from mutualrl.errors import UsageError
-from mutualrl.evaluation.flags import EvalFlags
+from mutualrl.evaluation.request import EvalRequest
 from mutualrl.process.limits import REWARD_SECONDS
 from mutualrl.recipes import Recipe, Request, resolve
 from mutualrl.recipes.schema import Policy, TaskSection
@@ -31,7 +31,7 @@ ALIASES = {"paper": PAPER}
 
 
 @dataclass(frozen=True)
-class TaskRequest:
+class EvalTask:
     """Prompts of a task, their origin, the dropped rows, and the rewards of a completion. `step_timeout`: limit in
     seconds of a reward function on the completions of a part."""
 
@@ -46,7 +46,7 @@ class TaskRequest:
 
 
 @dataclass(frozen=True)
-class ModelRequest:
+class EvalModel:
     """Named model, and how to load and prompt it."""
 
     name: str
@@ -57,55 +57,52 @@ class ModelRequest:
 
 
 @dataclass(frozen=True)
-class EvalRequest:
-    """Tasks, models and decoding settings. `engine`: None to choose one per model. `initial`: the models of a run as
-    they were before training."""
+class EvalPlan:
+    """What a request evaluates. `sampling`: with the length of no task, which each has itself."""
 
+    request: EvalRequest
     suite: str
-    tasks: list[TaskRequest]
-    models: list[ModelRequest]
+    tasks: list[EvalTask]
+    models: list[EvalModel]
     sampling: Sampling
-    engine: str | None
-    batch_size: int
-    also: tuple[str, ...]
-    initial: bool = False
-
-    @classmethod
-    def of(cls, flags: EvalFlags) -> EvalRequest:
-        """Build the request from the flags; the task and completion limit of a run or pool are the defaults.
-
-        Raises UsageError, RecipeError or DataError naming what was expected.
-        """
-        targets = [flags.run is not None, bool(flags.models), flags.pool is not None]
-        if sum(targets) != 1:
-            raise UsageError("name what to evaluate: either --run DIR, or --model PATH (once or more), or --pool NAME")
-        if flags.initial and flags.run is None:
-            raise UsageError("--initial: only a run has models before and after training; add --run DIR")
-        sampling = _sampling(flags)
-        run = None if flags.run is None else _run(flags.run)
-        pool = None if flags.pool is None else resolve(Request(pool=flags.pool))
-        pool_task = pool.task if pool is not None else TaskSection()
-        section = pool_task if run is None else _section(run)
-        suite = flags.suite or section.name
-        trainer = pool.trainer if pool is not None else {} if run is None else run.section("trainer")
-        recipe_tokens = trainer.get("max_completion_length") if suite == section.name else None
-        tokens = flags.max_new_tokens or recipe_tokens  # other tasks have their own limits
-        tasks = [
-            replace(_rewarded(task, section, trainer.get("reward_weights")), step_timeout=flags.step_timeout)
-            for task in _tasks(suite, section, flags, tokens)
-        ]
-        if run is not None and flags.initial:
-            models = _initial_models(run, flags.trust_remote_code)
-        elif run is not None:
-            models = _models_of(run, flags.trust_remote_code)
-        elif pool is not None:
-            models = [_of_policy(pool, p, flags.trust_remote_code) for p in pool.policies]
-        else:
-            models = _named(flags.models, flags.trust_remote_code)
-        return cls(suite, tasks, models, sampling, flags.engine, flags.batch_size, flags.also, flags.initial)
 
 
-def _rewarded(task: TaskRequest, section: TaskSection, weights: object) -> TaskRequest:
+def plan_evaluation(request: EvalRequest) -> EvalPlan:
+    """Check a request; the task and completion limit of a run or pool are the defaults.
+
+    Raises UsageError, RecipeError or DataError naming what was expected.
+    """
+    targets = [request.run is not None, bool(request.models), request.pool is not None]
+    if sum(targets) != 1:
+        raise UsageError("name what to evaluate: either --run DIR, or --model PATH (once or more), or --pool NAME")
+    if request.initial and request.run is None:
+        raise UsageError("--initial: only a run has models before and after training; add --run DIR")
+    several = (request.sampling.samples or 1) > 1
+    sampling = request.sampling.sampling(samples=1, max_new_tokens=0, temperature=1.0 if several else 0.0)
+    run = None if request.run is None else _run(request.run)
+    pool = None if request.pool is None else resolve(Request(pool=request.pool))
+    pool_task = pool.task if pool is not None else TaskSection()
+    section = pool_task if run is None else _section(run)
+    suite = request.suite or section.name
+    trainer = pool.trainer if pool is not None else {} if run is None else run.section("trainer")
+    recipe_tokens = trainer.get("max_completion_length") if suite == section.name else None
+    tokens = request.sampling.max_new_tokens or recipe_tokens  # other tasks have their own limits
+    tasks = [
+        replace(_rewarded(task, section, trainer.get("reward_weights")), step_timeout=request.step_timeout)
+        for task in _tasks(suite, section, request, tokens)
+    ]
+    if run is not None and request.initial:
+        models = _initial_models(run, request.trust_remote_code)
+    elif run is not None:
+        models = _models_of(run, request.trust_remote_code)
+    elif pool is not None:
+        models = [_of_policy(pool, p, request.trust_remote_code) for p in pool.policies]
+    else:
+        models = _named(request.models, request.trust_remote_code)
+    return EvalPlan(request, suite, tasks, models, sampling)
+
+
+def _rewarded(task: EvalTask, section: TaskSection, weights: object) -> EvalTask:
     """Return a task with the rewards of the recipe, if it is the recipe's own task."""
     if task.name != section.name:
         return task
@@ -114,16 +111,6 @@ def _rewarded(task: TaskRequest, section: TaskSection, weights: object) -> TaskR
         return task
     reward_weights = tuple(float(w) for w in weights) if isinstance(weights, list) else None
     return replace(task, rewards=section.reward, reward_weights=reward_weights)
-
-
-def _sampling(flags: EvalFlags) -> Sampling:
-    samples = flags.samples or 1
-    check_temperature(flags.temperature)
-    default_temperature = 1.0 if samples > 1 else 0.0
-    temperature = default_temperature if flags.temperature is None else flags.temperature
-    if samples > 1 and temperature == 0:
-        raise UsageError(f"--samples {samples} at --temperature 0 are {samples} identical ones; expected more than 0")
-    return Sampling(0, temperature=temperature, samples=samples, seed=flags.seed)
 
 
 def suite_of(text: str) -> list[str]:
@@ -137,53 +124,57 @@ def suite_of(text: str) -> list[str]:
     return list(dict.fromkeys(members))
 
 
-def _tasks(suite: str, section: TaskSection, flags: EvalFlags, tokens: int | None) -> list[TaskRequest]:
+def _tasks(suite: str, section: TaskSection, request: EvalRequest, tokens: int | None) -> list[EvalTask]:
     names = suite_of(suite)
-    if flags.data is not None and flags.data_dir is not None:
+    if request.rows.data is not None and request.data_dir is not None:
         raise UsageError("--data is for the rows of one task, --data-dir for a directory with several; give one")
-    if flags.data is not None and len(names) > 1:
+    if request.rows.data is not None and len(names) > 1:
         raise UsageError(f"--data is for the rows of one task, --suite {suite} has {len(names)}; use --data-dir DIR")
-    if flags.template is not None or flags.answer is not None:
+    if request.rows.template is not None or request.rows.answer is not None:
         if "dataset" not in names:
             raise UsageError(f"--template and --answer apply to task 'dataset'; the suite is {suite}")
-        if flags.data is None and flags.data_dir is None:
+        if request.rows.data is None and request.data_dir is None:
             raise UsageError("--template and --answer apply to rows of a file: name it with --data")
-        if flags.answer == "":
+        if request.rows.answer == "":
             raise UsageError("--answer: expected the name of a field")
-    location = flags.data or flags.data_dir
+    location = request.rows.data or request.data_dir
     data = None if location is None else Path(data_path(location))
-    if flags.data_dir is not None and data is not None and not data.is_dir():
-        raise UsageError(f"--data-dir {flags.data_dir}: expected a directory with the tasks' files")
-    results: list[TaskRequest] = []
+    if request.data_dir is not None and data is not None and not data.is_dir():
+        raise UsageError(f"--data-dir {request.data_dir}: expected a directory with the tasks' files")
+    results: list[EvalTask] = []
     for name in names:
         if name == section.name and data is None:
-            source = section.source(flags.seed)
+            source = section.source(request.sampling.seed)
         else:
-            takes_data = get_task(name).takes_data or flags.data is not None
+            takes_data = get_task(name).takes_data or request.rows.data is not None
             source = TaskSource(
-                None, data if takes_data else None, flags.seed, flags.template, flags.answer or "answer"
+                None,
+                data if takes_data else None,
+                request.sampling.seed,
+                request.rows.template,
+                request.rows.answer or "answer",
             )
         task = get_task(name)
         if isinstance(task, MixtureTask):
-            results += _members(task, source, flags, tokens)
+            results += _members(task, source, request, tokens)
         else:
-            results.append(_task(name, source, flags, tokens))
+            results.append(_task(name, source, request, tokens))
     return list({task.name: task for task in reversed(results)}.values())[::-1]
 
 
-def _members(mixture: MixtureTask, source: TaskSource, flags: EvalFlags, tokens: int | None) -> list[TaskRequest]:
+def _members(mixture: MixtureTask, source: TaskSource, request: EvalRequest, tokens: int | None) -> list[EvalTask]:
     """Return one request per member of a mixture."""
-    return [_task(name, m.source, flags, tokens) for name, (_, m) in mixture.members(source).items()]
+    return [_task(name, m.source, request, tokens) for name, (_, m) in mixture.members(source).items()]
 
 
-def _task(name: str, source: TaskSource, flags: EvalFlags, tokens: int | None) -> TaskRequest:
+def _task(name: str, source: TaskSource, request: EvalRequest, tokens: int | None) -> EvalTask:
     task = get_task(name)
     data = task.read("validation", source)
     if not data.prompts:
         raise UsageError(f"task {name!r}: {data.origin} has no rows to evaluate on (too few to hold any out)")
-    prompts = data.prompts if flags.limit is None else sample_evenly(data.prompts, flags.limit)
+    prompts = data.prompts if request.limit is None else sample_evenly(data.prompts, request.limit)
     limit, rewards = tokens or task.max_new_tokens, getattr(task, "reward", BOXED)
-    return TaskRequest(name, prompts, data.origin, data.dropped, limit, tuple(rewards))
+    return EvalTask(name, prompts, data.origin, data.dropped, limit, tuple(rewards))
 
 
 def _run(path: Path) -> Run:
@@ -209,17 +200,17 @@ def _section(run: Run) -> TaskSection:
         raise UsageError(f"{run.root}: its recipe's task section is damaged: {error.errors()[0]['msg']}") from None
 
 
-def _models_of(run: Run, trust_remote_code: bool) -> list[ModelRequest]:
+def _models_of(run: Run, trust_remote_code: bool) -> list[EvalModel]:
     """Return the trained models of a run, by policy. Raises UsageError when one is missing, FileDamagedError when one
     belongs to another policy or run."""
     results = []
     for policy in policies_in(run.recipe):
         path = trained_model(RunDirectory(run.root), policy["name"], verify=True)
-        results.append(ModelRequest(policy["name"], str(path), None, trust_remote_code, _template(run, policy)))
+        results.append(EvalModel(policy["name"], str(path), None, trust_remote_code, _template(run, policy)))
     return results
 
 
-def _initial_models(run: Run, trust_remote_code: bool) -> list[ModelRequest]:
+def _initial_models(run: Run, trust_remote_code: bool) -> list[EvalModel]:
     """Return the models with which a run's policies began, by policy."""
     results = []
     for policy in policies_in(run.recipe):
@@ -229,7 +220,7 @@ def _initial_models(run: Run, trust_remote_code: bool) -> list[ModelRequest]:
         except ValueError as error:
             raise UsageError(f"--initial: the model of policy {name!r} before training, {model!r}: {error}") from None
         trust = bool(policy.get("trust_remote_code")) or trust_remote_code
-        results.append(ModelRequest(name, path, revision, trust, _template(run, policy)))
+        results.append(EvalModel(name, path, revision, trust, _template(run, policy)))
     return results
 
 
@@ -238,17 +229,17 @@ def _template(run: Run, policy: JsonObject) -> JsonObject:
     return template if isinstance(template, dict) else {}
 
 
-def _of_policy(pool: Recipe, policy: Policy, trust_remote_code: bool) -> ModelRequest:
+def _of_policy(pool: Recipe, policy: Policy, trust_remote_code: bool) -> EvalModel:
     trust = policy.trust_remote_code or trust_remote_code
     template = pool.trainer_settings(policy.name).get("chat_template_kwargs") or {}
-    return ModelRequest(policy.name, policy.model, policy.revision, trust, dict(template))
+    return EvalModel(policy.name, policy.model, policy.revision, trust, dict(template))
 
 
-def _named(models: tuple[str, ...], trust_remote_code: bool) -> list[ModelRequest]:
+def _named(models: tuple[str, ...], trust_remote_code: bool) -> list[EvalModel]:
     named = {}
     for model in models:
         try:
-            named[model] = ModelRequest(model, known_model(model), None, trust_remote_code)
+            named[model] = EvalModel(model, known_model(model), None, trust_remote_code)
         except ValueError as error:
             raise UsageError(f"--model {model}: {error}") from None
     return list(named.values())
