@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from mutualrl.cli.command import LazyCommand, as_function
 from mutualrl.cli.commands import COMMANDS
 from mutualrl.cli.declared import Command, CommandGroup, DiagnosticCommand
-from mutualrl.console.options import JSON, Option, OptionGroup, arguments_of, given, options_of, with_values
+from mutualrl.console.options import JSON, Option, OptionGroup, arguments_of, declared_options, given, with_values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,11 @@ def show(options: Options) -> None:
 
 
 app = typer.Typer()
+
+
+def helps(options: type) -> dict[str, str]:
+    """Return the help of each option by its field."""
+    return {entry.name: entry.option.help for entry in declared_options(options)}
 
 
 @pytest.fixture(autouse=True)
@@ -100,19 +105,19 @@ def test_help_has_every_option_once() -> None:
         assert text.count(f" {name} ") == 1, name
     assert "--model" not in text
     assert "FILE" in text
-    assert options_of(Shared)["rows"].help == "Files. Repeatable."
+    assert helps(Shared)["rows"] == "Files. Repeatable."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grouped:
     """A command with options of a group; it says another thing of one of them, and does not have another."""
 
-    shared: Annotated[Shared, OptionGroup(pool=Option("Its pool."), models=None)] = Shared()
+    shared: Annotated[Shared, OptionGroup("pool", "rows", pool=Option("Its pool."))] = Shared()
     samples: Annotated[int, Option("Samples.")] = 4
 
 
 def test_options_of_a_group_are_the_commands_own() -> None:
-    assert {name: option.help for name, option in options_of(Grouped).items()} == {
+    assert helps(Grouped) == {
         "pool": "Its pool.", "rows": "Files. Repeatable.", "samples": "Samples.",
     }  # fmt: skip
     made = with_values(Grouped, {"pool": "tiny", "rows": (Path("a"), Path("b")), "samples": 8, "models": ("x",)})
@@ -145,7 +150,7 @@ def test_every_command_has_a_function_and_json_as_its_last_option(name: str) -> 
     command = LazyCommand(name, entry).load()
     assert command.name == name
     assert [param.name for param in command.params][-1] == "as_json"
-    assert options_of(entry.declared())["as_json"] is JSON
+    assert declared_options(entry.declared())[-1].option is JSON
     summary = " ".join(command.help.partition("\n\n")[0].split())
     assert LazyCommand(name, entry).help == summary
 

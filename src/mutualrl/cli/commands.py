@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 from mutualrl.cli.declared import Command, CommandGroup, DiagnosticCommand, diagnostics
-from mutualrl.console.options import SEED_LIMIT, Option, OptionGroup, WithJson, options_of
+from mutualrl.console.options import SEED_LIMIT, Option, OptionGroup, WithJson
 from mutualrl.diagnostics.request import REQUESTS
 from mutualrl.evaluation.request import EvalRequest
 from mutualrl.launch.import_request import ImportRequest
@@ -26,7 +26,6 @@ REPORT = Option("Write the HTML report at the end of the run.", "--report/--no-r
 RUN = Option("The run directory.", argument=True, complete="run_directories")
 ONLY_POLICY = Option("Only this policy. Repeatable.")
 TASK_FILE = Option("Its rows: a file, a directory, or hub:OWNER/NAME.")
-REQUEST = options_of(Request)
 
 
 @dataclass(frozen=True, kw_only=True)

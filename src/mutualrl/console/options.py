@@ -54,10 +54,10 @@ class WithPlot(WithJson):
 
 class OptionGroup:
     """Options that several commands have: a field whose type is a dataclass of options, which stand among the command's
-    own. `changed`: by field, what this command says of an option instead; None: it does not have it."""
+    own. `names`: the fields that this command has (none: all). `changed`: what it says of one instead."""
 
-    def __init__(self, **changed: Option | None) -> None:
-        self.changed = changed
+    def __init__(self, *names: str, **changed: Option) -> None:
+        self.names, self.changed = names, changed
 
 
 class Declared(NamedTuple):
@@ -106,8 +106,8 @@ def _declared(options: type, above: tuple[str, ...]) -> Iterator[Declared]:
                 yield Declared(path, kind, note, field.default)
             elif isinstance(note, OptionGroup):
                 for entry in _declared(kind, path):
-                    if (option := note.changed.get(entry.name, entry.option)) is not None:
-                        yield entry._replace(option=option)
+                    if not note.names or entry.name in note.names:
+                        yield entry._replace(option=note.changed.get(entry.name, entry.option))
 
 
 def with_values(options: type[Options], values: Mapping[str, Any]) -> Options:
@@ -140,8 +140,3 @@ def arguments_of(options: object) -> list[str]:
             else:
                 words += [entry.shown] if each is True else [entry.shown, str(each)]
     return words
-
-
-def options_of(options: type) -> dict[str, Option]:
-    """Return the options of a dataclass by field, for another one that has some of them."""
-    return {entry.name: entry.option for entry in declared_options(options)}

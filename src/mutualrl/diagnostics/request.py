@@ -33,8 +33,7 @@ class ThresholdOptions:
 
 
 #: what a diagnostic asks of a recipe: pool, task, rows, seed, and keys of task and sources
-ASKED: Mapping[str, Option | None] = {
-    **dict.fromkeys(("recipe", "regime", "models", "sources", "steps", "run_dir")),
+ASKED = {
     "pool": Option("Sample from the models of a pool (tiny)."),
     "task": Option("Task of the prompts (the pool's)."),
     "data": Option("The task's rows: a file, a directory, or hub:OWNER/NAME."),
@@ -67,15 +66,15 @@ class DiagnosticRequest(WithPlot):
     reward: Annotated[str | None, Option("Column of --rollouts with the reward (reward; in TRL's, its only one).")] = (
         None
     )
-    asked: Annotated[Request, OptionGroup(**ASKED)] = Request()
+    asked: Annotated[Request, OptionGroup(*ASKED, **ASKED)] = Request()
     prompts: Annotated[int | None, Option("Maximum number of prompts (256).", min=1)] = None
     sampling: Annotated[
         SamplingOptions,
         OptionGroup(
+            *("samples", "max_new_tokens", "temperature", "engine"),
             samples=Option("Rollouts per prompt (the pool's group size).", min=1, max=1024),
             max_new_tokens=Option("Maximum response length in tokens (the pool's).", min=1),
             temperature=Option("Sampling temperature (1).", min=0.0, max=10.0),
-            seed=None,
         ),
     ] = SamplingOptions()
     rounds: Annotated[str | None, Option("Rounds of a run, FIRST:LAST inclusive (all).")] = None
@@ -109,15 +108,15 @@ class ComplementarityRequest(DiagnosticRequest):
     asked: Annotated[
         Request,
         OptionGroup(
-            **{
-                **ASKED,
-                "models": Option("Sample from this model. Repeatable.", "--model", metavar="MODEL"),
-                "sources": Option(
-                    "Recorded texts (also a file of --rollouts without rewards). Repeatable.",
-                    "--source",
-                    metavar="NAME=recorded:FILE",
-                ),
-            }
+            *ASKED,
+            *("models", "sources"),
+            **ASKED,
+            models=Option("Sample from this model. Repeatable.", "--model", metavar="MODEL"),
+            sources=Option(
+                "Recorded texts (also a file of --rollouts without rewards). Repeatable.",
+                "--source",
+                metavar="NAME=recorded:FILE",
+            ),
         ),
     ] = Request()
     hints: Annotated[

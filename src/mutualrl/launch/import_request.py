@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from mutualrl.console.options import Option, WithJson, options_of
+from mutualrl.console.options import Option, OptionGroup, WithJson
 from mutualrl.recipes.request import Request
-
-REQUEST = options_of(Request)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +20,5 @@ class ImportRequest(WithJson):
     file: Annotated[str, Option("Recorded texts: a file, a directory, or hub:OWNER/NAME.", argument=True)]
     out: Annotated[Path, Option("Directory of the new exchange.")]
     name: Annotated[str, Option("Name of the member that has the texts.")] = "recorded"
-    task: Annotated[str | None, REQUEST["task"]] = None
-    data: Annotated[Path | None, REQUEST["data"]] = None
+    asked: Annotated[Request, OptionGroup("task", "data", "assignments")] = Request()
     model: Annotated[str | None, Option("The model to train, for a reward function of your own.")] = None
-    assignments: Annotated[tuple[str, ...], REQUEST["assignments"]] = ()

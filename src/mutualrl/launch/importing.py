@@ -11,7 +11,7 @@ from dataclasses import replace
 from mutualrl.console.user_path import user_path
 from mutualrl.errors import DataError, UsageError
 from mutualrl.launch.import_request import ImportRequest
-from mutualrl.recipes import Recipe, Request, resolve, yaml_file
+from mutualrl.recipes import Recipe, resolve, yaml_file
 from mutualrl.recipes.agreement import all_prompts
 from mutualrl.recipes.pool_tokenizers import load_tokenizers
 from mutualrl.recipes.run_sources import described, learners_of, spec_of
@@ -31,15 +31,8 @@ def import_texts(request: ImportRequest) -> tuple[RunDirectory, Prepared]:
     path = user_path(request.out)
     require_creatable(path)
     models = (request.model,) if request.model is not None else ()
-    recipe = resolve(
-        Request(
-            models=models,
-            sources=(f"{request.name}=recorded:{request.file}",),
-            task=request.task,
-            data=request.data,
-            assignments=request.assignments,
-        )
-    )
+    sources = (f"{request.name}=recorded:{request.file}",)
+    recipe = resolve(replace(request.asked, models=models, sources=sources))
     if request.model is None and recipe.task.reward != ("boxed",):
         raise UsageError("--model: reward functions of your own are given a tokenizer's ids; name the model to train")
     prompts = all_prompts(recipe, "train")

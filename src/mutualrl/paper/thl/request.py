@@ -22,7 +22,7 @@ class ThlRequest(WithPlot):
     asked: Annotated[
         Request,
         OptionGroup(
-            **dict.fromkeys(("recipe", "regime", "models", "sources", "steps", "seed", "run_dir", "assignments")),
+            *("pool", "task", "data"),
             pool=Option("All ordered pairs of a pool; `tiny` by default."),
             task=Option("Task of the prompts (the pool's, or openings of the text)."),
             data=Option("The task's rows (JSON Lines)."),
@@ -35,10 +35,9 @@ class ThlRequest(WithPlot):
     sampling: Annotated[
         SamplingOptions,
         OptionGroup(
+            *("samples", "max_new_tokens", "seed"),
             samples=Option("Responses per prompt (5).", min=1),
             max_new_tokens=Option("Maximum response length in tokens (the pool's, or 64).", min=1),
-            temperature=None,
-            engine=None,
             seed=Option("Seed of draws and sampling.", min=0, max=SEED_LIMIT),
         ),
     ] = SamplingOptions()
