@@ -18,20 +18,6 @@ import numpy.typing as npt
 
 from mutualrl.errors import UsageError
 
-POLICY_NAME = r"^[a-z0-9][a-z0-9._-]*$"  # used in directory names and URLs
-_DEVICES = frozenset(("con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))))
-_FILES = (".json", ".jsonl", ".yaml", ".lock", ".tmp", ".parquet", ".")
-
-
-def name_problem(name: str) -> str | None:
-    """Return why a policy cannot have a name of the right form: it is one of a run's files, of reports, or of a device
-    of another system, to which the run may be copied. None if it can."""
-    if name == "all":
-        return "reports call the whole pool so"
-    if name.partition(".")[0] in _DEVICES:
-        return "it is a device on Windows"
-    return "it looks like a file of a run" if name.endswith(_FILES) else None
-
 
 @dataclass(frozen=True, slots=True)
 class Prompt:

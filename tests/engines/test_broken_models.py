@@ -140,7 +140,7 @@ def test_adapter_is_called_one_and_the_printed_command_merges_it(model: Path, tm
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    from mutualrl.recipes.section import known_model
+    from mutualrl.engines.model_files import known_model
 
     base = AutoModelForCausalLM.from_pretrained(model)
     adapted = get_peft_model(base, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))

@@ -30,7 +30,20 @@ LAYERS: list[set[str]] = [
     {"tiny", "engines", "recipes", "machine"},
     {"sources"},
     {"regimes", "thl", "see", "tasks"},
-    {"storage", "process", "console", "records", "rollouts", "errors", "seeds", "section", "imported", "__init__"},
+    {
+        "storage",
+        "process",
+        "console",
+        "records",
+        "rollouts",
+        "errors",
+        "seeds",
+        "section",
+        "imported",
+        "references",
+        "traits",
+        "__init__",
+    },
 ]
 
 
@@ -133,7 +146,11 @@ def test_there_are_no_import_cycles(types: bool) -> None:
 
 def test_package_root_has_only_shared_modules() -> None:
     modules = {path.name for path in SOURCE.iterdir() if not (path / "__init__.py").exists() and path.suffix == ".py"}
-    assert modules == {"__init__.py", "__main__.py", "errors.py", "records.py", "rollouts.py", "section.py", "seeds.py"}
+    shared = {
+        f"{name}.py"
+        for name in ("errors", "imported", "records", "references", "rollouts", "section", "seeds", "traits")
+    }
+    assert modules == {"__init__.py", "__main__.py", *shared}
 
 
 #: diagnostics of a single regime, and modules that use TRL's loss type with the name of our baseline

@@ -6,7 +6,8 @@ import pytest
 
 from mutualrl.recipes.free import may_differ
 from mutualrl.recipes.schema import Recipe
-from mutualrl.section import QUESTIONS
+from mutualrl.section import QUESTIONS, Free
+from mutualrl.sources.section import KEYS, KINDS
 
 EVERYWHERE = ("resume", "machines", "comparison", "arms")
 
@@ -44,3 +45,12 @@ EVERYWHERE = ("resume", "machines", "comparison", "arms")
 )
 def test_key_says_where_it_may_differ(key: str, yes: tuple[str, ...]) -> None:
     assert {question for question in QUESTIONS if may_differ(Recipe, key, question)} == set(yes)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_key_of_a_source_may_differ_as_any_kind_that_has_it_says(key: str) -> None:
+    said = {"comparison", "arms"}  # of `sources` itself
+    for kind in KINDS.values():
+        for note in kind.model_fields[key].metadata if key in kind.model_fields else ():
+            said |= note.questions if isinstance(note, Free) else set()
+    assert {question for question in QUESTIONS if may_differ(Recipe, f"sources.book.{key}", question)} == said

@@ -8,8 +8,8 @@ import pytest
 
 from mutualrl.records import Rollout
 from mutualrl.regimes import get_regime
-from mutualrl.regimes.round import SourceTraits
 from mutualrl.rollouts import Rollouts
+from mutualrl.traits import SourceTraits
 from regime_views import Peer, plan, view
 
 GATED = SourceTraits()

@@ -14,9 +14,9 @@ from mutualrl.records import PublishSchema
 from mutualrl.regimes.gating import Candidate, EncodedCandidate, GateRule, draw_candidate, gate, gated_prompts
 from mutualrl.regimes.losses import nll_loss, row_nll
 from mutualrl.regimes.microbatches import MicrobatchSlot, assign_to_microbatches
-from mutualrl.regimes.round import SourceTraits
 from mutualrl.regimes.sgt import SGT
 from mutualrl.rollouts import Rollouts
+from mutualrl.traits import SourceTraits
 from regime_views import Peer as PeerInMemory
 from regime_views import answered, plan, requests, view
 

@@ -7,7 +7,6 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,8 @@ from mutualrl.see.store import LocalStore
 from mutualrl.sources.answers import AnswerStore
 from mutualrl.sources.asking import Asking
 from mutualrl.sources.questions import Answer, Budget, questions_on
-from mutualrl.sources.served import ServedModel, ServedSpec
+from mutualrl.sources.section import ServedSource
+from mutualrl.sources.served import ServedModel
 from mutualrl.storage.accounts import Account
 
 pytest.importorskip("openai")
@@ -39,14 +39,15 @@ class Process:
     """One process that asks, round after round."""
 
     def __init__(self, endpoint: Endpoint, store: LocalStore, budget: Budget | None = None, **settings: Any) -> None:
-        spec = ServedSpec("t", endpoint.url, "teacher", 16, timeout=5.0, retries=0, concurrency=4)
+        common: dict[str, Any] = {"max_tokens": 16, "timeout": 5.0, "retries": 0, "concurrency": 4}
+        source = ServedSource(name="t", served=endpoint.url, model="teacher", **{**common, **settings})
         self.runner = asyncio.Runner()
-        self.model = self.runner.run(self._open(replace(spec, **settings)))
+        self.model = self.runner.run(self._open(source))
         self.budget = budget or Budget(None)
         self.asking = Asking(self.model, AnswerStore(store, "t"), self.budget, fail=False)
 
-    async def _open(self, spec: ServedSpec) -> ServedModel:
-        return ServedModel(spec)
+    async def _open(self, source: ServedSource) -> ServedModel:
+        return ServedModel(source)
 
     def round(self, number: int, prompts: Mapping[str, Prompt] = TWELVE) -> tuple[list[Answer], Account]:
         questions = questions_on(sorted(prompts), 1, "t", run_seed=0, round_index=number)

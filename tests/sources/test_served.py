@@ -16,7 +16,8 @@ from endpoint import Endpoint, completion, respond, served
 from mutualrl.errors import MachineError, UsageError
 from mutualrl.records import Prompt
 from mutualrl.sources.questions import Answer, Question
-from mutualrl.sources.served import HIDDEN, ServedModel, ServedSpec, key_of, preflight
+from mutualrl.sources.section import ServedSource
+from mutualrl.sources.served import HIDDEN, ServedModel, key_of, preflight
 
 pytest.importorskip("openai")
 
@@ -25,14 +26,18 @@ PROMPT = Prompt("p", "What is 2 + 2?", "4", "all")
 Fault = Callable[[int, Endpoint, BaseHTTPRequestHandler], bool]
 
 
+def teacher(url: str, **settings: Any) -> ServedSource:
+    """Return a source with what a recipe settles."""
+    return ServedSource(**{"name": "t", "served": url, "model": "teacher", "max_tokens": 16, **settings})
+
+
 def answered(
-    endpoint: Endpoint, prompt: Prompt = PROMPT, times: int = 1, **settings: Any
+    endpoint: Endpoint, prompt: Prompt = PROMPT, times: int = 1, key: str = KEY, **settings: Any
 ) -> tuple[list[Answer], ServedModel]:
     """Return the answers to one question."""
 
     async def ask() -> tuple[list[Answer], ServedModel]:
-        spec = ServedSpec("t", endpoint.url, "teacher", 16, timeout=5.0, retries=0, key=KEY)
-        model = ServedModel(replace(spec, **settings))
+        model = ServedModel(teacher(endpoint.url, **{"timeout": 5.0, "retries": 0, **settings}), key)
         questions = [Question("p", sample, 7 + sample) for sample in range(times)]
         answers = await asyncio.gather(*(model.answer(question, prompt) for question in questions))
         await model.close()
@@ -282,7 +287,7 @@ def test_nothing_of_the_environment_reaches_the_endpoint(
     with served(Endpoint(lambda prompt, seed: "4", with_cookie)) as endpoint:
 
         async def twice() -> None:
-            model = ServedModel(ServedSpec("t", endpoint.url, "teacher", 16, key=KEY))
+            model = ServedModel(teacher(endpoint.url), KEY)
             for sample in range(2):
                 assert (await model.answer(Question("p", sample, 7), PROMPT)).failure is None
             await model.close()
@@ -300,7 +305,7 @@ def test_nothing_of_the_environment_reaches_the_endpoint(
 def test_an_environment_without_a_client_is_said(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(MachineError, match=r"no client for https://models\.example/v1 can be built"):
-        ServedModel(ServedSpec("t", "https://models.example/v1", "teacher", 16))
+        ServedModel(teacher("https://models.example/v1"))
 
 
 def test_a_null_leaves_a_field_out_of_the_request() -> None:
@@ -332,8 +337,7 @@ def test_a_long_wait_that_the_server_asks_for_is_waited_for(monkeypatch: pytest.
 
 
 def checked(endpoint: Endpoint, **settings: Any) -> str:
-    spec = ServedSpec("t", endpoint.url, "teacher", 16, timeout=2.0, key=KEY)
-    return asyncio.run(preflight(replace(spec, **settings))).model
+    return asyncio.run(preflight(teacher(endpoint.url, **{"timeout": 2.0, **settings}), KEY)).model
 
 
 def test_a_model_is_named_or_the_only_one_and_need_not_be_listed() -> None:
@@ -350,16 +354,16 @@ def test_a_model_is_named_or_the_only_one_and_need_not_be_listed() -> None:
 
 
 def test_the_first_question_finds_a_path_or_a_model_that_is_none() -> None:
-    spec = ServedSpec("t", "", "teacher", 16, timeout=2.0, retries=0, key=KEY)
+    settings = {"timeout": 2.0, "retries": 0}
     with served(Endpoint(lambda prompt, seed: "4")) as endpoint:
-        found = asyncio.run(preflight(replace(spec, url=endpoint.url), PROMPT, seed=3))
+        found = asyncio.run(preflight(teacher(endpoint.url, **settings), KEY, PROMPT, seed=3))
         assert (found.model, found.answer.text, found.answer.prompt_tokens) == ("teacher", "4", 8)
         assert [(body["seed"], body["messages"][-1]["content"]) for body in endpoint.asked] == [(3, PROMPT.text)]
     with (
         served(Endpoint(lambda prompt, seed: "4", always(status(404)))) as endpoint,
         pytest.raises(MachineError, match=r"gave no answer to a first question to teacher: status 404.*/v1"),
     ):
-        asyncio.run(preflight(replace(spec, url=endpoint.url), PROMPT))
+        asyncio.run(preflight(teacher(endpoint.url, **settings), KEY, PROMPT))
 
 
 def test_a_server_that_lists_the_key_does_not_show_it() -> None:

@@ -30,11 +30,11 @@ from mutualrl.recipes.agreement import load_recipe_prompts, require_enough
 from mutualrl.recipes.pool_tokenizers import load_tokenizers
 from mutualrl.recipes.project import ProjectRequest
 from mutualrl.recipes.starter import BOXED, OWN, OWN_ROWS, files, named, next_commands
+from mutualrl.references import data_path, is_hub
 from mutualrl.regimes import at_level, regimes
 from mutualrl.storage.files import create_atomic
 from mutualrl.tasks import get_task
 from mutualrl.tasks.dataset import first_row
-from mutualrl.tasks.hub_data import data_path, is_hub
 from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.tasks.template import fields_of
 from mutualrl.thl import DEFAULT_ANCHOR

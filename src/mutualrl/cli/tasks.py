@@ -14,8 +14,8 @@ from mutualrl.console.display import clean, print_text
 from mutualrl.console.options import given
 from mutualrl.errors import UsageError
 from mutualrl.records import Prompt
+from mutualrl.references import data_path
 from mutualrl.tasks import TASKS, TaskSource, get_task
-from mutualrl.tasks.hub_data import data_path
 
 
 def ls(options: TasksLs) -> None:

@@ -8,10 +8,10 @@ field is none. A subclass hides an inherited option by declaring the field again
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import reduce
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 Options = TypeVar("Options")
 
@@ -60,7 +60,8 @@ class OptionGroup:
         self.names, self.changed = names, changed
 
 
-class Declared(NamedTuple):
+@dataclass(frozen=True)
+class Declared:
     """An option as declared: the names of the fields that lead to it, its type, and its default (MISSING: none)."""
 
     path: tuple[str, ...]
@@ -107,7 +108,7 @@ def _declared(options: type, above: tuple[str, ...]) -> Iterator[Declared]:
             elif isinstance(note, OptionGroup):
                 for entry in _declared(kind, path):
                     if not note.names or entry.name in note.names:
-                        yield entry._replace(option=note.changed.get(entry.name, entry.option))
+                        yield replace(entry, option=note.changed.get(entry.name, entry.option))
 
 
 def with_values(options: type[Options], values: Mapping[str, Any]) -> Options:

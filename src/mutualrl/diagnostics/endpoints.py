@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from mutualrl.console.user_path import user_path
 from mutualrl.engines.base import ScoringEngine
 from mutualrl.engines.choice import load_scoring_engine
+from mutualrl.engines.model_files import known_model
 from mutualrl.errors import UsageError
 from mutualrl.process.loading import fast_imports
 from mutualrl.recipes.schema import Policy
-from mutualrl.recipes.section import HUB_ID, known_model
-from mutualrl.tiny import PREFIX, resolve_path
+from mutualrl.references import HUB_ID, TINY
+from mutualrl.tiny import resolve_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,7 +39,7 @@ class Endpoint:
 
         Raises UsageError for a directory without a tokenizer, and for any other value.
         """
-        if value.startswith(PREFIX):
+        if value.startswith(TINY):
             try:
                 return cls(value, known_model(value), True)
             except ValueError as error:

@@ -24,12 +24,13 @@ from mutualrl.engines.sampling import Sampling
 from mutualrl.records import Prompt, Rollout
 from mutualrl.regimes.hinted import Hinted, HintedAnswer
 from mutualrl.regimes.hints import shown_hint, with_hint
-from mutualrl.regimes.round import RoundView, Sample, SourceTraits
+from mutualrl.regimes.round import RoundView, Sample
 from mutualrl.regimes.round import Sampled as Drawn
 from mutualrl.rollouts import Rollouts
 from mutualrl.seeds import policy_seed
 from mutualrl.sources.prepare import Prepared
 from mutualrl.tasks.prompting import as_prompt, prompt_ids
+from mutualrl.traits import SourceTraits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

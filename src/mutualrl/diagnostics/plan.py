@@ -17,16 +17,17 @@ from mutualrl.diagnostics.gates import Thresholds
 from mutualrl.diagnostics.request import DiagnosticRequest
 from mutualrl.diagnostics.rollout_reader import has_rewards
 from mutualrl.diagnostics.scales import Scales
+from mutualrl.engines.model_files import model_problem
 from mutualrl.engines.sampling import Sampling
 from mutualrl.errors import DataError, UsageError
 from mutualrl.recipes import Recipe, Request, load_run, resolve
 from mutualrl.recipes.pool_tokenizers import load_tokenizers
-from mutualrl.recipes.run_sources import learners_of, spec_of
-from mutualrl.recipes.stored import GONE
+from mutualrl.recipes.run_sources import learners_of, require_recorded
 from mutualrl.records import Prompt
 from mutualrl.regimes import Regime, at_level, parts_of
 from mutualrl.regimes.sgt import SGT
-from mutualrl.sources.prepare import Learner, RecordedSpec
+from mutualrl.sources.prepare import Learner
+from mutualrl.sources.section import RecordedSource
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.storage.trained_model import has_trained_model, trained_model
 from mutualrl.tasks import get_task, load_prompts
@@ -62,7 +63,7 @@ class RecordedTexts:
     """Recorded texts beside the models' rollouts: what to read, the task's prompts and reward functions that verify
     them, and the recipe whose models will learn them (None: no model is known)."""
 
-    specs: tuple[RecordedSpec, ...]
+    specs: tuple[RecordedSource, ...]
     prompts: tuple[Prompt, ...]
     rewards: tuple[str, ...]
     timeout: float
@@ -113,7 +114,7 @@ def plan_diagnostic(request: DiagnosticRequest) -> DiagnosticPlan:
     return _of_models(request, specs)
 
 
-def _of_files(request: DiagnosticRequest, specs: list[RecordedSpec]) -> DiagnosticPlan:
+def _of_files(request: DiagnosticRequest, specs: list[RecordedSource]) -> DiagnosticPlan:
     """Return the plan for rollouts in files, or for recorded texts alone."""
     files = [*(path.name for path in request.rollouts), *(Path(spec.recorded).name for spec in specs)]
     seed = request.asked.seed or 0
@@ -131,7 +132,7 @@ def _of_files(request: DiagnosticRequest, specs: list[RecordedSpec]) -> Diagnost
     )
 
 
-def _of_run(request: DiagnosticRequest, directory: Path, specs: list[RecordedSpec]) -> DiagnosticPlan:
+def _of_run(request: DiagnosticRequest, directory: Path, specs: list[RecordedSource]) -> DiagnosticPlan:
     """Return the plan for the rollouts of a run's exchange."""
     recorded = _recorded(request, directory, alone=bool(specs))
     ends = _run_models(recorded, request.trust_remote_code)
@@ -141,12 +142,12 @@ def _of_run(request: DiagnosticRequest, directory: Path, specs: list[RecordedSpe
     return replace(plan, recorded=recorded)
 
 
-def _of_models(request: DiagnosticRequest, specs: list[RecordedSpec]) -> DiagnosticPlan:
+def _of_models(request: DiagnosticRequest, specs: list[RecordedSource]) -> DiagnosticPlan:
     """Return the plan for models that are sampled."""
     asked, seed = request.asked, request.asked.seed or 0
     pool = None if asked.models else asked.pool or "tiny"
     recipe = resolve(replace(asked, pool=pool, sources=(), seed=seed, assignments=_task_keys(request)))
-    specs = [*specs, *(spec_of(section) for section in recipe.sources)]
+    specs = [*specs, *(require_recorded(section) for section in recipe.sources)]
     if len(recipe.policies) < 2 and not specs:
         raise UsageError(
             f"pool {recipe.pool!r} has one policy ({recipe.policies[0].name!r}); a pool of two or more is needed"
@@ -161,7 +162,7 @@ def _of_recipe(
     request: DiagnosticRequest,
     recipe: Recipe,
     ends: Mapping[str, Endpoint],
-    specs: Sequence[RecordedSpec],
+    specs: Sequence[RecordedSource],
     *,
     origin: str,
     seed: int,
@@ -180,7 +181,7 @@ def _of_recipe(
     )
 
 
-def split_files(request: DiagnosticRequest) -> tuple[DiagnosticRequest, list[RecordedSpec]]:
+def split_files(request: DiagnosticRequest) -> tuple[DiagnosticRequest, list[RecordedSource]]:
     """Return the request with rollouts only, and the recorded texts: those of `--source`, and the files of `--rollouts`
     without rewards, each under its file's name. Raises UsageError."""
     sections = list(request.asked.sources)
@@ -204,7 +205,9 @@ def split_files(request: DiagnosticRequest) -> tuple[DiagnosticRequest, list[Rec
         raise UsageError(f"--set {of_sources[0]}: there is no source; add --source NAME=recorded:FILE")
     recipe = resolve(Request(sources=tuple(sections), assignments=of_sources)) if sections else None
     known = [] if recipe is None else recipe.sources
-    return replace(request, rollouts=tuple(dumps)), [spec_of(section) for section in known if section.name in names]
+    return replace(request, rollouts=tuple(dumps)), [
+        require_recorded(section) for section in known if section.name in names
+    ]
 
 
 def _task_keys(request: DiagnosticRequest) -> tuple[str, ...]:
@@ -212,7 +215,7 @@ def _task_keys(request: DiagnosticRequest) -> tuple[str, ...]:
     return tuple(each for each in request.asked.assignments if each.startswith("task."))
 
 
-def _recorded_texts(specs: Sequence[RecordedSpec], recipe: Recipe, learners: Recipe | None) -> RecordedTexts | None:
+def _recorded_texts(specs: Sequence[RecordedSource], recipe: Recipe, learners: Recipe | None) -> RecordedTexts | None:
     if not specs:
         return None
     prompts = load_prompts(get_task(recipe.task.name), "train", recipe.task.source(recipe.run.seed))
@@ -342,7 +345,7 @@ def _run_models(recorded: Recorded, trust_remote_code: bool) -> dict[str, Endpoi
             ends[name] = Endpoint(
                 end.name, str(trained_model(recorded.run, name, verify=True)), True, None, end.trust_remote_code
             )
-        elif end.path.startswith(GONE):
+        elif model_problem(end.path) is not None:
             del ends[name]
     return ends
 

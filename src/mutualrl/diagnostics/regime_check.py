@@ -20,7 +20,7 @@ from mutualrl.process.loading import fast_imports
 from mutualrl.records import Prompt, PublishSchema, Rollout, plain_ids
 from mutualrl.regimes import Plan, Regime, Requests, Results, RoundView, check_plan, plain_state
 from mutualrl.regimes.advantages import group_by_prompt, pool_advantages, ungroup
-from mutualrl.regimes.round import PHASES, ExtraRow, Sample, Sampled, SourceTraits
+from mutualrl.regimes.round import PHASES, ExtraRow, Sample, Sampled
 from mutualrl.rollouts import Rollouts
 from mutualrl.storage.files import JsonObject
 from mutualrl.tasks import TaskSource, get_task
@@ -28,6 +28,7 @@ from mutualrl.tasks.boxed import boxed_score
 from mutualrl.thl.units import Floats
 from mutualrl.tiny import path_of
 from mutualrl.training.transfer import TokenTransfer
+from mutualrl.traits import SourceTraits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -9,10 +9,12 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from mutualrl.console.user_path import user_path
 from mutualrl.errors import FileDamagedError, ModelError
+from mutualrl.references import HUB_ID, TINY
 from mutualrl.storage.artifacts import MARKER, sha256_of, verify_directory
 from mutualrl.storage.files import JsonObject, read_json
-from mutualrl.tiny import is_embedded
+from mutualrl.tiny import is_embedded, names
 
 HASHERS = 4  # files read in parallel
 #: do not affect the model's outputs: model cards and tool files
@@ -115,6 +117,35 @@ def require_no_adapter(directory: Path) -> None:
         f"already contain it. If they do (merge_and_unload), remove {ADAPTER} and adapter_model.*; if not, move both "
         "files to a directory of their own and merge them"
     )
+
+
+def known_model(value: str) -> str:
+    """Return a model's reference: an embedded one (`tiny:ada`), the absolute path of a directory, or a hub id. Raises
+    ValueError for a missing path, and for a directory without a model."""
+    if value.startswith(TINY):
+        models = [TINY + name for name in names()]
+        if value not in models:
+            raise ValueError(f"no embedded model {value!r}; expected one of {', '.join(models)}")
+        return value
+    path = user_path(value)
+    if path.is_dir():
+        if (path / ADAPTER).is_file() and not (path / "config.json").is_file():
+            raise ValueError(adapter_message(path))
+        if not (path / "config.json").is_file():
+            raise ValueError(f"model directory {value} has no config.json; expected the output of save_pretrained")
+        return str(path.resolve())
+    if path.exists() or HUB_ID.fullmatch(value) is None:
+        raise ValueError(f"model not found: {value!r} is neither a directory nor a hub id (owner/name)")
+    return value
+
+
+def model_problem(value: str) -> str | None:
+    """Return why a reference is no model that may be loaded (`known_model`); None if it is one."""
+    try:
+        known_model(value)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def adapter_message(directory: Path) -> str:

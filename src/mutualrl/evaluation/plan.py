@@ -7,14 +7,15 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from mutualrl.engines.model_files import known_model
 from mutualrl.engines.sampling import Sampling
 from mutualrl.errors import UsageError
 from mutualrl.evaluation.request import EvalRequest
 from mutualrl.process.limits import REWARD_SECONDS
 from mutualrl.recipes import Recipe, Request, resolve
 from mutualrl.recipes.schema import Policy, TaskSection
-from mutualrl.recipes.section import known_model
 from mutualrl.records import Prompt
+from mutualrl.references import data_path
 from mutualrl.runs.read import part, read_run
 from mutualrl.runs.record import Run, policies_in
 from mutualrl.storage.files import JsonObject
@@ -22,7 +23,6 @@ from mutualrl.storage.rundir import RunDirectory
 from mutualrl.storage.trained_model import trained_model
 from mutualrl.tasks import TaskSource, get_task
 from mutualrl.tasks.base import sample_evenly
-from mutualrl.tasks.hub_data import data_path
 from mutualrl.tasks.mixture import PAPER, MixtureTask
 from mutualrl.tasks.rewarding import BOXED
 from mutualrl.tasks.turns import require_one_turn

@@ -24,14 +24,14 @@ from mutualrl.recipes.agreement import (
     validation_sample,
 )
 from mutualrl.recipes.pool_tokenizers import load_tokenizers
-from mutualrl.recipes.run_sources import Prediction, learners_of, prediction_of, prepared, served_settings
+from mutualrl.recipes.run_sources import Prediction, learners_of, prediction_of, prepared, served_source
 from mutualrl.recipes.schema import Policy
-from mutualrl.recipes.source_section import SourceSection
 from mutualrl.records import Prompt
 from mutualrl.seeds import seed_of
 from mutualrl.sources.answers import first_account
 from mutualrl.sources.prepare import has_one_verdict
-from mutualrl.sources.served import preflight
+from mutualrl.sources.section import AskedSource, FrozenSource
+from mutualrl.sources.served import key_of, preflight
 from mutualrl.storage.accounts import Account
 from mutualrl.storage.allocation import BatchPlan
 from mutualrl.storage.run_info import Fingerprint, RunInfo
@@ -167,12 +167,12 @@ def check_asked_sources(
     for section in recipe.asked_sources:
         if section.column is not None:
             _require_named_sources(recipe, section.column, inputs.prompts)
-        if section.kind == "frozen":
-            path, trusted = resolve_path(section.frozen or ""), section.trust_remote_code
+        if isinstance(section, FrozenSource):
+            path, trusted = resolve_path(section.frozen), section.trust_remote_code
             _check_model(f"source {section.name!r}", path, section.revision, trust_remote_code=trusted)
             continue
         known = {} if resumed is None else resumed.asked_sources.get(section.name, {})
-        settings = served_settings(recipe, section, known.get("model"))
+        source, key = served_source(recipe, section, known.get("model")), key_of(section.api_key_env, section.name)
         if section.api == "completions" and any(prompt.messages for prompt in inputs.prompts):
             raise UsageError(
                 f"sources.{section.name}.api: found completions, but the prompts are conversations; expected chat"
@@ -181,7 +181,7 @@ def check_asked_sources(
             try:
                 first = next((each for each in inputs.prompts if _may_be_asked(section, each)), None)
                 seed = seed_of(recipe.run.seed, section.name, "first question")
-                model, answer = asyncio.run(preflight(settings.spec, None if resumed else first, seed))
+                model, answer = asyncio.run(preflight(source, key, None if resumed else first, seed))
                 models[section.name] = model
                 notes.append(f"source {section.name}: {clean(model, 100)} at {section.served}")
                 if first is not None and answer.asked:
@@ -204,7 +204,7 @@ def check_asked_sources(
     return AskedSources(models, notes, accounts)
 
 
-def _may_be_asked(section: SourceSection, prompt: Prompt) -> bool:
+def _may_be_asked(section: AskedSource, prompt: Prompt) -> bool:
     return section.column is None or prompt.columns.get(section.column) == section.name
 
 

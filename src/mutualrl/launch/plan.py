@@ -256,8 +256,6 @@ def model_digests(recipe: Recipe) -> dict[str, str]:
     """Return the digest of each policy's base model, and of each frozen source. Raises ModelError if a file cannot be
     read."""
     models = {p.name: (resolve_path(p.model), p.revision) for p in recipe.policies}
-    for source in recipe.asked_sources:
-        if source.frozen is not None:
-            models[source.name] = (resolve_path(source.frozen), source.revision)
+    models |= {source.name: (resolve_path(source.frozen), source.revision) for source in recipe.frozen_sources}
     digests = {key: model_digest(*key) for key in set(models.values())}
     return {name: digests[key] for name, key in models.items()}

@@ -96,7 +96,7 @@ def require_fit(recipe: Recipe, placement: Placement, machine: Machine) -> None:
     memory = dict(zip(machine.gpus, machine.memory, strict=True))
     needed: dict[str, float] = dict.fromkeys(memory, 0.0)
     for source in placement.sources:
-        frozen = next((each.frozen for each in recipe.asked_sources if each.name == source.policy), None)
+        frozen = next((each.frozen for each in recipe.frozen_sources if each.name == source.policy), None)
         count = None if frozen is None else parameter_count(Policy(name=source.policy, model=frozen))
         for gpu in source.gpus if count is not None else ():
             needed[gpu] += _WEIGHT * (count or 0)

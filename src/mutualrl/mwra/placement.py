@@ -50,7 +50,7 @@ def place(recipe: Recipe, machine: Machine, pins: Mapping[str, DevicePin] | None
 
 def _frozen(recipe: Recipe) -> list[str]:
     """Return the names of the sources that are sampled on a device of their own."""
-    return [source.name for source in recipe.asked_sources if source.kind == "frozen"]
+    return [source.name for source in recipe.frozen_sources]
 
 
 def shares_gpus(recipe: Recipe, machine: Machine) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from collections.abc import Iterable
+from typing import get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -12,18 +13,19 @@ from mutualrl.section import Free, Question
 
 def may_differ(model: type[BaseModel], key: str, question: Question) -> bool:
     """Return whether a key, dotted, with the items of lists by their names, may differ under a question."""
-    section: type[BaseModel] | None = model
+    sections: tuple[type[BaseModel], ...] = (model,)
     parts = key.split(".")
-    while parts and section is not None:
-        field = section.model_fields.get(parts.pop(0))
-        if field is None:
+    while parts and sections:
+        part = parts.pop(0)
+        fields = [section.model_fields[part] for section in sections if part in section.model_fields]
+        if not fields:
             return False
-        if question in _answers(field):
+        if any(question in _answers(field) for field in fields):
             return True
-        section, in_list = _section(field)
+        sections, in_list = _sections(fields)
         if in_list and parts:
             parts.pop(0)  # the item's name
-    inner = section is None and bool(parts)
+    inner = not sections and bool(parts)
     return inner and _of_mapping(key, parts, question)
 
 
@@ -31,15 +33,25 @@ def _answers(field: FieldInfo) -> frozenset[Question]:
     return frozenset[Question]().union(*(each.questions for each in field.metadata if isinstance(each, Free)))
 
 
-def _section(field: FieldInfo) -> tuple[type[BaseModel] | None, bool]:
-    """Return the section that a field holds, if any, and whether it holds several, by name."""
-    annotation = field.annotation
+def _sections(fields: Iterable[FieldInfo]) -> tuple[tuple[type[BaseModel], ...], bool]:
+    """Return the sections that fields of one key hold, and whether they hold several, by name. A section of several
+    kinds, which a key tells apart, is one of each: a key may differ if that of any kind may."""
+    found: dict[type[BaseModel], None] = {}
+    in_list = False
+    for field in fields:
+        inside, several = _inside(field.annotation)
+        found |= dict.fromkeys(inside)
+        in_list |= several
+    return tuple(found), in_list and bool(found)
+
+
+def _inside(annotation: object) -> tuple[list[type[BaseModel]], bool]:
+    """Return the sections within an annotation, and whether they are items of a list or a mapping."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation, False
-    for argument in get_args(annotation):
-        if isinstance(argument, type) and issubclass(argument, BaseModel):
-            return argument, any(kind in str(annotation) for kind in ("tuple[", "dict["))
-    return None, False
+        return [annotation], False
+    parts = [_inside(argument) for argument in get_args(annotation)]
+    in_list = get_origin(annotation) in (tuple, list, dict) or any(several for _, several in parts)
+    return [section for inside, _ in parts for section in inside], in_list
 
 
 def _of_mapping(key: str, parts: list[str], question: Question) -> bool:

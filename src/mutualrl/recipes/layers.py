@@ -13,7 +13,7 @@ from mutualrl.errors import RecipeError, UsageError
 from mutualrl.process.plugins import absolute_path
 from mutualrl.recipes import yaml_file
 from mutualrl.regimes import SEPARATOR, parts_of
-from mutualrl.sources.references import TASK
+from mutualrl.sources.section import TASK
 
 #: a layer of a recipe, as parsed from YAML
 Layer = dict[str, Any]

@@ -22,9 +22,7 @@ def load_source_tokenizers(recipe: Recipe) -> dict[str, PreTrainedTokenizerBase]
     if "logprobs" not in recipe.published.fields:
         return {}
     return {
-        source.name: _load(source.frozen or "", source.revision, source.trust_remote_code)
-        for source in recipe.asked_sources
-        if source.kind == "frozen"
+        source.name: _load(source.frozen, source.revision, source.trust_remote_code) for source in recipe.frozen_sources
     }
 
 

@@ -17,10 +17,9 @@ from mutualrl.recipes.request import Request
 from mutualrl.recipes.schema import (
     Recipe,
 )
-from mutualrl.recipes.source_section import Kind
 from mutualrl.recipes.trainer_table import Settings
 from mutualrl.recipes.validation import validate
-from mutualrl.records import POLICY_NAME
+from mutualrl.references import POLICY_NAME, data_path
 from mutualrl.regimes import (
     SEPARATOR,
     Regime,
@@ -30,8 +29,8 @@ from mutualrl.regimes import (
     parts_of,
     regimes,
 )
+from mutualrl.sources.section import Kind
 from mutualrl.storage.rundir import RunDirectory
-from mutualrl.tasks.hub_data import data_path
 
 #: the paper's base algorithm (Section "Hyperparameters") where it differs from TRL's defaults.
 BASE_TRAINER: Settings = {

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from mutualrl.errors import FileDamagedError, PlanMismatchError, UsageError
 from mutualrl.recipes.schema import Recipe
-from mutualrl.recipes.source_section import SourceSection
 from mutualrl.records import Prompt
 from mutualrl.regimes.regime import success_above
-from mutualrl.sources.prepare import Learner, Prepared, RecordedSpec, prepare_sources, read_stored
-from mutualrl.sources.served import ServedSpec, key_of
+from mutualrl.sources.prepare import Learner, Prepared, prepare_sources, read_stored
+from mutualrl.sources.section import FrozenSource, RecordedSource, ServedSource, SourceSection
 from mutualrl.sources.source import StoredSource
 from mutualrl.storage.accounts import Account
 from mutualrl.storage.allocation import BatchPlan
@@ -40,8 +39,7 @@ def prepared(
     DataError, RewardError."""
     sections = [section for section in recipe.recorded_sources if names is None or section.name in names]
     learners, timeout = learners_of(recipe, tokenizers), recipe.run.step_timeout
-    specs = [spec_of(section) for section in sections]
-    return prepare_sources(specs, prompts, validation, recipe.task.reward, learners, timeout)
+    return prepare_sources(sections, prompts, validation, recipe.task.reward, learners, timeout)
 
 
 def learners_of(recipe: Recipe, tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> list[Learner]:
@@ -63,22 +61,15 @@ def learners_of(recipe: Recipe, tokenizers: Mapping[str, PreTrainedTokenizerBase
     return learners
 
 
-def spec_of(section: SourceSection) -> RecordedSpec:
-    """Return what a recipe says of a source."""
-    if section.recorded is None:
+def require_recorded(section: SourceSection) -> RecordedSource:
+    """Return a source. Raises UsageError for one that is not recorded."""
+    if not isinstance(section, RecordedSource):
         raise UsageError(f"source {section.name!r} is {section.kind}; expected a recorded one: NAME=recorded:FILE")
-    return RecordedSpec(
-        section.name,
-        section.recorded,
-        section.columns,
-        section.reasoning,
-        section.allow_validation,
-        section.learners,
-        section.max_texts,
-    )
+    return section
 
 
-class SourceSampling(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SourceSampling:
     """How an asked source is sampled: answers per prompt, tokens per answer, and temperature (None: the server's)."""
 
     samples: int
@@ -86,13 +77,13 @@ class SourceSampling(NamedTuple):
     temperature: float | None
 
 
-def sampling_of(recipe: Recipe, section: SourceSection) -> SourceSampling:
+def sampling_of(recipe: Recipe, section: ServedSource | FrozenSource) -> SourceSampling:
     """Return how an asked source is sampled: as the recipe says, else by the settings of its first reader; its answers
     may be as long as any reader's."""
     settings = [recipe.trainer_settings(name) for name in recipe.readers_of(section)]
     longest = max(int(each.get("max_completion_length") or MAX_COMPLETION) for each in settings)
     samples, temperature = 1, section.temperature
-    if section.kind == "frozen":
+    if isinstance(section, FrozenSource):
         samples = int(settings[0].get("num_generations", 8))
         temperature = float(settings[0].get("temperature", 1.0)) if temperature is None else temperature
     return SourceSampling(section.samples or samples, section.max_tokens or longest, temperature)
@@ -128,7 +119,7 @@ class Prediction:
         return text if self.budget_tokens is None else f"{text}; its budget is {self.budget_tokens:,} tokens"
 
 
-def prediction_of(recipe: Recipe, section: SourceSection, batch: BatchPlan) -> Prediction:
+def prediction_of(recipe: Recipe, section: ServedSource | FrozenSource, batch: BatchPlan) -> Prediction:
     """Return what a source that is asked will do."""
     sampling = sampling_of(recipe, section)
     return Prediction(
@@ -138,43 +129,15 @@ def prediction_of(recipe: Recipe, section: SourceSection, batch: BatchPlan) -> P
         batch.prompts * sampling.samples,
         recipe.rounds(batch.optimizer_steps),
         sampling.max_tokens,
-        section.budget_tokens,
+        section.budget_tokens if isinstance(section, ServedSource) else None,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ServedSettings:
-    """A served source of a run: its endpoint, answers per prompt, whether it is gated, its budget, and whether a
-    question without an answer ends the run."""
-
-    spec: ServedSpec
-    samples: int
-    gated: bool
-    budget_tokens: int | None
-    fail: bool
-
-
-def served_settings(recipe: Recipe, section: SourceSection, model: str | None = None) -> ServedSettings:
-    """Return what a recipe says of a served source. `model`: the server's name of it when the run began, if the recipe
-    has none. Raises UsageError if its key is not in the environment."""
+def served_source(recipe: Recipe, section: ServedSource, model: str | None = None) -> ServedSource:
+    """Return a served source with what the recipe has in place of its nulls: samples, tokens, temperature, and the
+    server's name of the model when the run began (`model`)."""
     sampling = sampling_of(recipe, section)
-    spec = ServedSpec(
-        section.name,
-        section.served or "",
-        section.model or model,
-        sampling.max_tokens,
-        sampling.temperature,
-        section.api,
-        section.system,
-        section.extra_body,
-        section.reasoning,
-        section.timeout,
-        section.retries,
-        section.concurrency,
-        key_of(section.api_key_env, section.name),
-    )
-    fail = section.on_source_loss == "fail"
-    return ServedSettings(spec, sampling.samples, section.gated, section.budget_tokens, fail)
+    return section.model_copy(update={**asdict(sampling), "model": section.model or model})
 
 
 def described(sources: Mapping[str, Prepared]) -> dict[str, dict[str, object]]:

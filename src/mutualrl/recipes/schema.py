@@ -9,13 +9,13 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from mutualrl.process.plugins import FORM as IMPORT_FORM
 from mutualrl.process.plugins import absolute_path, is_import_path
-from mutualrl.recipes.section import absolute, free_name, known_model
-from mutualrl.recipes.source_section import SourceSection
 from mutualrl.recipes.trainer_table import Settings
-from mutualrl.records import POLICY_NAME, PublishSchema
+from mutualrl.records import PublishSchema
+from mutualrl.references import POLICY_NAME, data_path, free_name, model_path
 from mutualrl.regimes import Regime, baseline, get_regime
 from mutualrl.regimes.regime import merged
 from mutualrl.section import FACTOR, MACHINES, PATHS, UPKEEP, Free, Section, as_tuple
+from mutualrl.sources.section import AskedSource, FrozenSource, RecordedSource, ServedSource, SourceSection
 from mutualrl.storage.bucket_url import require_url
 from mutualrl.tasks import TASKS, TaskSource
 from mutualrl.tasks.base import HELD_OUT, MixtureMember
@@ -38,7 +38,7 @@ class Policy(Section):
     """One language model of the pool. `trainer` and `regime` override the run's keys for this policy."""
 
     name: Annotated[str, Field(pattern=POLICY_NAME, max_length=64), AfterValidator(free_name)]
-    model: Annotated[str, AfterValidator(known_model), PATHS]
+    model: Annotated[str, AfterValidator(model_path), PATHS]
     revision: Annotated[str | None, PATHS] = None
     trust_remote_code: bool = False
     parameters: Annotated[float | None, UPKEEP] = Field(
@@ -49,7 +49,7 @@ class Policy(Section):
     regime: Annotated[Settings, FACTOR] = Field({})
 
 
-UserPath = Annotated[str, AfterValidator(absolute)]
+UserPath = Annotated[str, AfterValidator(lambda value: data_path(Path(value)))]
 
 
 def _reward(value: str) -> str:
@@ -292,9 +292,11 @@ class Recipe(Section):
     def _sources_fit_together(self) -> Recipe:
         """Refuse sources that would wait for each other, or with prompts that nobody is asked about."""
         by_name = {source.name: source for source in self.sources}
-        for source in self.sources:
+        asked = [source for source in self.sources if isinstance(source, AskedSource)]
+        after = {source.name: source.after for source in asked}
+        for source in asked:
             chain = [source.name]
-            while (before := by_name[chain[-1]].after) in by_name:
+            while (before := after.get(chain[-1])) in by_name:
                 if before in chain:
                     raise ValueError(
                         f"sources {' and '.join(map(repr, chain))} are each asked after another one of them; leave one "
@@ -307,7 +309,7 @@ class Recipe(Section):
                     f"sources.{source.name}.after: {first.name!r} is read by {', '.join(self.readers_of(first))}, "
                     f"this one by {', '.join(self.readers_of(source))}; expected a source that all of these read"
                 )
-        weighted = [source for source in self.sources if source.weight is not None]
+        weighted = [source for source in asked if source.weight is not None]
         for source in weighted:
             if source.column is not None or source.learners != weighted[0].learners:
                 raise ValueError(
@@ -326,7 +328,7 @@ class Recipe(Section):
             raise ValueError(f"two {kind} are named {', '.join(map(repr, duplicates))}; names must be unique")
         for source in self.sources:
             others = [other.name for other in self.sources if other is not source]
-            if source.after is not None and source.after not in others:
+            if isinstance(source, AskedSource) and source.after is not None and source.after not in others:
                 raise ValueError(
                     f"sources.{source.name}.after: found {source.after!r}, expected another source"
                     + (f": {', '.join(others)}" if others else "; there is none")
@@ -385,14 +387,19 @@ class Recipe(Section):
         return list(self.sources) if self.sources and self.regime_class.reads_peers else []
 
     @property
-    def recorded_sources(self) -> list[SourceSection]:
+    def recorded_sources(self) -> list[RecordedSource]:
         """Return the sources that any policy reads whose texts are known before training."""
-        return [source for source in self.active_sources if not source.asked]
+        return [source for source in self.active_sources if isinstance(source, RecordedSource)]
 
     @property
-    def asked_sources(self) -> list[SourceSection]:
+    def asked_sources(self) -> list[ServedSource | FrozenSource]:
         """Return the sources that any policy reads that answer during training."""
-        return [source for source in self.active_sources if source.asked]
+        return [source for source in self.active_sources if not isinstance(source, RecordedSource)]
+
+    @property
+    def frozen_sources(self) -> list[FrozenSource]:
+        """Return the sources that any policy reads that are sampled on this machine."""
+        return [source for source in self.active_sources if isinstance(source, FrozenSource)]
 
     def sources_of(self, policy: str) -> list[SourceSection]:
         """Return the sources that a policy reads."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from mutualrl.console.user_path import user_path
 from mutualrl.errors import UsageError
 from mutualrl.recipes.project import ProjectRequest
-from mutualrl.records import POLICY_NAME, name_problem
+from mutualrl.references import POLICY_NAME, name_problem
 
 OWN = "own"  # a reward function written next to the pool
 BOXED = "boxed"

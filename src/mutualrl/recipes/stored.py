@@ -10,11 +10,8 @@ from mutualrl.errors import RecipeError
 from mutualrl.recipes import yaml_file
 from mutualrl.recipes.layers import Layers
 from mutualrl.recipes.schema import Recipe
-from mutualrl.recipes.source_section import KEYS_OF
-from mutualrl.recipes.validation import explain, validate
+from mutualrl.recipes.validation import explain, model_problems, validate
 from mutualrl.storage.rundir import RunDirectory
-
-GONE = "gone/"
 
 
 def dump(recipe: Recipe) -> str:
@@ -25,9 +22,6 @@ def dump(recipe: Recipe) -> str:
             section["lora"] = None
     if not recipe.sources:
         del value["sources"]
-    for source, section in zip(recipe.sources, value.get("sources", ()), strict=True):
-        for key in [key for key in section if source.kind not in KEYS_OF.get(key, (source.kind,))]:
-            del section[key]
     if recipe.run.epochs is not None:
         del value["run"]["steps"]  # not derived from the epochs yet
     return yaml_file.dump(value)
@@ -46,20 +40,19 @@ def stored_recipe(run: RunDirectory) -> Recipe:
     layers = Layers()
     layers.add_text(run.recipe_text(), run.recipe)
     try:
-        return Recipe.model_validate(layers.value)
+        recipe = Recipe.model_validate(layers.value)
     except ValidationError as error:
         raise RecipeError(explain(error, layers, (), None)) from None
+    if missing := model_problems(layers):
+        raise RecipeError(missing)
+    return recipe
 
 
 def load_run(run: RunDirectory, *, without_models: bool = False, run_code: bool = False) -> Recipe:
     """Return the recipe of a run. With `run_code` the user's regime and task are imported, as for a resumption; without
-    it, as for commands that only inspect a run, none of its code is executed. With `without_models` a missing model
-    directory (of a run made on another machine) is replaced by `gone/NAME`. Raises RecipeError, and as
-    `RunDirectory.recipe_text` does."""
+    it, as for commands that only inspect a run, none of its code is executed. With `without_models` the models need not
+    be here: the run may have been made on another machine. Raises RecipeError, and as `RunDirectory.recipe_text`
+    does."""
     layers = Layers()
     layers.add_text(run.recipe_text(), run.recipe)
-    for policy in layers.value.get("policies") or () if without_models else ():
-        model = Path(str(policy.get("model")))
-        if model.is_absolute() and not model.is_dir():
-            policy["model"] = f"{GONE}{policy.get('name')}"
-    return validate(layers, run_code=run_code)
+    return validate(layers, run_code=run_code, models=not without_models)

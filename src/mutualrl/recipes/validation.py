@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from mutualrl.engines.model_files import model_problem
 from mutualrl.errors import RecipeError, RegimeError, TaskError
 from mutualrl.process.plugins import entry_points, is_import_path
 from mutualrl.recipes.batch_plan import TRL_BATCHING_KEYS
@@ -24,7 +25,6 @@ from mutualrl.recipes.schema import (
     TaskSection,
 )
 from mutualrl.recipes.servers import server_problems
-from mutualrl.recipes.source_section import SourceSection
 from mutualrl.recipes.trainer_keys import quantization, validate_trainer_key
 from mutualrl.recipes.trainer_table import Settings
 from mutualrl.regimes import (
@@ -39,6 +39,7 @@ from mutualrl.regimes import (
 from mutualrl.regimes.regime import flat, merged
 from mutualrl.regimes.run_problems import RunFacts, member_problems, setting_problems
 from mutualrl.sources.columns import Columns
+from mutualrl.sources.section import KEYS, KINDS, FrozenSource, ServedSource, SourceSection
 from mutualrl.storage.bucket_url import redacted
 from mutualrl.tasks import TASKS, get_task
 from mutualrl.tasks.turns import NO_TURNS, NOT_SHARED
@@ -56,9 +57,10 @@ _SECTIONS: dict[str, type[BaseModel]] = {
 }
 
 
-def validate(layers: Layers, *, run_code: bool = True) -> Recipe:
+def validate(layers: Layers, *, run_code: bool = True, models: bool = True) -> Recipe:
     """Validate the merged layers. Raises RecipeError with every problem found, RegimeError for a regime that cannot be
-    imported. Without `run_code`, regimes and tasks outside this package are neither imported nor checked."""
+    imported. Without `run_code`, regimes and tasks outside this package are neither imported nor checked; without
+    `models`, models need not exist."""
     problems: list[str] = []
     value = layers.value
     for key, default in (("task", TaskSection().name), ("regime", baseline().name)):
@@ -78,6 +80,7 @@ def validate(layers: Layers, *, run_code: bool = True) -> Recipe:
         recipe = Recipe.model_validate(_with_round(value))
     except ValidationError as error:
         problems.extend(explain(error, layers, (), regime))
+    problems += model_problems(layers) if models else []
     if recipe is not None and not problems and checked:
         problems.extend(_conflicts(recipe, layers))
     for path, settings in _regime_sections(value) if checked else ():
@@ -88,6 +91,18 @@ def validate(layers: Layers, *, run_code: bool = True) -> Recipe:
     if problems or recipe is None:
         raise RecipeError(problems)
     return recipe
+
+
+def model_problems(layers: Layers) -> list[str]:
+    """Return a line for each model that this machine lacks: no directory of a model, and no hub id."""
+    lines = []
+    for room, key in (("policies", "model"), ("sources", "frozen")):
+        items = layers.value.get(room)
+        for index, item in enumerate(items if isinstance(items, list) else []):
+            model = item.get(key) if isinstance(item, dict) else None
+            if isinstance(model, str) and (problem := model_problem(model)) is not None:
+                lines.append(_line(layers, (room, str(index), key), problem))
+    return lines
 
 
 def _key_user_regimes_by_name(section: Layer) -> None:
@@ -187,7 +202,7 @@ def _member_problems(recipe: Recipe, layers: Layers) -> list[str]:
                     "is asked by a process beside the policies, on one machine",
                 )
             )
-        if source.timeout >= recipe.run.step_timeout:
+        if isinstance(source, ServedSource) and source.timeout >= recipe.run.step_timeout:
             problem = f"{source.name!r}: found timeout {source.timeout:g}, expected less than run.step_timeout"
             lines.append(
                 _line(layers, ("sources",), f"{problem} ({recipe.run.step_timeout:g}), after which it is dead")
@@ -201,7 +216,7 @@ _SAMPLING: Settings = {"top_p": (1.0, None), "top_k": (0, -1, None), "min_p": (0
 
 def _frozen_problem(recipe: Recipe, source: SourceSection, regime: Regime) -> str | None:
     """Return why a frozen source cannot be sampled as the run samples, where that matters; None if it can."""
-    if source.kind != "frozen":
+    if not isinstance(source, FrozenSource):
         return None
     settings = recipe.trainer_settings(recipe.readers_of(source)[0])
     for key, values in _SAMPLING.items():
@@ -280,9 +295,15 @@ def explain(error: ValidationError, layers: Layers, prefix: tuple[str, ...], reg
     for detail in details:
         if detail["type"] == "too_short" and len(details) > 1:
             continue  # the count excludes invalid items, which have their own errors
-        path = (*prefix, *(str(part) for part in detail["loc"]))
+        path = (*prefix, *_keys(detail["loc"]))
         lines.append(_line(layers, path, _expectation(detail, path, regime)))
     return lines
+
+
+def _keys(location: tuple[int | str, ...]) -> list[str]:
+    """Return the keys that lead to a value. pydantic names a source's kind after its place in the list."""
+    parts = [str(part) for part in location]
+    return parts[:2] + parts[3:] if parts[:1] == ["sources"] and parts[2:3] and parts[2] in KINDS else parts
 
 
 def _expectation(detail: ErrorDetails, path: tuple[str, ...], regime: type[Regime] | None) -> str:
@@ -304,7 +325,7 @@ def _keys_at(path: tuple[str, ...], regime: type[Regime] | None) -> list[str]:
     if path[0] == "policies":
         return list(Policy.model_fields)
     if path[0] == "sources":
-        return list((Columns if path[2:3] == ("columns",) else SourceSection).model_fields)
+        return list(Columns.model_fields if path[2:3] == ("columns",) else KEYS)
     return list(_SECTIONS[path[0]].model_fields) if path[0] in _SECTIONS else []
 
 

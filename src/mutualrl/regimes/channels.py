@@ -16,8 +16,9 @@ from pydantic import create_model
 from mutualrl.errors import RegimeError
 from mutualrl.records import PublishSchema
 from mutualrl.regimes.regime import SELECTION, Conditions, Problem, Regime, Settings, Treatment, Variants
-from mutualrl.regimes.round import ExtraRow, GuideView, Plan, Requests, RoundView, RowStatistics, SourceTraits
+from mutualrl.regimes.round import ExtraRow, GuideView, Plan, Requests, RoundView, RowStatistics
 from mutualrl.rollouts import Rollouts
+from mutualrl.traits import SourceTraits
 
 SEPARATOR = "+"
 #: what may follow a regime that treats advantages in some way; every other regime would discard them

@@ -11,8 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mutualrl.records import PublishSchema
 from mutualrl.regimes.advantages import group_by_prompt
-from mutualrl.regimes.round import GuideView, Plan, Requests, RoundView, RowStatistics, SourceTraits
+from mutualrl.regimes.round import GuideView, Plan, Requests, RoundView, RowStatistics
 from mutualrl.storage.metrics import Metric
+from mutualrl.traits import SourceTraits
 
 if TYPE_CHECKING:
     from mutualrl.rollouts import Rollouts

@@ -19,6 +19,7 @@ from mutualrl.errors import RegimeError
 from mutualrl.records import Ids
 from mutualrl.regimes.advantages import Scale, group_by_prompt, whiten
 from mutualrl.regimes.transfer import Transfer, UnavailableTransfer
+from mutualrl.traits import SourceTraits
 
 if TYPE_CHECKING:
     from mutualrl.rollouts import Rollouts
@@ -129,15 +130,6 @@ class GuideView:
     group: int
     max_length: int
     state: State = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class SourceTraits:
-    """What a source has besides texts and rewards. `every_prompt`: samples on every prompt of a round, drawn whatever
-    the rewards are; without, its texts are a selection. `logprobs`: its tokens and their log-probs."""
-
-    every_prompt: bool = False
-    logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

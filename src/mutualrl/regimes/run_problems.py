@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from mutualrl.regimes.ratios import aggregation_problem, ratio_problems
 from mutualrl.regimes.regime import Problem, Regime, Settings
-from mutualrl.regimes.round import SourceTraits
+from mutualrl.traits import SourceTraits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

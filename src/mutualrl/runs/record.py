@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from mutualrl.process.status import RunState
 from mutualrl.recipes.agreement import data_note
-from mutualrl.records import POLICY_NAME
+from mutualrl.references import POLICY_NAME
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.regimes.regime import SUCCESS_ABOVE, flat
 from mutualrl.storage.files import JsonObject, finite_number

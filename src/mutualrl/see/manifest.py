@@ -10,7 +10,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 
 from mutualrl.errors import ExchangeDamagedError, FileDamagedError
-from mutualrl.records import POLICY_NAME
+from mutualrl.references import POLICY_NAME
 from mutualrl.see.store import ExchangeStore, reread
 from mutualrl.storage.files import JsonObject, checksummed_bytes, parse_checksummed
 from mutualrl.storage.format import FORMAT, other_format

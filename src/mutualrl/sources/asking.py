@@ -110,7 +110,7 @@ class Asking:
     ) -> None:
         """Ask the questions without an answer, in order, at most `concurrency` at a time."""
         in_flight: set[asyncio.Task[None]] = set()
-        concurrency = self._model.spec.concurrency
+        concurrency = self._model.source.concurrency
         used, counted = 0, 0  # tokens of the answers to the first `counted` questions
         silent = self._unanswered >= concurrency  # since an earlier round: one question finds out whether that is over
         try:
@@ -160,7 +160,7 @@ class Asking:
         if answer.failure is not None and self._fail:
             raise SourceLostError(
                 f"source {self._store.source!r} gave no answer on {question.prompt_id!r}: {answer.failure} "
-                f"({self._model.spec.retries} repetitions); on_source_loss: continue would go on without it"
+                f"({self._model.source.retries} repetitions); on_source_loss: continue would go on without it"
             )
         self._store.answered(round_index, question, times, answer)
         self._progress()
@@ -169,11 +169,13 @@ class Asking:
     @property
     def _most(self) -> int:
         """Return the most tokens of an answer."""
-        return self._model.spec.max_tokens
+        most = self._model.source.max_tokens
+        assert most is not None  # settled by `served_source`
+        return most
 
     def _text(self, prompts: Mapping[str, Prompt], question: Question) -> str:
         """Return what is sent with a question: the system message and the prompt."""
-        return (self._model.spec.system or "") + prompts[question.prompt_id].text
+        return (self._model.source.system or "") + prompts[question.prompt_id].text
 
     def _say(self, round_index: int, answers: Sequence[Answer]) -> None:
         """Say what has no answer, with the first reason; once, that all were cut off and that the budget has ended."""
@@ -189,7 +191,7 @@ class Asking:
             self._said_cut_off = True
             notify(
                 f"source {source!r}, round {round_index}: each of its {len(asked)} answers was cut off, and a text "
-                f"that was cut off is no success; raise sources.{source}.max_tokens ({self._model.spec.max_tokens}), "
+                f"that was cut off is no success; raise sources.{source}.max_tokens ({self._model.source.max_tokens}), "
                 "or see whether the server knows the model's end tokens"
             )
         if self._left_out and not self._said_budget:

@@ -13,15 +13,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeGuard
+from typing import TypeGuard
 
 from mutualrl.errors import DataError
 from mutualrl.sources.columns import Columns
+from mutualrl.sources.section import Reasoning
 from mutualrl.tasks.base import unicode_text
 from mutualrl.tasks.messages import Message, is_cut_off, opens_reasoning, read_message, without_reasoning
 from mutualrl.tasks.rows import DatasetRow
-
-Reasoning = Literal["keep", "drop"]
 
 #: names of columns, in order of preference
 IDS = ("prompt_id", "uuid", "problem_id", "example_id", "doc_id", "id")

@@ -20,9 +20,8 @@ from mutualrl.console.lines import notify
 from mutualrl.errors import DataError, FileDamagedError, RewardError, UsageError
 from mutualrl.records import Completion, Prompt, Rollout
 from mutualrl.rollouts import SCHEMA, Rollouts
-from mutualrl.sources.columns import Columns
-from mutualrl.sources.layouts import Reasoning
 from mutualrl.sources.recorded import MatchedTexts, read_recorded
+from mutualrl.sources.section import RecordedSource
 from mutualrl.sources.source import StoredSource
 from mutualrl.storage.files import JsonObject
 from mutualrl.storage.parquet import require_bounded
@@ -42,21 +41,6 @@ BATCH = 512  # texts that are encoded at once
 JUDGED = 64  # texts per call of a reward function of the user's
 #: (prompt id, text, whether it is complete)
 Response = tuple[str, str, bool]
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedSpec:
-    """A recorded source, as the recipe has it. `validation`: a file of the validation prompts is refused, or allowed
-    (its texts are left out in both cases). `learners`: the policies that read it; empty: all. `max_texts`: per prompt,
-    the first by their order."""
-
-    name: str
-    recorded: str
-    columns: Columns = field(default_factory=Columns)
-    reasoning: Reasoning = "keep"
-    allow_validation: bool = False
-    learners: tuple[str, ...] = ()
-    max_texts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +100,7 @@ class Prepared:
 
 
 def prepare_sources(
-    specs: Sequence[RecordedSpec],
+    specs: Sequence[RecordedSource],
     prompts: Sequence[Prompt],
     validation: Sequence[Prompt],
     rewards: Sequence[str],
@@ -146,7 +130,7 @@ def prepare_sources(
 
 
 def _prepared(
-    spec: RecordedSpec,
+    spec: RecordedSource,
     prompts: Sequence[Prompt],
     validation: Sequence[Prompt],
     rewards: Sequence[str],
@@ -295,7 +279,7 @@ def read_stored(
 # ---- what is said before the start
 
 
-def _require_training_prompts(spec: RecordedSpec, found: MatchedTexts) -> None:
+def _require_training_prompts(spec: RecordedSource, found: MatchedTexts) -> None:
     """Raise DataError for a file of the validation set: more of its prompts have a text than of the training set."""
     held, matched = len(found.validation), len(found.texts)
     if held > matched and not spec.allow_validation:

@@ -14,6 +14,7 @@ from typing import Any
 from mutualrl.console.display import clean
 from mutualrl.errors import DataError
 from mutualrl.records import Prompt
+from mutualrl.references import TINY, is_hub
 from mutualrl.see.inspection import tables, writers
 from mutualrl.see.location import record_store
 from mutualrl.sources.columns import Columns
@@ -21,7 +22,6 @@ from mutualrl.sources.layouts import (
     CONVERSATIONS,
     SINGLE,
     Layout,
-    Reasoning,
     RecordedRow,
     RecordedText,
     conversation_texts,
@@ -29,12 +29,12 @@ from mutualrl.sources.layouts import (
     read_row,
 )
 from mutualrl.sources.matching import PromptIndex
-from mutualrl.sources.references import EMBEDDED, TASK
+from mutualrl.sources.section import TASK, Reasoning
 from mutualrl.storage.files import try_stat
 from mutualrl.storage.parquet import iter_rows
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks.base import NumberedRows
-from mutualrl.tasks.hub_data import hub_rows, is_hub, parse_reference
+from mutualrl.tasks.hub_data import hub_rows, parse_reference
 from mutualrl.tasks.rows import TABLES, DatasetRow, format_of, read_rows
 
 SUFFIXES = (".parquet", ".jsonl", *TABLES)
@@ -161,7 +161,7 @@ def _shown(text: str) -> str:
 
 def _readable(reference: str, columns: Columns, found: MatchedTexts) -> Iterator[tuple[str, Layout, NumberedRows]]:
     """Yield the files that a reference names, each with its layout and its rows. Raises DataError if there are none."""
-    if reference.startswith(EMBEDDED):
+    if reference.startswith(TINY):
         reference = str(embedded(reference))
     if is_hub(Path(reference)):
         yield reference, *_with_layout(hub_rows(parse_reference(Path(reference)), "train"), columns, reference)
@@ -266,7 +266,7 @@ def _of_run(path: Path) -> NumberedRows:
 def embedded(reference: str) -> Path:
     """Return the path of a file of recorded texts in this package. Raises DataError for an unknown name."""
     directory = Path(__file__).resolve().parent / "embedded"
-    files = {f"{EMBEDDED}{path.stem}": path for path in sorted(directory.glob("*.jsonl"))}
+    files = {f"{TINY}{path.stem}": path for path in sorted(directory.glob("*.jsonl"))}
     if reference not in files:
         raise DataError(f"no embedded file {reference!r}; expected one of: {', '.join(files)}")
     return files[reference]

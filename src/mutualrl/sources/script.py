@@ -11,13 +11,12 @@ from mutualrl.console.lines import notify
 from mutualrl.console.user_path import user_path
 from mutualrl.errors import DataError, UsageError
 from mutualrl.records import Prompt, row_id
+from mutualrl.references import TINY, is_hub
 from mutualrl.sources.columns import Columns
-from mutualrl.sources.layouts import Reasoning
 from mutualrl.sources.prepare import rollouts_table
 from mutualrl.sources.recorded import read_recorded
-from mutualrl.sources.references import EMBEDDED
+from mutualrl.sources.section import Reasoning
 from mutualrl.sources.source import StoredSource
-from mutualrl.tasks.hub_data import is_hub
 
 
 def recorded_source(
@@ -38,7 +37,7 @@ def recorded_source(
     prompts = [_prompt(row) for row in dataset]
     if not prompts:
         raise UsageError(f"recorded_source({name!r}): the dataset has no rows")
-    reference = recorded if is_hub(Path(recorded)) or recorded.startswith(EMBEDDED) else str(user_path(recorded))
+    reference = recorded if is_hub(Path(recorded)) or recorded.startswith(TINY) else str(user_path(recorded))
     found = read_recorded(reference, columns or Columns(), reasoning, prompts, ())
     pairs = list(found.in_order())
     notify(

@@ -13,15 +13,15 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from email.utils import mktime_tz, parsedate_tz
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mutualrl.console.display import clean
 from mutualrl.errors import MachineError, UsageError
 from mutualrl.records import Prompt
-from mutualrl.sources.layouts import LONGEST, Reasoning
+from mutualrl.sources.layouts import LONGEST
 from mutualrl.sources.questions import Answer, Question
+from mutualrl.sources.section import ServedSource
 from mutualrl.storage.files import JsonObject
 from mutualrl.tasks.messages import Message, is_cut_off, opens_reasoning, read_message, without_reasoning
 
@@ -38,26 +38,6 @@ SHORTEST_KEY = 8  # characters: a shorter one is a stand-in that a local server 
 LONGEST_NAME = 500  # characters of a model's name
 MOST_TOKENS = 2**24  # of a question or an answer: a larger count is none
 INSTALL = "pip install 'mutualrl[served]'"
-
-
-@dataclass(frozen=True, slots=True)
-class ServedSpec:
-    """Endpoint of a served source, as the recipe has it. `model`: the server's name; None: the only one that it lists.
-    `max_tokens`: per answer. `timeout`: seconds for one request. `key`: sent to the server, shown nowhere."""
-
-    name: str
-    url: str
-    model: str | None
-    max_tokens: int
-    temperature: float | None = None
-    api: Literal["chat", "completions"] = "chat"
-    system: str | None = None
-    extra_body: Mapping[str, object] = field(default_factory=dict)
-    reasoning: Reasoning = "keep"
-    timeout: float = 300.0
-    retries: int = 3
-    concurrency: int = 8
-    key: str | None = field(default=None, repr=False)
 
 
 def key_of(variable: str | None, source: str) -> str | None:
@@ -97,13 +77,16 @@ def require_client() -> None:
 
 
 class ServedModel:
-    """Client of one endpoint, used within one event loop. `on_request` is called before each request, also a repeated
-    one; `requests` counts them."""
+    """Client of the endpoint of a source, used within one event loop. `key`: sent to the server, shown nowhere.
+    `on_request` is called before each request, also a repeated one; `requests` counts them."""
 
-    def __init__(self, spec: ServedSpec, on_request: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, source: ServedSource, key: str | None = None, on_request: Callable[[], None] = lambda: None
+    ) -> None:
         require_client()
-        self.spec = spec
-        self.model = spec.model
+        self.source = source
+        self.model = source.model
+        self._key = key
         self.requests = 0
         self.no_list = ""  # why the server has no list of models
         self._on_request = on_request
@@ -120,20 +103,21 @@ class ServedModel:
 
         import httpx2
 
-        seconds = httpx2.Timeout(self.spec.timeout, connect=min(self.spec.timeout, CONNECT_SECONDS))
+        seconds = httpx2.Timeout(self.source.timeout, connect=min(self.source.timeout, CONNECT_SECONDS))
         try:
             with _without_settings_of_the_client():
                 return openai.AsyncOpenAI(
-                    api_key=self.spec.key or NO_KEY,
-                    base_url=self.spec.url,
-                    max_retries=self.spec.retries,
+                    api_key=self._key or NO_KEY,
+                    base_url=self.source.served,
+                    max_retries=self.source.retries,
                     timeout=seconds,
-                    http_client=BoundedClient(self.spec.url, self.spec.timeout, MOST_BYTES, sent),
+                    http_client=BoundedClient(self.source.served, self.source.timeout, MOST_BYTES, sent),
                 )
         except (ImportError, OSError, ValueError, httpx2.HTTPError, httpx2.InvalidURL) as error:
             # of a proxy or of certificates that the environment names
             raise MachineError(
-                f"source {self.spec.name!r}: no client for {self.spec.url} can be built: {clean(str(error), 300)}; see "
+                f"source {self.source.name!r}: no client for {self.source.served} can be built: "
+                f"{clean(str(error), 300)}; see "
                 "the environment: HTTPS_PROXY, ALL_PROXY, NO_PROXY, SSL_CERT_FILE"
             ) from None
 
@@ -157,7 +141,9 @@ class ServedModel:
                 self.no_list = failure
                 return None
             hint = "; is the server running?" if unanswered else ""
-            raise MachineError(f"source {self.spec.name!r}: {self.spec.url} cannot be used: {failure}{hint}") from None
+            raise MachineError(
+                f"source {self.source.name!r}: {self.source.served} cannot be used: {failure}{hint}"
+            ) from None
         entries = value.get("data")
         if not isinstance(entries, list):
             return None
@@ -176,8 +162,8 @@ class ServedModel:
                         f"has no list of models ({self.no_list or 'none in its answer'}; does its path end with /v1?)"
                     )
                 raise UsageError(
-                    f"sources.{self.spec.name}.model: the server at {self.spec.url} {found}; name one: --set "
-                    f"sources.{self.spec.name}.model=NAME"
+                    f"sources.{self.source.name}.model: the server at {self.source.served} {found}; name one: --set "
+                    f"sources.{self.source.name}.model=NAME"
                 )
             self.model = listed[0]
         return self.model
@@ -187,10 +173,10 @@ class ServedModel:
         import httpx2
         import openai
 
-        body = {**self.spec.extra_body, **self._body_of(question, prompt)}
-        body = {key: value for key, value in body.items() if self.spec.extra_body.get(key, value) is not None}
-        path = "/chat/completions" if self.spec.api == "chat" else "/completions"
-        left = self.spec.retries if retries is None else retries
+        body = {**self.source.extra_body, **self._body_of(question, prompt)}
+        body = {key: value for key, value in body.items() if self.source.extra_body.get(key, value) is not None}
+        path = "/chat/completions" if self.source.api == "chat" else "/completions"
+        left = self.source.retries if retries is None else retries
         # not a copy of the client, which would read the environment again
         options: RequestOptions = {} if retries is None else {"max_retries": retries}
         while True:
@@ -200,7 +186,7 @@ class ServedModel:
             except (openai.OpenAIError, ValueError, RecursionError) as error:  # the client's, and those of its JSON
                 # the client waits for short times itself, and gives up on long ones
                 wait = _asked_to_wait(error)
-                if wait is None or left < 1 or not CLIENT_WAITS < wait <= self.spec.timeout:
+                if wait is None or left < 1 or not CLIENT_WAITS < wait <= self.source.timeout:
                     return Answer(failure=self._failure(error))
                 left -= 1
                 await asyncio.sleep(wait)
@@ -208,21 +194,21 @@ class ServedModel:
     def _body_of(self, question: Question, prompt: Prompt) -> dict[str, object]:
         """Return the fields of a request."""
         body: dict[str, object] = {"model": self.model, "seed": question.seed}
-        if "max_completion_tokens" not in self.spec.extra_body:  # what some servers demand in its place
-            body["max_tokens"] = self.spec.max_tokens
-        if self.spec.temperature is not None:
-            body["temperature"] = self.spec.temperature
-        if self.spec.api == "completions":
+        if "max_completion_tokens" not in self.source.extra_body:  # what some servers demand in its place
+            body["max_tokens"] = self.source.max_tokens
+        if self.source.temperature is not None:
+            body["temperature"] = self.source.temperature
+        if self.source.api == "completions":
             return {**body, "prompt": prompt.text}
         messages = [{"role": role, "content": text} for role, text in prompt.messages or (("user", prompt.text),)]
-        if self.spec.system is not None:
+        if self.source.system is not None:
             others = messages[1:] if messages[0]["role"] == "system" else messages
-            messages = [{"role": "system", "content": self.spec.system}, *others]
+            messages = [{"role": "system", "content": self.source.system}, *others]
         return {**body, "messages": messages}
 
     def _hidden(self, text: str) -> str:
         """Return a text of the server without the key."""
-        key = self.spec.key
+        key = self._key
         return text if key is None or len(key) < SHORTEST_KEY else text.replace(key, HIDDEN)
 
     def _answer(self, value: JsonObject) -> Answer:
@@ -237,7 +223,7 @@ class ServedModel:
         message = self._message(choice)
         prompt_tokens, completion_tokens = _usage(value.get("usage"))
         ended = not is_cut_off(choice.get("finish_reason")) and not opens_reasoning(message.text)
-        if self.spec.reasoning == "drop":
+        if self.source.reasoning == "drop":
             text = without_reasoning(message.text) if ended else message.text
         else:
             text = message.with_reasoning if message.text.strip() else ""
@@ -252,7 +238,7 @@ class ServedModel:
 
     def _message(self, choice: Mapping[str, object]) -> Message:
         """Return the message of a choice. Raises ValueError for one that is none."""
-        if self.spec.api == "completions":
+        if self.source.api == "completions":
             choice = {"message": {"role": "assistant", "content": choice.get("text")}}
         if not isinstance(choice.get("message"), Mapping):
             raise ValueError("a choice without a message")
@@ -272,7 +258,7 @@ class ServedModel:
             if location := error.response.headers.get("location"):
                 text = f"status {error.status_code}: a redirect to {location}, which is not followed"
         elif isinstance(error, openai.APITimeoutError):
-            text = f"no answer within {self.spec.timeout:g} s"
+            text = f"no answer within {self.source.timeout:g} s"
         elif isinstance(error, openai.APIConnectionError):
             cause = error.__cause__
             text = f"unreachable ({type(cause).__name__}: {cause})" if cause is not None else "unreachable"
@@ -341,12 +327,12 @@ class Preflight(NamedTuple):
     answer: Answer
 
 
-async def preflight(spec: ServedSpec, prompt: Prompt | None = None, seed: int = 0) -> Preflight:
+async def preflight(source: ServedSource, key: str | None, prompt: Prompt | None = None, seed: int = 0) -> Preflight:
     """Check an endpoint before a run: reachable, the key accepted, a model named, and a first question answered: a path
     or a model that is none shows there only. Raises MachineError, UsageError."""
-    client = ServedModel(replace(spec, timeout=min(spec.timeout, PREFLIGHT_SECONDS)))
+    client = ServedModel(source.model_copy(update={"timeout": min(source.timeout, PREFLIGHT_SECONDS)}), key)
     try:
-        if spec.model is None:
+        if source.model is None:
             await client.settle_model()
         else:
             await client.models()
@@ -355,7 +341,9 @@ async def preflight(spec: ServedSpec, prompt: Prompt | None = None, seed: int = 
         await client.close()
     if prompt is None:
         return Preflight(model, Answer(failure="not asked", asked=False))
-    client = ServedModel(replace(spec, model=model, timeout=min(spec.timeout, QUESTION_SECONDS)))
+    client = ServedModel(
+        source.model_copy(update={"model": model, "timeout": min(source.timeout, QUESTION_SECONDS)}), key
+    )
     try:
         answer = await client.answer(Question(prompt.id, 0, seed), prompt, retries=0)
     finally:
@@ -363,7 +351,7 @@ async def preflight(spec: ServedSpec, prompt: Prompt | None = None, seed: int = 
     if answer.failure is not None and answer.failure.startswith(FATAL):
         hint = "; does its path end with /v1?" if answer.failure.startswith("status 404") else ""
         raise MachineError(
-            f"source {spec.name!r}: {spec.url} gave no answer to a first question to {clean(model, 100)}: "
+            f"source {source.name!r}: {source.served} gave no answer to a first question to {clean(model, 100)}: "
             f"{answer.failure}{hint}"
         )
     return Preflight(model, answer)

@@ -17,9 +17,10 @@ from pathlib import Path
 
 from mutualrl.errors import DataError
 from mutualrl.records import Prompt, prompt_id
+from mutualrl.references import is_hub
 from mutualrl.tasks.base import PAPER_TOKENS, Row, Split, TaskData, TaskSource, held_out, unicode_text
 from mutualrl.tasks.boxed import answer_text
-from mutualrl.tasks.hub_data import hub_rows, is_hub, parse_reference
+from mutualrl.tasks.hub_data import hub_rows, parse_reference
 from mutualrl.tasks.rows import DatasetRow, read_rows, version_of
 from mutualrl.tasks.template import fields_of, fill
 

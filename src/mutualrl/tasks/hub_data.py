@@ -6,13 +6,11 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mutualrl.console.user_path import user_path
 from mutualrl.errors import DataError, DataUnavailableError
+from mutualrl.references import HUB
 from mutualrl.storage.hub import OFFLINE, hub_problem
 from mutualrl.tasks.base import NumberedRows
 from mutualrl.tasks.rows import numbered, quiet_bars
-
-PREFIX = "hub:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +36,13 @@ class HubSource:
         return f"{self.id} {self.split(split)}{note}"
 
 
-def is_hub(path: Path) -> bool:
-    """Return whether a data path is a reference to the hub, `hub:OWNER/NAME[:CONFIG[:SPLIT]]`."""
-    return str(path).startswith(PREFIX)
-
-
-def data_path(path: Path) -> str:
-    """Return a data path as a recipe has it: absolute, or a reference to the hub unchanged."""
-    return str(path) if is_hub(path) else str(user_path(path))
-
-
 def parse_reference(path: Path, *, evaluated: str = "") -> HubSource:
     """Parse a reference `hub:OWNER/NAME[:CONFIG[:SPLIT]]`. Without a split, `train` is trained on and `evaluated`
     evaluated; if that is empty, the test split, the validation split, or the first split, whichever exists first.
 
     Raises DataError for any other form.
     """
-    name, *rest = str(path).removeprefix(PREFIX).split(":")
+    name, *rest = str(path).removeprefix(HUB).split(":")
     if len(rest) > 2 or not name or name.count("/") > 1 or not all(name.split("/")):
         raise DataError(f"{path}: expected hub:OWNER/NAME, hub:OWNER/NAME:CONFIG or hub:OWNER/NAME:CONFIG:SPLIT")
     config = rest[0] if rest and rest[0] else None

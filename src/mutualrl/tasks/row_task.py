@@ -11,8 +11,9 @@ from pathlib import Path
 
 from mutualrl.errors import DataError
 from mutualrl.records import Prompt, prompt_id
+from mutualrl.references import is_hub
 from mutualrl.tasks.base import PAPER_TOKENS, NumberedRows, Split, TaskData, TaskSource, held_out
-from mutualrl.tasks.hub_data import HubSource, hub_rows, is_hub, parse_reference
+from mutualrl.tasks.hub_data import HubSource, hub_rows, parse_reference
 from mutualrl.tasks.rows import TABLES, DatasetRow, format_of, read_rows, version_of
 
 _SPLIT_WORDS = {

@@ -6,8 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from mutualrl.errors import UsageError
+from mutualrl.references import TINY
 
-PREFIX = "tiny:"
 _MODELS = Path(__file__).parent / "models"
 
 
@@ -25,9 +25,9 @@ def path_of(name: str) -> Path:
 
 def resolve_path(model: str) -> str:
     """Return what transformers loads for `model`: a directory of the package for `tiny:NAME`, else `model` itself."""
-    return str(path_of(model.removeprefix(PREFIX))) if model.startswith(PREFIX) else model
+    return str(path_of(model.removeprefix(TINY))) if model.startswith(TINY) else model
 
 
 def is_embedded(model: str) -> bool:
     """Return whether a model is an embedded one, by its name or by its directory."""
-    return model.startswith(PREFIX) or Path(model).parent == _MODELS
+    return model.startswith(TINY) or Path(model).parent == _MODELS

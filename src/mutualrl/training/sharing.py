@@ -14,10 +14,10 @@ from pydantic import ValidationError
 
 from mutualrl.errors import UsageError
 from mutualrl.process.script_errors import show_messages_only
-from mutualrl.records import POLICY_NAME, PublishSchema, name_problem
+from mutualrl.records import PublishSchema
+from mutualrl.references import POLICY_NAME, name_problem
 from mutualrl.regimes import Regime, get_regime
 from mutualrl.regimes.regime import SELECTION, publish_schema
-from mutualrl.regimes.round import SourceTraits
 from mutualrl.regimes.run_problems import RunFacts, member_problems
 from mutualrl.see import Exchange, Heartbeat, ReadLog, WaitTimeouts
 from mutualrl.sources.source import Source
@@ -28,6 +28,7 @@ from mutualrl.training.peers import PeerLink
 from mutualrl.training.rescues import RescueLog
 from mutualrl.training.script_run import ScriptRun
 from mutualrl.training.source_rounds import SourceRounds
+from mutualrl.traits import SourceTraits
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -21,8 +21,7 @@ from mutualrl.errors import PlanMismatchError
 from mutualrl.recipes import Recipe
 from mutualrl.recipes.agreement import all_prompts
 from mutualrl.recipes.pool_tokenizers import load_tokenizers
-from mutualrl.recipes.run_sources import ServedSettings, learners_of, read, sampling_of, served_settings
-from mutualrl.recipes.source_section import SourceSection
+from mutualrl.recipes.run_sources import learners_of, read, sampling_of, served_source
 from mutualrl.records import Prompt, PublishSchema, Rollout, content_digest
 from mutualrl.regimes.regime import publish_schema, success_above
 from mutualrl.rollouts import Rollouts
@@ -33,7 +32,8 @@ from mutualrl.sources.answers import AnswerStore, read_account, stored_accounts,
 from mutualrl.sources.asking import Asking
 from mutualrl.sources.prepare import Verifier
 from mutualrl.sources.questions import Budget, PromptShare, prompts_to_ask, questions_on
-from mutualrl.sources.served import ServedModel
+from mutualrl.sources.section import FrozenSource, ServedSource
+from mutualrl.sources.served import ServedModel, key_of
 from mutualrl.storage.accounts import Account
 from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.files import write_checksummed
@@ -69,7 +69,7 @@ class Served(Answering):
 
     def __init__(
         self,
-        settings: ServedSettings,
+        source: ServedSource,
         exchange: Exchange,
         prompts: Mapping[str, Prompt],
         run_seed: int,
@@ -77,7 +77,7 @@ class Served(Answering):
         heartbeat: Heartbeat,
         stopping: Callable[[], bool],
     ) -> None:
-        self._settings = settings
+        self._source = source
         self._prompts = prompts
         self._run_seed = run_seed
         self._runner = asyncio.Runner()
@@ -87,26 +87,24 @@ class Served(Answering):
             self._model,
             self._store,
             budget,
-            fail=settings.fail,
+            fail=source.on_source_loss == "fail",
             stopping=stopping,
             progress=heartbeat.advance,
         )
 
     async def _opened(self, on_request: Callable[[], None]) -> ServedModel:
-        model = ServedModel(self._settings.spec, on_request)
+        model = ServedModel(self._source, key_of(self._source.api_key_env, self._source.name), on_request)
         await model.settle_model()
         return model
 
     def answer(self, round_index: int, prompt_ids: Sequence[str]) -> tuple[list[Rollout], Account]:
         """Return the answers that have a text; under `ask: gated` without those that were cut off."""
-        name = self._settings.spec.name
-        questions = questions_on(
-            prompt_ids, self._settings.samples, name, run_seed=self._run_seed, round_index=round_index
-        )
+        source, samples = self._source, self._source.samples or 1
+        questions = questions_on(prompt_ids, samples, source.name, run_seed=self._run_seed, round_index=round_index)
         answers, account = self._runner.run(self._asking.answers(round_index, questions, self._prompts))
         rollouts = []
         for question, answer in zip(questions, answers, strict=True):
-            if answer.failure is None and (answer.ended or not self._settings.gated):
+            if answer.failure is None and (answer.ended or not source.gated):
                 rollouts.append(
                     Rollout(
                         question.prompt_id,
@@ -136,7 +134,7 @@ class Frozen(Answering):
     def __init__(
         self,
         model: FrozenModel,
-        section: SourceSection,
+        section: FrozenSource,
         recipe: Recipe,
         prompts: Mapping[str, Prompt],
         schema: PublishSchema | None,
@@ -205,7 +203,7 @@ class SourceMember:
 
     run: RunDirectory
     recipe: Recipe
-    section: SourceSection
+    section: ServedSource | FrozenSource
     link: PeerLink
     prompts: Mapping[str, Prompt]
     verifier: Verifier
@@ -279,7 +277,7 @@ class SourceMember:
         return {prompt_id for prompt_id, reward, ended in pairs if reward > above and ended}
 
 
-def answer_rounds(member: Member, section: SourceSection) -> None:
+def answer_rounds(member: Member, section: ServedSource | FrozenSource) -> None:
     """Answer every round of a run that its learners still read and that is not published, and write the result."""
     run, recipe, info, exchange = member.run, member.recipe, member.info, member.exchange
     prompts = all_prompts(recipe, "train")
@@ -291,17 +289,17 @@ def answer_rounds(member: Member, section: SourceSection) -> None:
     schema = publish_schema([recipe.regime_of(policy.name) for policy in recipe.policies], recipe.run.publish)
     rounds = remaining_rounds(run, recipe, section, info, exchange)
     answering: Answering
-    if section.kind == "served":
+    if isinstance(section, ServedSource):
         model_name = info.asked_sources.get(section.name, {}).get("model")
-        settings = served_settings(recipe, section, model_name)
+        complete = served_source(recipe, section, model_name)
         budget = budget_left(exchange, section, set(rounds))
         budget.used += stored_first_account(info.asked_sources.get(section.name, {}), section.name).spent
-        answering = Served(settings, exchange, by_id, recipe.run.seed, budget, member.heartbeat, member.stopping)
+        answering = Served(complete, exchange, by_id, recipe.run.seed, budget, member.heartbeat, member.stopping)
     else:
         from mutualrl.engines.frozen import FrozenModel
 
         template = recipe.trainer_settings(recipe.readers_of(section)[0]).get("chat_template_kwargs") or {}
-        path = resolve_path(section.frozen or "")
+        path = resolve_path(section.frozen)
         model = FrozenModel.load(
             path,
             template,
@@ -332,7 +330,7 @@ def answer_rounds(member: Member, section: SourceSection) -> None:
 
 
 def remaining_rounds(
-    run: RunDirectory, recipe: Recipe, section: SourceSection, info: RunInfo, exchange: Exchange
+    run: RunDirectory, recipe: Recipe, section: ServedSource | FrozenSource, info: RunInfo, exchange: Exchange
 ) -> list[int]:
     """Return the rounds that a source still has to answer: not published, and not before the first that a learner may
     read."""
@@ -344,7 +342,7 @@ def remaining_rounds(
     return [number for number in range(first, total) if number not in published]
 
 
-def budget_left(exchange: Exchange, section: SourceSection, remaining: Collection[int]) -> Budget:
+def budget_left(exchange: Exchange, section: ServedSource, remaining: Collection[int]) -> Budget:
     """Return a source's budget with what it has spent, without the rounds that it still has to answer."""
     budget = Budget(section.budget_tokens)
     for number in stored_accounts(exchange.store, section.name):

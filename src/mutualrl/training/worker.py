@@ -36,7 +36,6 @@ from mutualrl.process.stopping import StopRequest
 from mutualrl.process.user_code import exit_now
 from mutualrl.recipes import Recipe, stored_recipe
 from mutualrl.recipes.agreement import compare_models
-from mutualrl.recipes.source_section import SourceSection
 from mutualrl.see import Exchange, Heartbeat, WaitTimeouts
 from mutualrl.see.bucket import PROBE_SECONDS
 from mutualrl.see.checkpoint_copies import CheckpointCopies
@@ -44,6 +43,7 @@ from mutualrl.see.liveness import Phase
 from mutualrl.see.location import record_store
 from mutualrl.see.mirror import BEATS, Mirror
 from mutualrl.see.store import remote_store
+from mutualrl.sources.section import FrozenSource, ServedSource
 from mutualrl.storage.files import is_disk_failure, is_out_of_memory, write_checksummed
 from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.run_logs import LOGS, current_sums
@@ -128,7 +128,7 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest, *, els
     leave_group(trainer, heartbeat)
 
 
-def answer_source(member: Member, source: SourceSection) -> NoReturn:
+def answer_source(member: Member, source: ServedSource | FrozenSource) -> NoReturn:
     """Answer every round as a source, and exit with code 0."""
     with fast_imports():
         from mutualrl.training.source_member import answer_rounds

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from mutualrl.recipes.section import absolute, free_name, known_model
-from mutualrl.records import POLICY_NAME
-from mutualrl.regimes.round import SourceTraits
+from mutualrl.references import POLICY_NAME, TINY, data_path, free_name, model_path
 from mutualrl.section import PATHS, UPKEEP, Free, Section, as_tuple
 from mutualrl.sources.columns import Columns
-from mutualrl.sources.references import EMBEDDED, TASK
+from mutualrl.traits import SourceTraits
 
 Kind = Literal["recorded", "served", "frozen"]
-#: kinds that have a key; the others refuse it
-KEYS_OF: dict[str, tuple[Kind, ...]] = {
-    **dict.fromkeys(("columns", "max_texts", "allow_validation"), ("recorded",)),
-    "reasoning": ("recorded", "served"),
-    **dict.fromkeys(("ask", "samples", "temperature", "max_tokens"), ("served", "frozen")),
-    **dict.fromkeys(("column", "weight", "after", "on_source_loss"), ("served", "frozen")),
-    **dict.fromkeys(("model", "api", "system", "extra_body", "api_key_env"), ("served",)),
-    **dict.fromkeys(("concurrency", "timeout", "retries", "budget_tokens"), ("served",)),
-    **dict.fromkeys(("revision", "trust_remote_code"), ("frozen",)),
-}
-
+Reasoning = Literal["keep", "drop"]
+TASK = "task"  # recorded texts: the solutions in the task's own data
 
 #: fields of a request that some servers refuse: null in `extra_body` leaves them out
 OPTIONAL = ("seed", "max_tokens", "temperature")
@@ -33,7 +24,7 @@ OPTIONAL = ("seed", "max_tokens", "temperature")
 
 def _recorded(value: str) -> str:
     """Return a reference to recorded texts; a path to a file or directory is made absolute."""
-    return value if value == TASK or value.startswith(EMBEDDED) else absolute(value)
+    return value if value == TASK or value.startswith(TINY) else data_path(Path(value))
 
 
 def _endpoint(value: str) -> str:
@@ -54,23 +45,44 @@ def _endpoint(value: str) -> str:
     return value.rstrip("/")
 
 
-class SourceSection(Section):
-    """One source: a member of the pool that publishes rollouts and never learns. One of three: `recorded`, a file
-    (Parquet, JSON Lines, CSV), a directory of files or of a run, `hub:OWNER/NAME`, or `task` (the solutions in the
-    task's own data); `served`, the URL of an OpenAI-compatible endpoint; `frozen`, a model that is sampled and stays as
-    it is."""
+class _Source(Section):
+    """What every kind of source has."""
 
     name: Annotated[str, Field(pattern=POLICY_NAME, max_length=64), AfterValidator(free_name)]
-    recorded: Annotated[Annotated[str, AfterValidator(_recorded)] | None, PATHS] = None
-    served: Annotated[Annotated[str, AfterValidator(_endpoint)] | None, Free.to("resume", "machines")] = None
-    frozen: Annotated[Annotated[str, AfterValidator(known_model)] | None, PATHS] = None
     learners: Annotated[tuple[str, ...], BeforeValidator(as_tuple), Field(strict=False)] = Field(
         (), description="policies that read it; empty: all"
     )
+
+    @property
+    def kind(self) -> Kind:
+        """Return which kind of source it is."""
+        return kind_of(type(self))
+
+    @property
+    def asked(self) -> bool:
+        """Return whether it answers during training, in a process of its own."""
+        return isinstance(self, AskedSource)
+
+
+class RecordedSource(_Source):
+    """Recorded texts: a file (Parquet, JSON Lines, CSV), a directory of files or of a run, `hub:OWNER/NAME`, or `task`
+    (the solutions in the task's own data)."""
+
+    recorded: Annotated[Annotated[str, AfterValidator(_recorded)], PATHS]
     columns: Columns = Columns()
-    reasoning: Literal["keep", "drop"] = Field("keep", description="blocks of reasoning (<think>) in the texts")
+    reasoning: Reasoning = Field("keep", description="blocks of reasoning (<think>) in the texts")
     max_texts: int | None = Field(None, ge=1, description="recorded: texts kept per prompt; null: all")
     allow_validation: bool = Field(False, description="recorded: accept a file that has mostly validation prompts")
+
+    @property
+    def traits(self) -> SourceTraits:
+        """Return what it has besides texts and rewards."""
+        return SourceTraits()
+
+
+class AskedSource(_Source):
+    """A model that answers during training."""
+
     ask: Literal["gated", "all"] | None = Field(
         None,
         description="gated: only prompts on which a learner failed; all: every prompt of a round. By default a served "
@@ -93,6 +105,30 @@ class SourceSection(Section):
     on_source_loss: Annotated[Literal["continue", "fail"], UPKEEP] = Field(
         "continue", description="action where a question has no answer, or the source is lost"
     )
+
+    @model_validator(mode="after")
+    def _asked_once(self) -> AskedSource:
+        if self.after is not None and self.weight is not None:
+            raise ValueError(f"source {self.name!r}: found after and weight, expected one of them")
+        return self
+
+    @property
+    def gated(self) -> bool:
+        """Return whether it is asked only about prompts on which a learner failed."""
+        return (self.ask or ("gated" if self.kind == "served" else "all")) == "gated"
+
+    @property
+    def traits(self) -> SourceTraits:
+        """Return what it has besides texts and rewards. A part of the prompts is a selection, too."""
+        whole = self.column is None and self.weight is None and self.after is None
+        return SourceTraits(not self.gated and whole, logprobs=self.kind == "frozen")
+
+
+class ServedSource(AskedSource):
+    """An OpenAI-compatible endpoint, by its URL."""
+
+    served: Annotated[Annotated[str, AfterValidator(_endpoint)], Free.to("resume", "machines")]
+    reasoning: Reasoning = Field("keep", description="blocks of reasoning (<think>) in the texts")
     model: str | None = Field(None, description="the server's name of the model; null: the only one that it lists")
     api: Literal["chat", "completions"] = Field("chat", description="endpoint that is asked")
     system: str | None = Field(None, description="system message of each question (api: chat)")
@@ -108,23 +144,9 @@ class SourceSection(Section):
     budget_tokens: Annotated[int | None, UPKEEP] = Field(
         None, ge=1, description="tokens of questions and answers, after which nothing more is asked; null: no limit"
     )
-    revision: Annotated[str | None, PATHS] = None
-    trust_remote_code: bool = False
 
     @model_validator(mode="after")
-    def _one_kind(self) -> SourceSection:
-        kinds = [kind for kind in ("recorded", "served", "frozen") if getattr(self, kind) is not None]
-        if len(kinds) != 1:
-            found = "none" if not kinds else " and ".join(kinds)
-            raise ValueError(f"source {self.name!r}: found {found}, expected one of: recorded, served, frozen")
-        for key in sorted(self.model_fields_set & KEYS_OF.keys()):
-            if self.kind not in KEYS_OF[key]:
-                raise ValueError(
-                    f"source {self.name!r}: {key} is for sources that are {' or '.join(KEYS_OF[key])}, this one is "
-                    f"{self.kind}; leave it out"
-                )
-        if self.after is not None and self.weight is not None:
-            raise ValueError(f"source {self.name!r}: found after and weight, expected one of them")
+    def _request_is_ours(self) -> ServedSource:
         if self.system is not None and self.api != "chat":
             raise ValueError(f"source {self.name!r}: system is for api: chat; put it into the prompts, or leave it out")
         reserved = {"model", "messages", "prompt", "n", "seed", "stream", "max_tokens", "temperature"}
@@ -134,24 +156,58 @@ class SourceSection(Section):
             raise ValueError(f"source {self.name!r}: extra_body has {taken[0]!r}, which mutualrl sets; {others}")
         return self
 
-    @property
-    def kind(self) -> Kind:
-        """Return which kind of source it is."""
-        return "recorded" if self.recorded is not None else "served" if self.served is not None else "frozen"
 
-    @property
-    def asked(self) -> bool:
-        """Return whether it answers during training, in a process of its own."""
-        return self.kind != "recorded"
+class FrozenSource(AskedSource):
+    """A model that is sampled and stays as it is."""
 
-    @property
-    def gated(self) -> bool:
-        """Return whether it is asked only about prompts on which a learner failed."""
-        return self.asked and (self.ask or ("gated" if self.kind == "served" else "all")) == "gated"
+    frozen: Annotated[Annotated[str, AfterValidator(model_path)], PATHS]
+    revision: Annotated[str | None, PATHS] = None
+    trust_remote_code: bool = False
 
-    @property
-    def traits(self) -> SourceTraits:
-        """Return what it has besides texts and rewards. A part of the prompts is a selection, too."""
-        whole = self.column is None and self.weight is None and self.after is None
-        every_prompt = self.asked and not self.gated and whole
-        return SourceTraits(every_prompt, logprobs=self.kind == "frozen")
+
+KINDS: Mapping[Kind, type[RecordedSource | ServedSource | FrozenSource]] = {
+    "recorded": RecordedSource,
+    "served": ServedSource,
+    "frozen": FrozenSource,
+}
+#: every key of a source, in order
+KEYS = tuple(dict.fromkeys(key for kind in KINDS.values() for key in kind.model_fields))
+
+
+def kind_of(source: object) -> Kind:
+    """Return the kind of a class of sources, of a source, or of one as a recipe has it: the first that it names."""
+    for kind, section in KINDS.items():
+        if source is section or isinstance(source, section):
+            return kind
+        if isinstance(source, dict) and source.get(kind) is not None:
+            return kind
+    return "recorded"
+
+
+def _of_one_kind(value: object) -> object:
+    """Check that a source is of one kind and has no key of another; `null` is no key. Raises ValueError."""
+    if not isinstance(value, dict):
+        return value
+    name = value.get("name")
+    kinds = [kind for kind in KINDS if value.get(kind) is not None]
+    if len(kinds) != 1:
+        found = "none" if not kinds else " and ".join(kinds)
+        raise ValueError(f"source {name!r}: found {found}, expected one of: {', '.join(KINDS)}")
+    own = KINDS[kinds[0]].model_fields
+    for key in sorted(key for key in value if key in KEYS and key not in own and key not in KINDS):
+        others = [kind for kind, section in KINDS.items() if key in section.model_fields]
+        raise ValueError(
+            f"source {name!r}: {key} is for sources that are {' or '.join(others)}, this one is {kinds[0]}; "
+            "leave it out"
+        )
+    return {key: each for key, each in value.items() if key not in KINDS or each is not None}
+
+
+#: a member of the pool that publishes rollouts and never learns; a key tells its kind
+SourceSection = Annotated[
+    Annotated[RecordedSource, Tag("recorded")]
+    | Annotated[ServedSource, Tag("served")]
+    | Annotated[FrozenSource, Tag("frozen")],
+    Discriminator(kind_of),
+    BeforeValidator(_of_one_kind),
+]
