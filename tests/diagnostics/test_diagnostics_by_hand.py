@@ -162,7 +162,7 @@ def test_recommendation_carries_what_was_measured_against_it() -> None:
 def test_thresholds_of_single_learners() -> None:
     """b is rewarded on a scale of 10: its rewards of 3 are no success to itself, and one to a."""
     values = {"a": {"p1": [0, 0], "p2": [1, 1]}, "b": {"p1": [3, 3], "p2": [9, 9]}}
-    rules = Thresholds(own={"b": Thresholds(success=5, failure=1)})
+    rules = Thresholds(own={"b": Thresholds(success_above=5, failure_below=1)})
     result = complementarity(make_rollouts(values), rules, "first", [2], seed=0)
     a, b = result.pairs
     assert (a.learner_success, a.peer_success) == (0.5, 0.5)

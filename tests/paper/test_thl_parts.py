@@ -43,14 +43,14 @@ def test_ratio_figures_by_hand() -> None:
     logs = {"aligned": [np.log([1.0, 1.1, 20.0]), np.log([0.5])]}
     (row,) = token_rows(logs)
     assert (row.responses, row.tokens) == (2, 4)
-    assert row.clip_rate == 0.5
+    assert row.spread.clip_rate == 0.5
     assert row.responses_over_10 == 0.5
-    assert row.p99 == pytest.approx(np.quantile([0.5, 1.0, 1.1, 20.0], 0.99))
-    assert sum(row.histogram) == 4
+    assert row.spread.p99 == pytest.approx(np.quantile([0.5, 1.0, 1.1, 20.0], 0.99))
+    assert sum(row.spread.histogram) == 4
     (row,) = sequence_rows(logs)
     means = [np.exp(np.log([1.0, 1.1, 20.0]).mean()), 0.5]
     assert row.median == pytest.approx(np.median(means))
-    assert row.clip_rate == 1.0
+    assert row.spread.clip_rate == 1.0
     assert row.log_sum_median == pytest.approx((np.log(22.0) + np.log(0.5)) / 2)
 
 

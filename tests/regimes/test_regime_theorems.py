@@ -266,7 +266,7 @@ def test_corollary_hard_support_probability_of_an_own_success(z: list[float], pe
 def test_definition_and_lemma_gate_probability_and_its_derivative_by_simulation(
     p: float, peers: tuple[float, ...], k: int
 ) -> None:
-    rng, rounds, defaults = np.random.default_rng(7), 40_000, SGT().rule
+    rng, rounds, defaults = np.random.default_rng(7), 40_000, SGT()
     uniforms = rng.random((rounds, k))
     peer_rewards = np.concatenate([(rng.random((rounds, k)) < q) for q in peers], axis=1).astype(float)
 

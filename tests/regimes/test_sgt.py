@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mutualrl.records import PublishSchema
-from mutualrl.regimes.gating import Candidate, EncodedCandidate, GateRule, draw_candidate, gate, gated_prompts
+from mutualrl.regimes.gating import Candidate, EncodedCandidate, draw_candidate, gate, gated_prompts
 from mutualrl.regimes.losses import nll_loss, row_nll
 from mutualrl.regimes.microbatches import MicrobatchSlot, assign_to_microbatches
 from mutualrl.regimes.sgt import SGT
@@ -20,7 +20,7 @@ from mutualrl.traits import SourceTraits
 from regime_views import Peer as PeerInMemory
 from regime_views import answered, plan, requests, view
 
-DEFAULT = GateRule()
+DEFAULT = SGT()
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_gate_opens_on_total_failure_and_a_peer_success(own: list[float], peers:
 
 
 def test_gate_any_needs_one_failure() -> None:
-    settings = GateRule(gate="any")
+    settings = SGT(gate="any")
     assert gate([1, 0, 1], [1], settings)
     assert not gate([1, 1], [1], settings)
 
@@ -69,7 +69,7 @@ def test_draw_is_uniform_over_the_multiset() -> None:
 
 def test_draw_shortest_takes_the_fewest_tokens_then_the_first() -> None:
     pool = [encoded("b", 0, 2), encoded("a", 1, 2), encoded("a", 0, 5)]
-    chosen = draw_candidate(pool, GateRule(pick="shortest"), run_seed=0, round_index=0, prompt_id="p", learner="z")
+    chosen = draw_candidate(pool, SGT(pick="shortest"), run_seed=0, round_index=0, prompt_id="p", learner="z")
     assert chosen.candidate.text == "a1"
 
 
@@ -92,7 +92,7 @@ def test_prompts_are_gated_and_counted() -> None:
 
 
 def test_prompt_at_its_use_cap_is_skipped() -> None:
-    rule = GateRule(max_uses_per_prompt=2)
+    rule = SGT(max_uses_per_prompt=2)
     success = [Candidate("b", 0, "t", True)]
     for used, pairs in ((1, 1), (2, 0)):
         got = gated_prompts(

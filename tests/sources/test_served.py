@@ -251,7 +251,7 @@ def test_a_server_that_echoes_the_key_does_not_bring_it_into_a_text() -> None:
     with served(Endpoint(lambda prompt, seed: "", always(status(200, raw.encode())))) as endpoint:
         (answer,), model = answered(endpoint)
     assert answer.text == f"{HIDDEN} and {HIDDEN}"
-    assert KEY not in repr(model.spec)
+    assert KEY not in repr(model.source)
 
 
 def test_another_name_for_the_most_tokens_takes_its_place() -> None:

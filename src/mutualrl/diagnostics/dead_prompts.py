@@ -54,7 +54,7 @@ def dead_prompts(rollouts: pa.Table, thresholds: Thresholds) -> DeadPrompts:
     groups = last_groups(rollouts)
     solvers: dict[str, set[str]] = {}
     for model, by_prompt in groups.items():
-        success = thresholds.of(model).success
+        success = thresholds.of(model).success_above
         for prompt_id, rewards in by_prompt.items():
             if any(reward > success for reward in rewards):
                 solvers.setdefault(prompt_id, set()).add(model)
@@ -82,8 +82,8 @@ def _row(
     """Return the row of a model. `solvers`: models with a success by prompt, None if no other model has any of its
     prompts."""
     own = rule.of(model)
-    dead = [key for key, rewards in groups.items() if all(reward < own.failure for reward in rewards)]
-    solved = sum(all(reward > own.success for reward in rewards) for rewards in groups.values())
+    dead = [key for key, rewards in groups.items() if all(reward < own.failure_below for reward in rewards)]
+    solved = sum(all(reward > own.success_above for reward in rewards) for rewards in groups.values())
     unscored = sum(all(math.isnan(reward) for reward in rewards) for rewards in groups.values())
     sizes = list(map(len, groups.values()))
     return DeadRow(

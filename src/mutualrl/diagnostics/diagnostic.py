@@ -92,7 +92,7 @@ class Scope:
 
 def limits(rule: Thresholds) -> dict[str, float]:
     """Return thresholds of rewards, as JSON has them."""
-    return {"success_above": rule.success, "failure_below": rule.failure}
+    return {"success_above": rule.success_above, "failure_below": rule.failure_below}
 
 
 def no_figures(result: object) -> Figures:

@@ -99,7 +99,9 @@ def _regime(sampled: SampledPool, learner: str, thresholds: Thresholds) -> Hinte
     """Return the rule with a learner's thresholds, and the settings of its recipe if that names it."""
     regime = sampled.recipe.regime_of(learner)
     known = regime if isinstance(regime, Hinted) else Hinted()
-    return known.model_copy(update={"success_above": thresholds.success, "failure_below": thresholds.failure})
+    return known.model_copy(
+        update={"success_above": thresholds.success_above, "failure_below": thresholds.failure_below}
+    )
 
 
 def _rollouts(rollouts: pa.Table, policy: str) -> Rollouts:

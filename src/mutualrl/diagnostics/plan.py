@@ -253,18 +253,22 @@ def _thresholds(request: DiagnosticRequest, recipe: Recipe | None) -> Thresholds
     if recipe is not None and at_level("outcome").name in parts_of(recipe.regime_name):
         base = {p.name: _sgt_thresholds(recipe, p.name) for p in recipe.policies}
     common = next(iter(base.values()), Thresholds())
-    common = replace(common, success=_first(success, common.success), failure=_first(failure, common.failure))
+    common = replace(
+        common, success_above=_first(success, common.success_above), failure_below=_first(failure, common.failure_below)
+    )
     own: dict[str, Thresholds] = {}
     for name in dict.fromkeys((*base, *own_success, *own_failure)):
         rule = base.get(name, common)
         own[name] = replace(
             rule,
-            success=_first(own_success.get(name), success, rule.success),
-            failure=_first(own_failure.get(name), failure, rule.failure),
+            success_above=_first(own_success.get(name), success, rule.success_above),
+            failure_below=_first(own_failure.get(name), failure, rule.failure_below),
         )
     for rule in (common, *own.values()):
-        if rule.failure > rule.success:
-            raise UsageError(f"--failure-below {rule.failure:g} must not exceed --success-above {rule.success:g}")
+        if rule.failure_below > rule.success_above:
+            raise UsageError(
+                f"--failure-below {rule.failure_below:g} must not exceed --success-above {rule.success_above:g}"
+            )
     return replace(common, own=own)
 
 

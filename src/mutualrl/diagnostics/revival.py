@@ -138,8 +138,8 @@ def revival_rows(
     rows = []
     for learner in [] if rollouts is None else sorted(set(rollouts["policy"].to_pylist())):
         rule = thresholds.of(learner)
-        failed = failures(rollouts, learner, rule.failure)
-        found = {key: _texts_for(source, learner, rule.success) for key, source in sources.items()}
+        failed = failures(rollouts, learner, rule.failure_below)
+        found = {key: _texts_for(source, learner, rule.success_above) for key, source in sources.items()}
         if len(found) > 1:
             found[ANY] = _together(list(found.values()))
         rows += [_row(learner, key, failed, texts, seed) for key, texts in found.items()]
@@ -207,7 +207,7 @@ def revival(rollouts: pa.Table | None, sources: Mapping[str, Prepared], threshol
     """Return what each source has, and what it would revive of each model."""
     return Revival(
         sources=source_rows(sources),
-        source_pairs=overlaps(sources, thresholds.success),
+        source_pairs=overlaps(sources, thresholds.success_above),
         revival=revival_rows(rollouts, sources, thresholds, seed),
     )
 

@@ -10,25 +10,54 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 from mutualrl.records import Ids, Rollout, plain_ids
 from mutualrl.regimes.peers import peer_rollouts
-from mutualrl.regimes.regime import SUCCESS_ABOVE
 from mutualrl.regimes.round import RoundView
 from mutualrl.seeds import seeded
 
 
-@dataclass(frozen=True, slots=True)
-class GateRule:
-    """When a gate opens, and which success is drawn; see the settings of `sgt` of the same names."""
+class GateRule(Protocol):
+    """When a gate opens, and which success is drawn: the settings of a regime, each as `sgt` describes it."""
 
-    success_above: float = SUCCESS_ABOVE
-    failure_below: float = 0.2
-    gate: Literal["all", "any", "relative", "none"] = "all"
-    margin: float = 0.0
-    pick: Literal["uniform", "shortest", "lowest_nll"] = "uniform"
-    max_uses_per_prompt: int | None = None
+    @property
+    def success_above(self) -> float:
+        """Return the reward above which a rollout is a success."""
+
+    @property
+    def failure_below(self) -> float:
+        """Return the reward below which a rollout is a failure."""
+
+    @property
+    def gate(self) -> Literal["all", "any", "relative", "none"]:
+        """Return which own rollouts must fail."""
+
+    @property
+    def margin(self) -> float:
+        """Return by how much a peer must exceed the learner's best reward, under `gate: relative`."""
+
+    @property
+    def pick(self) -> Literal["uniform", "shortest", "lowest_nll"]:
+        """Return the choice of the success."""
+
+    @property
+    def max_uses_per_prompt(self) -> int | None:
+        """Return the maximum number of pairs per prompt over the run; None: no limit."""
+
+
+class AllFail:
+    """The rest of a rule whose regime sets the thresholds only: all own rollouts must fail."""
+
+    gate: ClassVar[Literal["all"]] = "all"
+    margin: ClassVar[float] = 0.0
+    max_uses_per_prompt: ClassVar[None] = None
+
+
+def require_ordered(rule: GateRule) -> None:
+    """Raise ValueError if a reward could be a failure and a success."""
+    if rule.failure_below > rule.success_above:
+        raise ValueError(f"failure_below ({rule.failure_below}) must not exceed success_above ({rule.success_above})")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
 from mutualrl.records import Ids, PublishSchema, Rollout
 from mutualrl.regimes.advantages import group_by_prompt
-from mutualrl.regimes.gating import Candidate, Gated, GateRule, draw_candidate, gated_prompts, successes_of, unsolved_by
+from mutualrl.regimes.gating import (
+    AllFail,
+    Candidate,
+    Gated,
+    draw_candidate,
+    gated_prompts,
+    require_ordered,
+    successes_of,
+    unsolved_by,
+)
 from mutualrl.regimes.regime import SUCCESS_ABOVE, Problem, Regime, Settings, setting
 from mutualrl.regimes.round import GuideView, Plan, RoundView
 from mutualrl.rollouts import Rollouts
@@ -24,13 +34,14 @@ from mutualrl.seeds import seeded
 from mutualrl.storage.metrics import Metric
 
 
-class Guided(Regime):
+class Guided(AllFail, Regime):
     """Guided rollouts."""
 
     name = "guided"
     summary = "where the gate opened before, some own rollouts begin with a prefix of a peer's success"
     guides = True
     accepts_sources = True
+    pick: ClassVar[Literal["uniform"]] = "uniform"
     metrics = (
         Metric("guided/gate_rate", "fraction", "prompts whose gate opened", role="gate_rate"),
         Metric("guided/rollouts", "rollouts", "own rollouts that began with a prefix"),
@@ -51,16 +62,8 @@ class Guided(Regime):
 
     @model_validator(mode="after")
     def _ordered(self) -> Guided:
-        if self.failure_below > self.success_above:
-            raise ValueError(
-                f"failure_below ({self.failure_below}) must not exceed success_above ({self.success_above})"
-            )
+        require_ordered(self)
         return self
-
-    @property
-    def rule(self) -> GateRule:
-        """Return the gate's rule: SGT's with these thresholds."""
-        return GateRule(self.success_above, self.failure_below)
 
     def publishes(self) -> PublishSchema:
         """Return the fields that peers read: the texts of successes."""
@@ -111,7 +114,7 @@ class Guided(Regime):
     def unsolved(self, rollouts: Rollouts) -> list[str]:
         """Return the prompts on which all rollouts without a prefix failed."""
         own = rollouts.where([not prefix for prefix in rollouts.prefixes])
-        return unsolved_by(group_by_prompt(own.prompt_ids, own.rewards), self.rule)
+        return unsolved_by(group_by_prompt(own.prompt_ids, own.rewards), self)
 
     def problems(self, trainer: Settings) -> list[Problem]:
         """Return (key, problem) for a share too small to prefix one rollout of a group."""
@@ -132,7 +135,7 @@ class Guided(Regime):
         def encode(candidates: Sequence[Candidate]) -> list[Ids | None]:
             return view.transfer.encode([(candidate.text, candidate.ended) for candidate in candidates])
 
-        return gated_prompts(rewards, available.rewards, successes, encode, self.rule, uses={})
+        return gated_prompts(rewards, available.rewards, successes, encode, self, uses={})
 
     def _hints(self, view: RoundView, gated: Gated, solved: set[str]) -> dict[str, list[object]]:
         """Return the remembered successes after this round, by prompt: [round, ids]."""
@@ -143,7 +146,7 @@ class Guided(Regime):
         for prompt_id, encoded in gated.encoded:
             drawn = draw_candidate(
                 encoded,
-                self.rule,
+                self,
                 run_seed=view.run_seed,
                 round_index=view.round,
                 prompt_id=prompt_id,

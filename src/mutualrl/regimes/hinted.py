@@ -23,7 +23,7 @@ from pydantic import field_validator, model_validator
 
 from mutualrl.records import PublishSchema, plain_ids
 from mutualrl.regimes.advantages import group_by_prompt, pool_advantages, standard_deviation, ungroup
-from mutualrl.regimes.gating import Candidate, GateRule, gate, successes_of, unsolved_by
+from mutualrl.regimes.gating import AllFail, Candidate, gate, require_ordered, successes_of, unsolved_by
 from mutualrl.regimes.regime import SUCCESS_ABOVE, Problem, Regime, setting
 from mutualrl.regimes.round import (
     ExtraRow,
@@ -66,7 +66,7 @@ class HintedAnswer:
     bare: bool
 
 
-class Hinted(Regime):
+class Hinted(AllFail, Regime):
     """Hinted; the gate is SGT's `all`."""
 
     name = "hinted"
@@ -142,16 +142,8 @@ class Hinted(Regime):
 
     @model_validator(mode="after")
     def _consistent(self) -> Hinted:
-        if self.failure_below > self.success_above:
-            raise ValueError(
-                f"failure_below ({self.failure_below}) must not exceed success_above ({self.success_above})"
-            )
+        require_ordered(self)
         return self
-
-    @property
-    def rule(self) -> GateRule:
-        """Return the gate's rule."""
-        return GateRule(self.success_above, self.failure_below)
 
     @property
     def by_policy_gradient(self) -> bool:
@@ -232,13 +224,13 @@ class Hinted(Regime):
 
     def unsolved(self, rollouts: Rollouts) -> list[str]:
         """Return the prompts on which the learner's part of the gate is open."""
-        return unsolved_by(group_by_prompt(rollouts.prompt_ids, rollouts.rewards), self.rule)
+        return unsolved_by(group_by_prompt(rollouts.prompt_ids, rollouts.rewards), self)
 
     def opened(self, view: RoundView) -> list[str]:
         """Return the prompts whose gate opened, sorted."""
         rewards = successes_of(view).rewards
         own = view.own_groups()
-        return [prompt_id for prompt_id in sorted(own) if gate(own[prompt_id], rewards.get(prompt_id, ()), self.rule)]
+        return [prompt_id for prompt_id in sorted(own) if gate(own[prompt_id], rewards.get(prompt_id, ()), self)]
 
     def shown(self, view: RoundView) -> dict[str, Shown]:
         """Return the hint of every prompt whose gate opened and that has one."""

@@ -23,11 +23,11 @@ from mutualrl.regimes.gating import (
     Candidate,
     EncodedCandidate,
     Gated,
-    GateRule,
     draw_candidate,
     gated_prompts,
     memory_after,
     remembered,
+    require_ordered,
     reward_to_exceed,
     successes_of,
     unsolved_by,
@@ -101,10 +101,7 @@ class SGT(Regime):
 
     @model_validator(mode="after")
     def _consistent(self) -> SGT:
-        if self.failure_below > self.success_above:
-            raise ValueError(
-                f"failure_below ({self.failure_below}) must not exceed success_above ({self.success_above})"
-            )
+        require_ordered(self)
         if self.teacher == "own" and self.memory == 0:
             raise ValueError("teacher: own expects memory of 1 or more: the rounds in which the learner may succeed")
         if self.teacher == "own" and self.pick == "lowest_nll":
@@ -112,13 +109,6 @@ class SGT(Regime):
         if self.teacher == "own" and self.gate in ("relative", "none"):
             raise ValueError("teacher: own trains on rewards above success_above; expected gate: all or any")
         return self
-
-    @property
-    def rule(self) -> GateRule:
-        """Return the gate's rule."""
-        return GateRule(
-            self.success_above, self.failure_below, self.gate, self.margin, self.pick, self.max_uses_per_prompt
-        )
 
     def publishes(self) -> PublishSchema:
         """Return the fields that peers read: the texts of successes; with another teacher, only the rewards. With
@@ -138,7 +128,7 @@ class SGT(Regime):
 
     def unsolved(self, rollouts: Rollouts) -> list[str]:
         """Return the prompts on which the learner's part of the gate is open."""
-        return unsolved_by(group_by_prompt(rollouts.prompt_ids, rollouts.rewards), self.rule)
+        return unsolved_by(group_by_prompt(rollouts.prompt_ids, rollouts.rewards), self)
 
     def requests(self, view: RoundView) -> Requests:
         """Return the candidates that `pick: lowest_nll` compares, for prompts with more than one."""
@@ -153,12 +143,12 @@ class SGT(Regime):
         state: dict[str, object] = {}
         if self.teacher == "own":
             pending = open_prompts(view, self.memory)
-            pairs = own_successes(view, pending, self.rule, uses)
+            pairs = own_successes(view, pending, self, uses)
             state["open"] = still_open(view, pending, gated.opened, [prompt_id for prompt_id, _ in pairs])
         else:
             pairs = [(prompt_id, self._drawn(view, prompt_id, encoded)) for prompt_id, encoded in gated.encoded]
             if self.memory and self.teacher == "peer":
-                state["memory"] = memory_after(view.of_policies(), self.memory, self.rule)  # a source has its texts
+                state["memory"] = memory_after(view.of_policies(), self.memory, self)  # a source has its texts
         rows = tuple(self._row(prompt_id, pair, view.round) for prompt_id, pair in pairs)
         if self.max_uses_per_prompt is not None:
             state["uses"] = _counted(uses, rows)
@@ -179,20 +169,20 @@ class SGT(Regime):
         texts = successes_of(view.of_sources()) if self.teacher == "source" else available
 
         def successes(prompt_id: str) -> list[Candidate]:
-            return texts.candidates(prompt_id, reward_to_exceed(own_groups[prompt_id], self.rule))
+            return texts.candidates(prompt_id, reward_to_exceed(own_groups[prompt_id], self))
 
         def encode(candidates: Sequence[Candidate]) -> list[Ids | None]:
             return view.transfer.encode([(candidate.text, candidate.ended) for candidate in candidates])
 
         uses: Mapping[str, int] = view.state.get("uses", {})
-        return gated_prompts(own_groups, available.rewards, successes, encode, self.rule, uses=uses)
+        return gated_prompts(own_groups, available.rewards, successes, encode, self, uses=uses)
 
     def _drawn(self, view: RoundView, prompt_id: str, encoded: Sequence[EncodedCandidate]) -> EncodedCandidate:
         """Draw the success of a gated prompt."""
         nll = {each.ids: view.results.nll.get((prompt_id, each.ids), 0.0) for each in encoded}  # 0: the only text
         return draw_candidate(
             encoded,
-            self.rule,
+            self,
             run_seed=view.run_seed,
             round_index=view.round,
             prompt_id=prompt_id,

@@ -137,7 +137,7 @@ def _sources(plan: DiagnosticPlan) -> dict[str, Prepared]:
     """Return the request's recorded texts, verified."""
     if (texts := plan.sources) is None:
         return {}
-    success = plan.thresholds.success
+    success = plan.thresholds.success_above
     # a text that is longer than what is sampled here could not be learnt under the same limit
     learners = [replace(learner, success_above=success) for learner in texts.learners()]
     if (sampled := plan.sampled) is not None:
@@ -209,7 +209,7 @@ def _gate_table(gate: Sequence[GateRow]) -> str:
 def _own_thresholds(scope: Scope) -> str:
     """Return the success thresholds by policy, if they differ."""
     own = scope.thresholds.own
-    values = {policy: scope.thresholds.of(policy).success for policy in scope.policies} if own else {}
+    values = {policy: scope.thresholds.of(policy).success_above for policy in scope.policies} if own else {}
     if len(set(values.values())) < 2:
         return ""
     return " above " + ", ".join(f"{value:g} ({name(policy)})" for policy, value in values.items())

@@ -117,14 +117,14 @@ def activation(rollouts: ModelRollouts, thresholds: Thresholds) -> Activation:
     """Return where each learner's gate opens, without the teachers' NLL."""
     rewards, present = rollouts.rewards_M_P_G, rollouts.present_M_P_G
     count = present.sum(axis=(0, 2))
-    limits = np.array([thresholds.of(name).failure for name in rollouts.policies])
+    limits = np.array([thresholds.of(name).failure_below for name in rollouts.policies])
     failed = ((rewards < limits[:, None, None]) | ~present).all(axis=(0, 2))
     tasks, task_index = np.unique(np.array(rollouts.tasks, dtype=object).astype(str), return_inverse=True)
     sizes = np.bincount(task_index, minlength=len(tasks))
     rows: list[ActivationRow] = []
     for m, learner in enumerate(rollouts.policies):
         gate = observed_gate(rollouts, thresholds, m)
-        hits = (rewards > thresholds.of(learner).success).sum(axis=(0, 2))
+        hits = (rewards > thresholds.of(learner).success_above).sum(axis=(0, 2))
         gated = np.bincount(task_index[gate], minlength=len(tasks))
         by_task: dict[str, TaskGate] = {}
         for task, opened, size in zip(tasks, gated, sizes, strict=True):
@@ -173,7 +173,7 @@ class Success:
 def list_successes(rollouts: ModelRollouts, thresholds: Thresholds, pool: ModelPool) -> dict[int, list[Success]]:
     """Return all rollouts whose text is known and that are a success to some learner, by policy."""
     successes: dict[int, list[Success]] = {}
-    lowest = min(thresholds.of(name).success for name in rollouts.policies)
+    lowest = min(thresholds.of(name).success_above for name in rollouts.policies)
     for m in range(len(rollouts.policies)):
         rewards = rollouts.rewards_M_P_G[m]
         for unit, place in np.argwhere(rewards > lowest):
@@ -199,7 +199,7 @@ def teacher_pairs(
     without = 0
     for learner, policy in enumerate(rollouts.policies):
         rule = thresholds.of(policy)
-        by_peer = {m: _above(successes.get(m, []), rule.success) for m in rollouts.peers_of(learner)}
+        by_peer = {m: _above(successes.get(m, []), rule.success_above) for m in rollouts.peers_of(learner)}
         by_unit: dict[int, list[Success]] = {}
         for peer_successes in by_peer.values():
             for success in peer_successes:
@@ -220,7 +220,7 @@ def teacher_pairs(
             ]
             drawn = draw_candidate(
                 candidates,
-                rule.rule(),
+                rule,
                 run_seed=seed,
                 round_index=round_index,
                 prompt_id=prompt,
@@ -270,7 +270,7 @@ def teacher_nll(rollouts: ModelRollouts, thresholds: Thresholds, pool: ModelPool
         units = [pair.unit for pair in learner_pairs]
         matched = pool.nll(learner, units, [pair.matched for pair in learner_pairs])
         mismatched = pool.nll(learner, units, [pair.mismatched for pair in learner_pairs])
-        own = _own_nll(_above(successes.get(learner, []), thresholds.of(policy).success), pool, learner)
+        own = _own_nll(_above(successes.get(learner, []), thresholds.of(policy).success_above), pool, learner)
         rows.append(
             TeacherRow(
                 learner=policy,

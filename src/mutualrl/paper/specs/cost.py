@@ -157,7 +157,7 @@ def _teachers(
     for unit in np.flatnonzero(observed_gate(rollouts, thresholds, learner)).tolist():
         fitted = []
         for m in rollouts.peers_of(learner):
-            for place in np.flatnonzero(rollouts.rewards_M_P_G[m, unit] > rule.success).tolist():
+            for place in np.flatnonzero(rollouts.rewards_M_P_G[m, unit] > rule.success_above).tolist():
                 text, ended = (texts or {}).get((m, unit, place), ("", True))
                 ids = pool.to_learner_ids(learner, unit, text, ended) if text else None
                 size = int(lengths[m, unit, place]) if texts is None else len(ids or ())
@@ -167,7 +167,7 @@ def _teachers(
         if fitted:
             drawn = draw_candidate(
                 fitted,
-                rule.rule(),
+                rule,
                 run_seed=seed,
                 round_index=int(rollouts.rounds[unit]),
                 prompt_id=rollouts.prompt_ids[unit],

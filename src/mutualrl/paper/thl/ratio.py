@@ -9,12 +9,13 @@ denominators: the source's trace aligned; the source's trace of the same respons
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mutualrl.console.markdown import percent, significant, table
+from mutualrl.diagnostics.diagnostic import INLINE
 from mutualrl.diagnostics.lazy_model import LazyModel
 from mutualrl.paper.thl.responses import Response, Responses
 from mutualrl.thl import BOUND, Alignment, Anchor, align_logprobs
@@ -32,17 +33,34 @@ BINS = np.linspace(-6.0, 6.0, 49)
 
 
 @dataclass(frozen=True, slots=True)
+class Spread:
+    """Distribution of ratios: their p99, the fraction outside [0.8, 1.2], and the counts of their logarithms in
+    `BINS`."""
+
+    p99: float
+    clip_rate: float
+    histogram: list[int]
+
+    @classmethod
+    def of(cls, logs: Floats) -> Spread:
+        """Return the distribution of ratios, given as logarithms."""
+        ratios = np.exp(logs)
+        return cls(
+            p99=float(np.quantile(ratios, 0.99)),
+            clip_rate=float(np.mean((ratios < LOW) | (ratios > HIGH))),
+            histogram=np.histogram(np.clip(logs, BINS[0], BINS[-1]), BINS)[0].tolist(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class TokenRatioRow:
-    """Token ratios under one denominator: p99, and the fractions of tokens outside [0.8, 1.2] and of responses with a
-    ratio over 10."""
+    """Token ratios under one denominator, and the fraction of responses with a ratio over 10."""
 
     denominator: str
     responses: int
     tokens: int
-    p99: float
-    clip_rate: float
+    spread: Spread = field(metadata=INLINE)
     responses_over_10: float
-    histogram: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +71,10 @@ class SequenceRatioRow:
     denominator: str
     responses: int
     median: float
-    p99: float
-    clip_rate: float
+    spread: Spread = field(metadata=INLINE)
     log_sum_median: float
     log_sum_p99: float
     sum_clip_rate: float
-    histogram: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,17 +190,14 @@ def token_rows(ratios: dict[str, list[Floats]]) -> list[TokenRatioRow]:
     rows: list[TokenRatioRow] = []
     for name, responses in ratios.items():
         logs = np.concatenate(responses)
-        tokens = np.exp(logs)
         tall = [float(np.exp(r).max(initial=0.0)) > TALL for r in responses]
         rows.append(
             TokenRatioRow(
                 denominator=name,
                 responses=len(responses),
-                tokens=len(tokens),
-                p99=float(np.quantile(tokens, 0.99)),
-                clip_rate=float(np.mean((tokens < LOW) | (tokens > HIGH))),
+                tokens=len(logs),
+                spread=Spread.of(logs),
                 responses_over_10=float(np.mean(tall)),
-                histogram=np.histogram(np.clip(logs, BINS[0], BINS[-1]), BINS)[0].tolist(),
             )
         )
     return rows
@@ -196,18 +209,15 @@ def sequence_rows(ratios: dict[str, list[Floats]]) -> list[SequenceRatioRow]:
     for name, responses in ratios.items():
         covered = [r for r in responses if len(r)]
         means, sums = np.array([r.mean() for r in covered]), np.array([r.sum() for r in covered])
-        ratio = np.exp(means)
         rows.append(
             SequenceRatioRow(
                 denominator=name,
                 responses=len(covered),
-                median=float(np.median(ratio)),
-                p99=float(np.quantile(ratio, 0.99)),
-                clip_rate=float(np.mean((ratio < LOW) | (ratio > HIGH))),
+                median=float(np.median(np.exp(means))),
+                spread=Spread.of(means),
                 log_sum_median=float(np.median(sums)),
                 log_sum_p99=float(np.quantile(sums, 0.99)),
                 sum_clip_rate=float(np.mean((sums < np.log(LOW)) | (sums > np.log(HIGH)))),
-                histogram=np.histogram(np.clip(means, BINS[0], BINS[-1]), BINS)[0].tolist(),
             )
         )
     return rows
@@ -219,7 +229,15 @@ def token_markdown(pairs: Sequence[tuple[str, TokenRatios]]) -> str:
     for label, result in pairs:
         for row in result.rows:
             counts = [row.denominator, str(row.responses), str(row.tokens)]
-            rows.append([label, *counts, significant(row.p99), f"{row.clip_rate:.4f}", f"{row.responses_over_10:.4f}"])
+            rows.append(
+                [
+                    label,
+                    *counts,
+                    significant(row.spread.p99),
+                    f"{row.spread.clip_rate:.4f}",
+                    f"{row.responses_over_10:.4f}",
+                ]
+            )
         lost = result.residual
         nats = [lost.delta_thl, lost.delta_thl_p99, lost.delta_thl_max, lost.mismatched, lost.clipped_mass]
         losses.append([label, *map(significant, nats), percent(lost.uncovered)])
@@ -235,7 +253,7 @@ def sequence_markdown(pairs: Sequence[tuple[str, SequenceRatios]]) -> str:
     rows = []
     for label, result in pairs:
         for row in result.rows:
-            ratios = [f"{value:.4f}" for value in (row.median, row.p99, row.clip_rate)]
+            ratios = [f"{value:.4f}" for value in (row.median, row.spread.p99, row.spread.clip_rate)]
             sums = [f"{value:.2f}" for value in (row.log_sum_median, row.log_sum_p99)]
             rows.append([label, row.denominator, str(row.responses), *ratios, *sums])
     head = ["pair", "denominator", "responses", "median", "p99", "clip rate", "log of exp(sum): median", "p99"]
@@ -247,7 +265,7 @@ def histogram(label: str) -> Callable[[Axes, TokenRatios | SequenceRatios], None
 
     def draw(axis: Axes, result: TokenRatios | SequenceRatios) -> None:
         for row in result.rows:
-            counts = np.array(row.histogram) / max(1, sum(row.histogram))
+            counts = np.array(row.spread.histogram) / max(1, sum(row.spread.histogram))
             axis.stairs(counts, BINS, label=row.denominator)
         axis.axvspan(np.log(0.8), np.log(1.2), alpha=0.15)
         axis.set(yscale="log", xlabel=label, ylabel="fraction")
