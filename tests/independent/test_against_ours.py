@@ -29,7 +29,7 @@ from mutualrl.paper.specs.channels import decomposed
 from mutualrl.records import Rollout
 from mutualrl.regimes import hacpo
 from mutualrl.regimes.advantages import pool_advantages, standard_deviation
-from mutualrl.regimes.gating import Candidate, EncodedCandidate, draw_candidate, gate
+from mutualrl.regimes.gating import Candidate, DrawKey, EncodedCandidate, draw_candidate, gate
 from mutualrl.regimes.losses import band_loss, nll_loss, row_nll, stepwise_loss
 from mutualrl.regimes.prp import RatioMoments, chi_square, effective_sample_size, pool, sequence_ratio
 from mutualrl.regimes.regime import advantage_metrics
@@ -256,8 +256,8 @@ def test_relative_gate(learner_rewards: list[float], peer_rewards: list[float], 
 def test_fit_pick_and_sum_over_tokens(candidates: list[list[float]]) -> None:
     fitted = [EncodedCandidate(Candidate("bob", i, "", True), (i,)) for i in range(len(candidates))]
     nll = {(i,): -float(np.mean(logps)) for i, logps in enumerate(candidates)}
-    key: dict[str, Any] = {"run_seed": 0, "round_index": 0, "prompt_id": "p", "learner": "ada"}
-    drawn = draw_candidate(fitted, SGT(pick="lowest_nll"), nll=nll, **key)
+    key = DrawKey(0, 0, "p", "ada")
+    drawn = draw_candidate(fitted, SGT(pick="lowest_nll"), key, nll)
     assert nll[drawn.ids] == pytest.approx(-float(np.mean(candidates[rivals.fit_pick(candidates)])))
     width = max(map(len, candidates))
     logps = torch.tensor([[*row, *[0.0] * (width - len(row))] for row in candidates], dtype=torch.float64)

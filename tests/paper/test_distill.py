@@ -169,7 +169,7 @@ def test_loss_is_sgts_mean_over_texts_of_token_means(tiny: dict[str, Path], tmp_
     from transformers import AutoModelForCausalLM
 
     from mutualrl.engines.transformers_engine import load_tokenizer
-    from mutualrl.paper.distillation.sft import fine_tune
+    from mutualrl.paper.distillation.sft import StartModel, fine_tune
 
     tokenizer, model = load_tokenizer(str(tiny["ada"])), AutoModelForCausalLM.from_pretrained(tiny["ada"])
     rows = [([5, 6], [7, 8, 9]), ([5, 6], [10, 11, 12, 13, 14, 15, 16, 17, 18])]
@@ -180,18 +180,17 @@ def test_loss_is_sgts_mean_over_texts_of_token_means(tiny: dict[str, Path], tmp_
     data = Dataset.from_dict(
         {"input_ids": [h + t for h, t in rows], "completion_mask": [[0] * len(h) + [1] * len(t) for h, t in rows]}
     )
+    start = StartModel(str(tiny["ada"]), None, False, tokenizer)
     for batch, accumulate in ((2, 1), (1, 2)):
         settings = parse_settings(
             "base", 0, [f"batch_size={batch}", f"trainer.gradient_accumulation_steps={accumulate}", "lora.dropout=0"]
         )
-        details = fine_tune(str(tiny["ada"]), None, False, tokenizer, data, settings, tmp_path / str(batch))
+        details = fine_tune(start, data, settings, tmp_path / str(batch))
         assert details["steps"] == 1
         assert details["loss"][0] == pytest.approx(sum(means) / 2, rel=1e-4)
     for assignment in ("trainer.assistant_only_loss=true", "trainer.loss_type=foo", "lora.target_modules=[nosuch]"):
         with pytest.raises(UsageError, match="TRL refuses these settings"):
-            fine_tune(
-                str(tiny["ada"]), None, False, tokenizer, data, parse_settings("base", 0, [assignment]), tmp_path / "x"
-            )
+            fine_tune(start, data, parse_settings("base", 0, [assignment]), tmp_path / "x")
 
 
 def test_exchange_without_texts_or_rounds_is_rejected_with_the_flag_to_use(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mutualrl.records import PublishSchema
-from mutualrl.regimes.gating import Candidate, EncodedCandidate, draw_candidate, gate, gated_prompts
+from mutualrl.regimes.gating import Candidate, DrawKey, EncodedCandidate, draw_candidate, gate, gated_prompts
 from mutualrl.regimes.losses import nll_loss, row_nll
 from mutualrl.regimes.microbatches import MicrobatchSlot, assign_to_microbatches
 from mutualrl.regimes.sgt import SGT
@@ -53,23 +53,20 @@ def encoded(policy: str, rollout: int, length: int = 3) -> EncodedCandidate:
 
 @given(st.permutations([encoded("a", 0), encoded("a", 1), encoded("b", 0), encoded("c", 2)]), st.integers(0, 10**6))
 def test_draw_does_not_depend_on_the_order_of_peers(order: list[EncodedCandidate], seed: int) -> None:
-    key = {"run_seed": seed, "round_index": 3, "prompt_id": "p", "learner": "z"}
-    assert draw_candidate(order, DEFAULT, **key) == draw_candidate(sorted(order, key=str), DEFAULT, **key)  # type: ignore[arg-type]
+    key = DrawKey(seed, 3, "p", "z")
+    assert draw_candidate(order, DEFAULT, key) == draw_candidate(sorted(order, key=str), DEFAULT, key)
 
 
 def test_draw_is_uniform_over_the_multiset() -> None:
     pool = [encoded("a", 0), encoded("a", 1), encoded("b", 0)]
-    counts = Counter(
-        draw_candidate(pool, DEFAULT, run_seed=0, round_index=r, prompt_id="p", learner="z").candidate.text
-        for r in range(6000)
-    )
+    counts = Counter(draw_candidate(pool, DEFAULT, DrawKey(0, r, "p", "z")).candidate.text for r in range(6000))
     assert all(abs(count - 2000) < 200 for count in counts.values())  # 200 is 5.5 standard deviations
     assert len(counts) == 3
 
 
 def test_draw_shortest_takes_the_fewest_tokens_then_the_first() -> None:
     pool = [encoded("b", 0, 2), encoded("a", 1, 2), encoded("a", 0, 5)]
-    chosen = draw_candidate(pool, SGT(pick="shortest"), run_seed=0, round_index=0, prompt_id="p", learner="z")
+    chosen = draw_candidate(pool, SGT(pick="shortest"), DrawKey(0, 0, "p", "z"))
     assert chosen.candidate.text == "a1"
 
 
@@ -254,7 +251,7 @@ def test_relative_gate_opens_if_a_peer_beats_the_learner_by_more_than_the_margin
     own: list[float], peers: list[float], margin: float, is_open: bool
 ) -> None:
     settings = SGT(gate="relative", margin=margin)
-    assert gate(own, peers, settings.rule) is is_open
+    assert gate(own, peers, settings) is is_open
     assert settings.publishes().text_above == -math.inf  # any text may beat the learner's
 
 

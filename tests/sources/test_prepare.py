@@ -20,7 +20,7 @@ from mutualrl.errors import DataError, FileDamagedError, RewardError
 from mutualrl.paper.embedded.book import rows as book_rows
 from mutualrl.records import Prompt
 from mutualrl.sources.columns import Columns
-from mutualrl.sources.prepare import Learner, Prepared, prepare_sources, read_stored
+from mutualrl.sources.prepare import Criterion, Learner, Prepared, prepare_sources, read_stored
 from mutualrl.sources.recorded import read_recorded
 from mutualrl.sources.section import RecordedSource
 from mutualrl.tiny import path_of
@@ -38,7 +38,7 @@ def learner(name: str = "ada", limit: int | None = 20, weights: tuple[float, ...
 def prepare(path: Path | str, *learners: Learner, rewards: tuple[str, ...] = ("boxed",), **spec: Any) -> Prepared:
     source = RecordedSource(name="book", recorded=str(path), **spec)
     members = learners or (learner(),)
-    return prepare_sources([source], PROMPTS, VALIDATION, rewards, members, 60.0)["book"]
+    return prepare_sources([source], Criterion(PROMPTS, rewards, members, 60.0, VALIDATION))["book"]
 
 
 def rewards_by_text(prepared: Prepared) -> dict[str, float]:

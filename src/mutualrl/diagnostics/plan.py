@@ -22,11 +22,11 @@ from mutualrl.engines.sampling import Sampling
 from mutualrl.errors import DataError, UsageError
 from mutualrl.recipes import Recipe, Request, load_run, resolve
 from mutualrl.recipes.pool_tokenizers import load_tokenizers
-from mutualrl.recipes.run_sources import learners_of, require_recorded
+from mutualrl.recipes.run_sources import criterion_of, require_recorded
 from mutualrl.records import Prompt
 from mutualrl.regimes import Regime, at_level, parts_of
 from mutualrl.regimes.sgt import SGT
-from mutualrl.sources.prepare import Learner
+from mutualrl.sources.prepare import Criterion
 from mutualrl.sources.section import RecordedSource
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.storage.trained_model import has_trained_model, trained_model
@@ -60,20 +60,18 @@ class Recorded:
 
 @dataclass(frozen=True)
 class RecordedTexts:
-    """Recorded texts beside the models' rollouts: what to read, the task's prompts and reward functions that verify
-    them, and the recipe whose models will learn them (None: no model is known)."""
+    """Recorded texts beside the models' rollouts: what to read, the prompts of the task, and the recipe that has the
+    task and, if they are known, the models that will learn them."""
 
-    specs: tuple[RecordedSource, ...]
+    sources: tuple[RecordedSource, ...]
     prompts: tuple[Prompt, ...]
-    rewards: tuple[str, ...]
-    timeout: float
-    recipe: Recipe | None
+    recipe: Recipe
+    models_known: bool
 
-    def learners(self) -> list[Learner]:
-        """Return what verification and encoding need of the models; loads their tokenizers."""
-        if self.recipe is None:
-            return []
-        return learners_of(self.recipe, load_tokenizers(self.recipe))
+    def criterion(self) -> Criterion:
+        """Return what the texts are judged by; loads the tokenizers of the models."""
+        tokenizers = load_tokenizers(self.recipe) if self.models_known else {}
+        return criterion_of(self.recipe, tokenizers, self.prompts)
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ def _of_files(request: DiagnosticRequest, specs: list[RecordedSource]) -> Diagno
         seed=seed,
         thresholds=_thresholds(request, None),
         files=request.rollouts,
-        sources=_recorded_texts(specs, recipe, None),
+        sources=_recorded_texts(specs, recipe, models_known=False),
         ends=_named_models(request),
     )
 
@@ -174,7 +172,7 @@ def _of_recipe(
         origin=origin,
         seed=seed,
         thresholds=_thresholds(request, recipe),
-        sources=_recorded_texts(specs, recipe, recipe),
+        sources=_recorded_texts(specs, recipe),
         ends={**ends, **_named_models(request)},
         templates={p.name: recipe.trainer_settings(p.name).get("chat_template_kwargs") or {} for p in recipe.policies},
         scales=Scales(own={p.name: _scale(recipe, p.name) for p in recipe.policies}),
@@ -215,11 +213,13 @@ def _task_keys(request: DiagnosticRequest) -> tuple[str, ...]:
     return tuple(each for each in request.asked.assignments if each.startswith("task."))
 
 
-def _recorded_texts(specs: Sequence[RecordedSource], recipe: Recipe, learners: Recipe | None) -> RecordedTexts | None:
-    if not specs:
+def _recorded_texts(
+    sources: Sequence[RecordedSource], recipe: Recipe, *, models_known: bool = True
+) -> RecordedTexts | None:
+    if not sources:
         return None
     prompts = load_prompts(get_task(recipe.task.name), "train", recipe.task.source(recipe.run.seed))
-    return RecordedTexts(tuple(specs), tuple(prompts), recipe.task.reward, recipe.run.step_timeout, learners)
+    return RecordedTexts(tuple(sources), tuple(prompts), recipe, models_known)
 
 
 #: options that say what to sample, by field

@@ -14,7 +14,7 @@ from mutualrl.launch.import_request import ImportRequest
 from mutualrl.recipes import Recipe, resolve, yaml_file
 from mutualrl.recipes.agreement import all_prompts
 from mutualrl.recipes.pool_tokenizers import load_tokenizers
-from mutualrl.recipes.run_sources import described, learners_of, require_recorded
+from mutualrl.recipes.run_sources import criterion_of, described, require_recorded
 from mutualrl.regimes import baseline
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.rollouts import Rollouts
@@ -38,8 +38,8 @@ def import_texts(request: ImportRequest) -> tuple[RunDirectory, Prepared]:
     prompts = all_prompts(recipe, "train")
     (section,) = [each for each in recipe.sources if each.name == request.name]
     spec = require_recorded(section).model_copy(update={"allow_validation": True})
-    learners = [] if request.model is None else learners_of(recipe, load_tokenizers(recipe))
-    prepared = prepare_sources([spec], prompts, (), recipe.task.reward, learners, recipe.run.step_timeout)[section.name]
+    tokenizers = {} if request.model is None else load_tokenizers(recipe)
+    prepared = prepare_sources([spec], criterion_of(recipe, tokenizers, prompts))[section.name]
     if not prepared.source.verified:
         raise DataError(f"source {section.name!r}: {prepared.note}; an exchange has rewards: train with --source")
     texts = {prompt.id: prompt.text for prompt in prompts}

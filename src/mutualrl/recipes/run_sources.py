@@ -11,7 +11,7 @@ from mutualrl.errors import FileDamagedError, PlanMismatchError, UsageError
 from mutualrl.recipes.schema import Recipe
 from mutualrl.records import Prompt
 from mutualrl.regimes.regime import success_above
-from mutualrl.sources.prepare import Learner, Prepared, prepare_sources, read_stored
+from mutualrl.sources.prepare import Criterion, Learner, Prepared, prepare_sources, read_stored
 from mutualrl.sources.section import FrozenSource, RecordedSource, ServedSource, SourceSection
 from mutualrl.sources.source import StoredSource
 from mutualrl.storage.accounts import Account
@@ -38,8 +38,18 @@ def prepared(
     """Return the sources of a recipe, or those of some `names`, read and verified by its reward functions. Raises
     DataError, RewardError."""
     sections = [section for section in recipe.recorded_sources if names is None or section.name in names]
-    learners, timeout = learners_of(recipe, tokenizers), recipe.run.step_timeout
-    return prepare_sources(sections, prompts, validation, recipe.task.reward, learners, timeout)
+    return prepare_sources(sections, criterion_of(recipe, tokenizers, prompts, validation))
+
+
+def criterion_of(
+    recipe: Recipe,
+    tokenizers: Mapping[str, PreTrainedTokenizerBase],
+    prompts: Sequence[Prompt],
+    validation: Sequence[Prompt] = (),
+) -> Criterion:
+    """Return what the texts of a recipe's sources are judged by."""
+    learners = learners_of(recipe, tokenizers) if tokenizers else []
+    return Criterion(prompts, recipe.task.reward, learners, recipe.run.step_timeout, validation)
 
 
 def learners_of(recipe: Recipe, tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> list[Learner]:

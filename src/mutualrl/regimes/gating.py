@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from mutualrl.records import Ids, Rollout, plain_ids
 from mutualrl.regimes.peers import peer_rollouts
@@ -58,6 +58,15 @@ def require_ordered(rule: GateRule) -> None:
     """Raise ValueError if a reward could be a failure and a success."""
     if rule.failure_below > rule.success_above:
         raise ValueError(f"failure_below ({rule.failure_below}) must not exceed success_above ({rule.success_above})")
+
+
+class DrawKey(NamedTuple):
+    """What the draw of a success depends on."""
+
+    run_seed: int
+    round: int
+    prompt_id: str
+    learner: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,17 +139,13 @@ def reward_to_exceed(own_rewards_G: Sequence[float], rule: GateRule) -> float:
 def draw_candidate(
     encoded: Sequence[EncodedCandidate],
     rule: GateRule,
-    *,
-    run_seed: int,
-    round_index: int,
-    prompt_id: str,
-    learner: str,
+    key: DrawKey,
     nll: Mapping[tuple[int, ...], float] | None = None,
 ) -> EncodedCandidate:
     """Return one success of the multiset sorted by (policy, round, rollout): a uniform draw, the shortest in tokens, or
     the one with the lowest `nll` (by token ids).
 
-    The draw depends only on (run seed, round, prompt, learner). Raises ValueError if there is none.
+    Raises ValueError if there is none.
     """
     if not encoded:
         raise ValueError("no candidate to draw from")
@@ -150,7 +155,7 @@ def draw_candidate(
     if rule.pick == "lowest_nll":
         scores = nll or {}
         return min(ordered, key=lambda e: scores[e.ids])
-    index = seeded(run_seed, round_index, prompt_id, learner).integers(len(ordered))
+    index = seeded(*key).integers(len(ordered))
     return ordered[int(index)]
 
 

@@ -20,6 +20,7 @@ from mutualrl.regimes.advantages import group_by_prompt
 from mutualrl.regimes.gating import (
     AllFail,
     Candidate,
+    DrawKey,
     Gated,
     draw_candidate,
     gated_prompts,
@@ -144,14 +145,7 @@ class Guided(AllFail, Regime):
             if hint[0] >= view.round + 1 - self.memory and prompt_id not in solved:
                 hints[prompt_id] = hint
         for prompt_id, encoded in gated.encoded:
-            drawn = draw_candidate(
-                encoded,
-                self,
-                run_seed=view.run_seed,
-                round_index=view.round,
-                prompt_id=prompt_id,
-                learner=view.learner,
-            )
+            drawn = draw_candidate(encoded, self, DrawKey(view.run_seed, view.round, prompt_id, view.learner))
             hints[prompt_id] = [view.round, list(drawn.ids)]
         return hints
 

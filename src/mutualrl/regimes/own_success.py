@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from mutualrl.records import plain_ids
-from mutualrl.regimes.gating import Candidate, EncodedCandidate, GateRule, draw_candidate
+from mutualrl.regimes.gating import Candidate, DrawKey, EncodedCandidate, GateRule, draw_candidate
 from mutualrl.regimes.round import RoundView
 
 
@@ -29,14 +29,7 @@ def own_successes(
             continue
         encoded = _encoded(view, prompt_id, rule.success_above)
         if encoded:
-            drawn = draw_candidate(
-                encoded,
-                rule,
-                run_seed=view.run_seed,
-                round_index=view.round,
-                prompt_id=prompt_id,
-                learner=view.learner,
-            )
+            drawn = draw_candidate(encoded, rule, DrawKey(view.run_seed, view.round, prompt_id, view.learner))
             pairs.append((prompt_id, drawn))
     return pairs
 

@@ -21,6 +21,7 @@ from mutualrl.records import Ids, PublishSchema
 from mutualrl.regimes.advantages import group_by_prompt
 from mutualrl.regimes.gating import (
     Candidate,
+    DrawKey,
     EncodedCandidate,
     Gated,
     draw_candidate,
@@ -180,15 +181,7 @@ class SGT(Regime):
     def _drawn(self, view: RoundView, prompt_id: str, encoded: Sequence[EncodedCandidate]) -> EncodedCandidate:
         """Draw the success of a gated prompt."""
         nll = {each.ids: view.results.nll.get((prompt_id, each.ids), 0.0) for each in encoded}  # 0: the only text
-        return draw_candidate(
-            encoded,
-            self,
-            run_seed=view.run_seed,
-            round_index=view.round,
-            prompt_id=prompt_id,
-            learner=view.learner,
-            nll=nll,
-        )
+        return draw_candidate(encoded, self, DrawKey(view.run_seed, view.round, prompt_id, view.learner), nll)
 
     def _row(self, prompt_id: str, pair: EncodedCandidate, round_index: int) -> ExtraRow:
         candidate = pair.candidate

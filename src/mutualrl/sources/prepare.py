@@ -9,8 +9,8 @@ import hashlib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -99,61 +99,81 @@ class Prepared:
         return digest_of(self.source.table)
 
 
-def prepare_sources(
-    specs: Sequence[RecordedSource],
-    prompts: Sequence[Prompt],
-    validation: Sequence[Prompt],
-    rewards: Sequence[str],
-    learners: Sequence[Learner],
-    timeout: float,
-    success_above: float = 0.0,
-) -> dict[str, Prepared]:
-    """Return the sources of a run by name. `prompts`, `validation`: those of the task; `rewards`: import paths of the
-    reward functions; `timeout`: limit of one call, in seconds. A text is confirmed by a reward above the learners'
-    `success_above`, or above this one without learners.
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """What the texts of a run's sources are matched with and judged by: the task's prompts, the import paths of its
+    reward functions, the limit of one call in seconds, and the policies. A text is confirmed by a reward above the
+    learners' `success_above`, or above this one without learners."""
+
+    prompts: Sequence[Prompt]
+    rewards: Sequence[str]
+    learners: Sequence[Learner]
+    timeout: float
+    validation: Sequence[Prompt] = ()
+    success_above: float = 0.0
+
+    def of(self, source: RecordedSource) -> Criterion:
+        """Return the criterion of the policies that read a source."""
+        readers = [each for each in self.learners if not source.learners or each.name in source.learners]
+        threshold = min((each.success_above for each in readers), default=self.success_above)
+        return replace(self, learners=readers, success_above=threshold)
+
+
+class Judged(NamedTuple):
+    """Texts (prompt id, text) of a source with their rewards; None where the learners must compute them."""
+
+    pairs: Sequence[tuple[str, str]]
+    scores: Sequence[float] | None
+    above: float
+
+    @property
+    def rewards(self) -> Sequence[float]:
+        """Return the rewards, NaN where there is none."""
+        return [math.nan] * len(self.pairs) if self.scores is None else self.scores
+
+    @property
+    def confirmed(self) -> list[tuple[str, str]]:
+        """Return the texts with a reward above the threshold."""
+        return [pair for pair, score in zip(self.pairs, self.rewards, strict=True) if score > self.above]
+
+
+def prepare_sources(sources: Sequence[RecordedSource], criterion: Criterion) -> dict[str, Prepared]:
+    """Return the sources of a run by name.
 
     Raises DataError for a file that cannot be read, whose prompts are not the task's or are the validation set, or none
     of whose texts earns a reward; RewardError for a reward function that fails. Both name the source.
     """
-    rendered = [_rendered(learner, prompts) for learner in learners]
+    rendered = [_rendered(learner, criterion.prompts) for learner in criterion.learners]
     prepared = {}
-    for spec in specs:
-        notify(f"reading source {spec.name}: {spec.recorded}")
-        readers = [learner for learner in learners if not spec.learners or learner.name in spec.learners]
-        threshold = min((learner.success_above for learner in readers), default=success_above)
+    for source in sources:
+        notify(f"reading source {source.name}: {source.recorded}")
         try:
-            prepared[spec.name] = _prepared(spec, prompts, validation, rewards, readers, rendered, timeout, threshold)
+            prepared[source.name] = _prepared(source, criterion.of(source), rendered)
         except (DataError, RewardError) as error:
-            text = str(error).replace("sources.NAME.", f"sources.{spec.name}.")
-            raise type(error)(f"source {spec.name!r}: {text}") from error
+            text = str(error).replace("sources.NAME.", f"sources.{source.name}.")
+            raise type(error)(f"source {source.name!r}: {text}") from error
     return prepared
 
 
-def _prepared(
-    spec: RecordedSource,
-    prompts: Sequence[Prompt],
-    validation: Sequence[Prompt],
-    rewards: Sequence[str],
-    learners: Sequence[Learner],
-    rendered: Sequence[Sequence[str]],
-    timeout: float,
-    threshold: float,
-) -> Prepared:
-    found = read_recorded(spec.recorded, spec.columns, spec.reasoning, prompts, validation, rendered)
-    _require_training_prompts(spec, found)
-    pairs = list(found.in_order(spec.max_texts))
-    verifier = Verifier({prompt.id: prompt for prompt in prompts}, rewards, learners, timeout)
+def _prepared(source: RecordedSource, criterion: Criterion, rendered: Sequence[Sequence[str]]) -> Prepared:
+    """Return a source, ready for training. `rendered`: the prompts as each policy of the run is shown them."""
+    prompts, learners = criterion.prompts, criterion.learners
+    found = read_recorded(source.recorded, source.columns, source.reasoning, prompts, criterion.validation, rendered)
+    _require_training_prompts(source, found)
+    pairs = list(found.in_order(source.max_texts))
+    verifier = Verifier({prompt.id: prompt for prompt in prompts}, criterion.rewards, learners, criterion.timeout)
     scores = verifier.rewards([(prompt_id, text, True) for prompt_id, text in pairs])
+    judged = Judged(pairs, scores, criterion.success_above)
     verified = scores is not None
-    values = [math.nan] * len(pairs) if scores is None else scores
-    confirmed = [score > threshold for score in values]
-    if verified and not any(confirmed):
-        raise DataError(_none_confirmed(pairs, prompts, rewards, threshold))
-    source = StoredSource(spec.name, rollouts_table(spec.name, pairs, values), verified, spec.learners or None)
-    possible = [pair for pair, good in zip(pairs, confirmed, strict=True) if good or not verified]
+    if verified and not judged.confirmed:
+        raise DataError(_none_confirmed(pairs, criterion))
+    stored = StoredSource(
+        source.name, rollouts_table(source.name, pairs, judged.rewards), verified, source.learners or None
+    )
+    possible = judged.confirmed if verified else pairs
     learnable = {learner.name: _learnable(possible, learner) for learner in learners}
-    summary = _summary(found, pairs, values, confirmed, prompts, learnable, verified=verified)
-    return Prepared(source, summary, note_of(spec.name, summary), learnable)
+    summary = _summary(found, judged, len(prompts), learnable)
+    return Prepared(stored, summary, note_of(source.name, summary), learnable)
 
 
 class TrainerState:
@@ -293,42 +313,32 @@ def _require_training_prompts(spec: RecordedSource, found: MatchedTexts) -> None
         raise DataError(f"{spec.recorded} has no usable text for any training prompt ({counts})")
 
 
-def _none_confirmed(
-    pairs: Sequence[tuple[str, str]], prompts: Sequence[Prompt], rewards: Sequence[str], threshold: float
-) -> str:
+def _none_confirmed(pairs: Sequence[tuple[str, str]], criterion: Criterion) -> str:
     prompt_id, text = pairs[0]
-    answer = next(prompt.answer for prompt in prompts if prompt.id == prompt_id)
+    answer = next(prompt.answer for prompt in criterion.prompts if prompt.id == prompt_id)
     return (
-        f"none of its {len(pairs)} texts earns a reward above {threshold:g} from {', '.join(rewards)}. One of them "
-        f"ends with {clean(text[-120:])!r}; its answer is {clean(answer)[:80]!r}"
+        f"none of its {len(pairs)} texts earns a reward above {criterion.success_above:g} from "
+        f"{', '.join(criterion.rewards)}. One of them ends with {clean(text[-120:])!r}; its answer is "
+        f"{clean(answer)[:80]!r}"
     )
 
 
-def _summary(
-    found: MatchedTexts,
-    pairs: Sequence[tuple[str, str]],
-    scores: Sequence[float],
-    confirmed: Sequence[bool],
-    prompts: Sequence[Prompt],
-    learnable: Mapping[str, Learnable],
-    *,
-    verified: bool,
-) -> JsonObject:
-    """Return the counts that are said before training, by name."""
+def _summary(found: MatchedTexts, judged: Judged, prompts: int, learnable: Mapping[str, Learnable]) -> JsonObject:
+    """Return the counts that are said before training, by name. `prompts`: of the task."""
     return {
         "layout": found.layout,
         "rows": found.counts["rows"],
         "matched_rows": found.counts["matched"],
         "prompts": len(found.texts),
-        "of_prompts": len(prompts),
+        "of_prompts": prompts,
         "validation_prompts": len(found.validation),
-        "texts": len(pairs),
+        "texts": len(judged.pairs),
         **{key: found.counts[key] for key in LEFT_OUT},
         "skipped_files": found.skipped,
-        "verified": verified,
-        "confirmed": sum(confirmed),
-        "confirmed_prompts": len({key for (key, _), good in zip(pairs, confirmed, strict=True) if good}),
-        "unscorable": sum(map(math.isnan, scores)) if verified else 0,
+        "verified": judged.scores is not None,
+        "confirmed": len(judged.confirmed),
+        "confirmed_prompts": len({prompt_id for prompt_id, _ in judged.confirmed}),
+        "unscorable": sum(map(math.isnan, judged.scores or ())),
         "learners": {name: each.to_json() for name, each in learnable.items()},
     }
 

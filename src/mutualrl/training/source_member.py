@@ -69,27 +69,24 @@ class Served(Answering):
 
     def __init__(
         self,
+        member: Member,
         source: ServedSource,
-        exchange: Exchange,
         prompts: Mapping[str, Prompt],
-        run_seed: int,
         budget: Budget,
-        heartbeat: Heartbeat,
-        stopping: Callable[[], bool],
     ) -> None:
         self._source = source
         self._prompts = prompts
-        self._run_seed = run_seed
+        self._run_seed = member.recipe.run.seed
         self._runner = asyncio.Runner()
-        self._store = AnswerStore(exchange.store, exchange.policy)
-        self._model = self._runner.run(self._opened(heartbeat.advance))
+        self._store = AnswerStore(member.exchange.store, member.exchange.policy)
+        self._model = self._runner.run(self._opened(member.heartbeat.advance))
         self._asking = Asking(
             self._model,
             self._store,
             budget,
             fail=source.on_source_loss == "fail",
-            stopping=stopping,
-            progress=heartbeat.advance,
+            stopping=member.stopping,
+            progress=member.heartbeat.advance,
         )
 
     async def _opened(self, on_request: Callable[[], None]) -> ServedModel:
@@ -294,7 +291,7 @@ def answer_rounds(member: Member, section: ServedSource | FrozenSource) -> None:
         complete = served_source(recipe, section, model_name)
         budget = budget_left(exchange, section, set(rounds))
         budget.used += stored_first_account(info.asked_sources.get(section.name, {}), section.name).spent
-        answering = Served(complete, exchange, by_id, recipe.run.seed, budget, member.heartbeat, member.stopping)
+        answering = Served(member, complete, by_id, budget)
     else:
         from mutualrl.engines.frozen import FrozenModel
 

@@ -139,10 +139,11 @@ def _sources(plan: DiagnosticPlan) -> dict[str, Prepared]:
         return {}
     success = plan.thresholds.success_above
     # a text that is longer than what is sampled here could not be learnt under the same limit
-    learners = [replace(learner, success_above=success) for learner in texts.learners()]
+    criterion = texts.criterion()
+    learners = [replace(learner, success_above=success) for learner in criterion.learners]
     if (sampled := plan.sampled) is not None:
         learners = [replace(learner, max_completion_length=sampled.sampling.max_new_tokens) for learner in learners]
-    return prepare_sources(texts.specs, texts.prompts, (), texts.rewards, learners, texts.timeout, success)
+    return prepare_sources(texts.sources, replace(criterion, learners=learners, success_above=success))
 
 
 # ---- how it is shown

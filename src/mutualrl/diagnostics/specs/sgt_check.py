@@ -21,7 +21,7 @@ from mutualrl.diagnostics.request import SgtCheckRequest
 from mutualrl.diagnostics.rollouts import Bools, Floats, Ints, ModelRollouts
 from mutualrl.diagnostics.statistics import mean_interval, ratio
 from mutualrl.errors import DataError, UsageError
-from mutualrl.regimes.gating import Candidate, EncodedCandidate, draw_candidate
+from mutualrl.regimes.gating import Candidate, DrawKey, EncodedCandidate, draw_candidate
 from mutualrl.seeds import seeded
 
 if TYPE_CHECKING:
@@ -218,14 +218,7 @@ def teacher_pairs(
                 EncodedCandidate(Candidate(peer, index, s.text, s.ended), ids)
                 for (peer, index), (s, ids) in fitted.items()
             ]
-            drawn = draw_candidate(
-                candidates,
-                rule,
-                run_seed=seed,
-                round_index=round_index,
-                prompt_id=prompt,
-                learner=policy,
-            )
+            drawn = draw_candidate(candidates, rule, DrawKey(seed, round_index, prompt, policy))
             teacher = fitted[drawn.candidate.policy, drawn.candidate.rollout][0]
             mismatched = _mismatched(rollouts, pool, by_peer[teacher.policy], learner, int(unit), seed)
             if mismatched is None:

@@ -182,7 +182,7 @@ def _train(
     with fast_imports():
         from mutualrl.engines.generation_defaults import eos_token_ids
         from mutualrl.engines.transformers_engine import load_tokenizer
-        from mutualrl.paper.distillation.sft import examples, fine_tune, finished
+        from mutualrl.paper.distillation.sft import StartModel, examples, fine_tune, finished
 
     policy = source.recipe.policy(source.policy)
     trained = settings.start == "trained"
@@ -192,13 +192,14 @@ def _train(
     tokenizer = load_tokenizer(start, revision=revision, trust_remote_code=policy.trust_remote_code)
     ends = eos_token_ids(start, tokenizer, revision=revision, trust_remote_code=policy.trust_remote_code)
     end = end_token(tokenizer, ends, end_tokens)
+    model = StartModel(start, revision, policy.trust_remote_code, tokenizer)
     dataset = examples(selected, prompts, tokenizer, source.template, settings.limit, end)
     directory = out / "policies" / policy.name
     training = finished(directory)
     if training is None:
         texts = {"peer": "successes of its peers", "own": "own successes", "gold": "solutions in the data"}
         _print(console, f"{policy.name}: fine-tuning on {len(dataset.data)} {texts[settings.teacher]}")
-        training = fine_tune(start, revision, policy.trust_remote_code, tokenizer, dataset.data, settings, directory)
+        training = fine_tune(model, dataset.data, settings, directory)
     else:
         _print(console, f"{policy.name}: already fine-tuned")
     return {"examples": len(dataset.data), "unfit": dataset.unencodable, **training}

@@ -104,16 +104,17 @@ class PairTrainer(SFTTrainer):  # type: ignore[misc]  # TRL and transformers are
         return (loss, outputs) if return_outputs else loss
 
 
-def fine_tune(
-    start: str,
-    revision: str | None,
-    trust_remote_code: bool,
-    tokenizer: PreTrainedTokenizerBase,
-    data: Dataset,
-    settings: DistillSettings,
-    out: Path,
-) -> dict[str, object]:
-    """Fine-tune the model `start` on the examples. Writes the model to `out`/model (with an adapter merged; the adapter
+class StartModel(NamedTuple):
+    """Model that is fine-tuned: its path, how it is loaded, and its tokenizer."""
+
+    path: str
+    revision: str | None
+    trust_remote_code: bool
+    tokenizer: PreTrainedTokenizerBase
+
+
+def fine_tune(start: StartModel, data: Dataset, settings: DistillSettings, out: Path) -> dict[str, object]:
+    """Fine-tune a model on the examples. Writes the model to `out`/model (with an adapter merged; the adapter
     alone to `out`/adapter), and the returned values to `out`/sft.json: `steps`, `seconds` (of all attempts), `loss`
     (means over the first and the last tenth of the steps, nats per token). Resumes from the newest checkpoint in `out`.
 
@@ -141,8 +142,8 @@ def fine_tune(
                 "save_steps": settings.save_every or 500,
                 "report_to": "none",
                 "disable_tqdm": True,
-                "trust_remote_code": trust_remote_code,
-                "model_init_kwargs": {"revision": revision} if revision else None,
+                "trust_remote_code": start.trust_remote_code,
+                "model_init_kwargs": {"revision": start.revision} if start.revision else None,
             }
         )
     except (TypeError, ValueError) as error:
@@ -150,10 +151,10 @@ def fine_tune(
     set_seed(settings.seed)
     try:
         trainer = PairTrainer(
-            model=start,
+            model=start.path,
             args=args,
             train_dataset=data,
-            processing_class=tokenizer,
+            processing_class=start.tokenizer,
             peft_config=lora_config(settings.lora),
         )
         trainer.declared_generation = neutralize(trainer.model)
@@ -174,7 +175,7 @@ def fine_tune(
             ) from error
         if isinstance(error, RuntimeError):
             raise
-        raise ModelError(f"the model {start!r} cannot be fine-tuned: {error}") from error
+        raise ModelError(f"the model {start.path!r} cannot be fine-tuned: {error}") from error
     except (TypeError, ValueError, NoMatchingPeftModuleError) as error:  # settings that only the trainer can reject
         raise RecipeError([f"TRL refuses these settings: {type(error).__name__}: {error}"]) from error
     seconds = earlier + time.monotonic() - started

@@ -21,7 +21,7 @@ from mutualrl.diagnostics.specs.sgt_check import list_successes
 from mutualrl.errors import UsageError
 from mutualrl.paper.requests import CostRequest
 from mutualrl.paper.specs.channels import DATA, OUTCOME, VALUE
-from mutualrl.regimes.gating import Candidate, EncodedCandidate, draw_candidate
+from mutualrl.regimes.gating import Candidate, DrawKey, EncodedCandidate, draw_candidate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -109,7 +109,8 @@ def cost(rollouts: ModelRollouts, thresholds: Thresholds, pool: ModelPool, seed:
         texts = {}
         for successes in list_successes(rollouts, thresholds, pool).values():
             texts |= {(s.policy, s.unit, s.place): (s.text, s.ended) for s in successes}
-    teachers = [_teachers(rollouts, thresholds, pool, lengths, m, seed, texts) for m in range(len(rollouts.policies))]
+    counts = TokenCounts(rollouts, pool, lengths, texts)
+    teachers = [counts.teachers(m, thresholds, seed) for m in range(len(rollouts.policies))]
     learners = []
     for m, learner in enumerate(rollouts.policies):
         own = int(policy_tokens[m])
@@ -140,41 +141,45 @@ def _extra(tokens: int, base: int) -> Extra:
     return Extra(int(tokens), float(tokens / base) if base else float("nan"))
 
 
-def _teachers(
-    rollouts: ModelRollouts,
-    thresholds: Thresholds,
-    pool: ModelPool,
-    lengths: Ints,
-    learner: int,
-    seed: int,
-    texts: Mapping[tuple[int, int, int], tuple[str, bool]] | None,
-) -> list[int]:
-    """Return the token counts of the teachers that SGT would draw on the gated prompts: under the learner's tokenizer,
-    or as sampled by the peer if `texts` is None."""
-    policy = rollouts.policies[learner]
-    rule = thresholds.of(policy)
-    teachers = []
-    for unit in np.flatnonzero(observed_gate(rollouts, thresholds, learner)).tolist():
-        fitted = []
-        for m in rollouts.peers_of(learner):
-            for place in np.flatnonzero(rollouts.rewards_M_P_G[m, unit] > rule.success_above).tolist():
-                text, ended = (texts or {}).get((m, unit, place), ("", True))
-                ids = pool.to_learner_ids(learner, unit, text, ended) if text else None
-                size = int(lengths[m, unit, place]) if texts is None else len(ids or ())
-                number = int(rollouts.cell("rollout", m, unit, place))
-                if size:
-                    fitted.append(EncodedCandidate(Candidate(rollouts.policies[m], number, text, ended), (0,) * size))
-        if fitted:
-            drawn = draw_candidate(
-                fitted,
-                rule,
-                run_seed=seed,
-                round_index=int(rollouts.rounds[unit]),
-                prompt_id=rollouts.prompt_ids[unit],
-                learner=policy,
-            )
-            teachers.append(len(drawn.ids))
-    return teachers
+@dataclass(frozen=True)
+class TokenCounts:
+    """How teachers are counted: in the learner's tokens, by the texts of successes (policy, unit, place), or, where
+    these are None, as sampled by the peer (`lengths`, shape (M, P, G))."""
+
+    rollouts: ModelRollouts
+    pool: ModelPool
+    lengths: Ints
+    texts: Mapping[tuple[int, int, int], tuple[str, bool]] | None
+
+    def candidate(self, learner: int, unit: int, peer: int, place: int) -> EncodedCandidate | None:
+        """Return a peer's success as a candidate with as many tokens as it is counted with; None if the learner cannot
+        encode it."""
+        text, ended = (self.texts or {}).get((peer, unit, place), ("", True))
+        if self.texts is None:
+            size = int(self.lengths[peer, unit, place])
+        else:
+            size = len(self.pool.to_learner_ids(learner, unit, text, ended) or ()) if text else 0
+        number = int(self.rollouts.cell("rollout", peer, unit, place))
+        found = Candidate(self.rollouts.policies[peer], number, text, ended)
+        return EncodedCandidate(found, (0,) * size) if size else None
+
+    def teachers(self, learner: int, thresholds: Thresholds, seed: int) -> list[int]:
+        """Return the token counts of the teachers that SGT would draw for a learner on the gated prompts."""
+        rollouts = self.rollouts
+        policy, above = rollouts.policies[learner], thresholds.of(rollouts.policies[learner]).success_above
+        counts = []
+        for unit in np.flatnonzero(observed_gate(rollouts, thresholds, learner)).tolist():
+            successes = [
+                (peer, place)
+                for peer in rollouts.peers_of(learner)
+                for place in np.flatnonzero(rollouts.rewards_M_P_G[peer, unit] > above).tolist()
+            ]
+            candidates = [self.candidate(learner, unit, peer, place) for peer, place in successes]
+            fitted = [each for each in candidates if each is not None]
+            if fitted:
+                key = DrawKey(seed, int(rollouts.rounds[unit]), rollouts.prompt_ids[unit], policy)
+                counts.append(len(draw_candidate(fitted, thresholds.of(policy), key).ids))
+        return counts
 
 
 def markdown(result: Cost, scope: Scope) -> str:

@@ -14,13 +14,14 @@ from mutualrl.diagnostics.lazy_model import LazyModel, OnBatch
 from mutualrl.diagnostics.passages import Corpus
 from mutualrl.errors import DataError
 from mutualrl.paper.thl.traces import (
+    Pair,
     Scored,
     common_corpus,
     relative_error,
     score_texts,
     unit_mass,
 )
-from mutualrl.thl import Anchor, token_offsets, word_spans
+from mutualrl.thl import token_offsets, word_spans
 from mutualrl.thl.units import Floats
 
 if TYPE_CHECKING:
@@ -94,9 +95,7 @@ def naive(trace: Floats, targets: int) -> Floats:
 
 def length(
     passages: Sequence[str],
-    source: LazyModel,
-    target: LazyModel,
-    anchor: Anchor,
+    pair: Pair,
     count: int,
     seed: int,
     on_batch: OnBatch,
@@ -106,6 +105,7 @@ def length(
 
     Only the source's model runs. Texts longer than its context are scored in windows.
     """
+    source, target, anchor = pair
     corpus, left_out = common_corpus(passages, source, target)
     rows: list[LengthRow] = []
     for tokens in lengths:

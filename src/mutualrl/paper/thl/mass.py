@@ -14,7 +14,7 @@ from mutualrl.diagnostics.lazy_model import LazyModel, OnBatch
 from mutualrl.diagnostics.passages import Corpus
 from mutualrl.diagnostics.vocabulary import direction
 from mutualrl.errors import DataError
-from mutualrl.paper.thl.traces import Scored, common_corpus, score_texts, unit_mass
+from mutualrl.paper.thl.traces import Pair, Scored, common_corpus, score_texts, unit_mass
 from mutualrl.thl import Anchor
 from mutualrl.thl.units import Floats
 
@@ -69,20 +69,13 @@ def spans(corpus: Corpus, count: int, source: LazyModel, target: LazyModel, seed
     return texts
 
 
-def mass(
-    passages: Sequence[str],
-    source: LazyModel,
-    target: LazyModel,
-    anchor: Anchor,
-    count: int,
-    seed: int,
-    on_batch: OnBatch,
-) -> Mass:
+def mass(passages: Sequence[str], pair: Pair, count: int, seed: int, on_batch: OnBatch) -> Mass:
     """Return per-word errors in nats, between source and aligned, and between aligned and the target's log-probs.
 
     Rows: each model onto itself (the paper's controls), source onto target with `anchor`, and with the paper's map.
     `prefix_leak_max`: the largest |sum over the words so far of source - aligned|.
     """
+    source, target, anchor = pair
     corpus, left_out = common_corpus(passages, source, target)
     texts = spans(corpus, count, source, target, seed)
     forward = score_texts(texts, source, target, on_batch)

@@ -33,7 +33,7 @@ from mutualrl.paper.thl import example, length, mass, ratio, scripts
 from mutualrl.paper.thl.plan import BUNDLED, EXAMPLE, OPENING, SAMPLED, SEQUENCES, SPANS, ThlPlan, plan_check
 from mutualrl.paper.thl.request import ThlRequest
 from mutualrl.paper.thl.responses import Track, respond
-from mutualrl.paper.thl.traces import common_corpus
+from mutualrl.paper.thl.traces import Pair, common_corpus
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -160,12 +160,14 @@ def _suites(plan: ThlPlan, source: LazyModel, target: LazyModel, track: Track) -
     """Return the results of the requested suites."""
     results: dict[str, object] = {}
     label = f"{source.name} -> {target.name}"
-    common = (plan.passages, source, target, plan.anchor)
+    pair = Pair(source, target, plan.anchor)
     if "mass" in plan.suites:
         on_batch = track(f"{label}: mass", 2 * plan.at_most(SPANS))
-        results["mass"] = mass.mass(*common, plan.at_most(SPANS), plan.seed, on_batch)
+        results["mass"] = mass.mass(plan.passages, pair, plan.at_most(SPANS), plan.seed, on_batch)
     if "length" in plan.suites:
-        results["length"] = length.length(*common, plan.at_most(SEQUENCES), plan.seed, track(f"{label}: length", 0))
+        results["length"] = length.length(
+            plan.passages, pair, plan.at_most(SEQUENCES), plan.seed, track(f"{label}: length", 0)
+        )
     if "scripts" in plan.suites:
         texts = plan.passages if plan.request.limit is None else pick(plan.passages, plan.request.limit, plan.seed)
         results["scripts"] = scripts.scripts(texts, source, target, track(f"{label}: scripts", len(texts)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _NOTHING = TokenSpans(np.zeros(0, dtype=np.int64), all_text=True)
+
+
+class Pair(NamedTuple):
+    """An ordered pair of models, and how traces of the source are aligned with the target's tokens."""
+
+    source: LazyModel
+    target: LazyModel
+    anchor: Anchor
 
 
 @dataclass(frozen=True)
