@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from mutualrl.cli.declared import Command, CommandGroup, DiagnosticCommand
+from mutualrl.cli.declared import Command, CommandGroup, DiagnosticCommand, summary
 from mutualrl.cli.output import reports_errors
 from mutualrl.console.options import Declared, declared_options, with_values
 from mutualrl.storage.files import JsonObject
@@ -22,7 +22,7 @@ class LazyCommand(TyperCommand):
     """Command of which only name and summary are made until it is used."""
 
     def __init__(self, name: str, declared: Command | DiagnosticCommand) -> None:
-        super().__init__(name, help=declared.summary)
+        super().__init__(name, help=summary(declared))
         self._declared = declared
 
     def load(self) -> Any:
@@ -57,7 +57,7 @@ def as_function(declared: Command | DiagnosticCommand) -> Callable[..., None]:
 
     parameters = [_parameter(entry) for entry in declared_options(kind)]
     function = reports_errors(called)
-    function.__doc__ = kind.__doc__
+    function.__doc__ = declared.help
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     del function.__wrapped__  # type: ignore[attr-defined]  # Typer would read its signature

@@ -13,10 +13,9 @@ from typing import Annotated
 
 from mutualrl.cli.declared import Command, CommandGroup, DiagnosticCommand, diagnostics
 from mutualrl.console.options import SEED_LIMIT, Option, OptionGroup, WithJson
-from mutualrl.diagnostics.request import REQUESTS
+from mutualrl.diagnostics.request import REQUESTS, DiagnosticRequest, LearnerRequest
 from mutualrl.evaluation.request import EvalRequest
 from mutualrl.launch.import_request import ImportRequest
-from mutualrl.paper.requests import REQUESTS as PAPER_REQUESTS
 from mutualrl.paper.thl.request import ThlRequest
 from mutualrl.recipes.project import ProjectRequest
 from mutualrl.recipes.request import Request
@@ -196,23 +195,10 @@ class RunsLs(WithJson):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunsVerify(OfRun):
-    """Verify every file of a run against its recorded checksum. Exits with 6 if one is damaged.
-
-    Recipe, results, metrics, checkpoints, the exchange, the trained models.
-    """
-
-
-@dataclass(frozen=True, kw_only=True)
 class RunsPush(OfRun):
     """Upload the trained models of a run, each with its card, as private repositories OWNER/RUN-POLICY."""
 
     owner: Annotated[str, Option("User or organisation on the hub.", argument=True)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TasksLs(WithJson):
-    """List the tasks, with the default data of each."""
 
 
 SHOWN_PROMPTS = 3
@@ -273,33 +259,12 @@ class RecipesDiff(WithJson):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RegimesLs(WithJson):
-    """List the regimes of mutualrl and of installed packages."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class OfRegime(WithJson):
     """Options of a command about one regime."""
 
     name: Annotated[
         str, Option("A name, FILE.py:CLASS or package.module:CLASS.", argument=True, complete="regime_names")
     ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RegimesShow(OfRegime):
-    """Show a regime's settings with their defaults, and its metrics."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RegimesCheck(OfRegime):
-    """Run a regime on recorded rounds. Exits with 3 if it is unsound: an impure plan, rows without ids, state that
-    does not round-trip through JSON."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExchangeLs(OfRun):
-    """List rounds, records and bytes of every policy, and gaps between rounds. Reads only the commit markers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,6 +283,13 @@ class ExchangeGc(OfRun):
     keep_rounds: Annotated[int, Option("Number of newest rounds to keep per policy.", min=1)] = 1
     dry_run: Annotated[bool, Option("Show what would be deleted; delete nothing.")] = False
 
+
+#: requests of the paper's diagnostics: their help need not import them
+PAPER_REQUESTS: Mapping[str, type[DiagnosticRequest]] = {
+    "xgrpo-check": DiagnosticRequest,
+    "channels": LearnerRequest,
+    "cost": LearnerRequest,
+}
 
 PAPER: dict[str, Command | DiagnosticCommand] = {
     **diagnostics("paper/specs", PAPER_REQUESTS),
@@ -341,13 +313,24 @@ COMMANDS: Mapping[str, Command | DiagnosticCommand | CommandGroup] = {
         "Runs: list them, verify the files of one, push its models.",
         {
             "ls": Command(RunsLs, "runs.ls"),
-            "verify": Command(RunsVerify, "runs.verify"),
+            "verify": Command(
+                OfRun,
+                "runs.verify",
+                "Verify every file of a run against its recorded checksum. Exits with 6 if one is damaged.\n\nRecipe, results, metrics, checkpoints, the exchange, the trained models.",
+            ),
             "push": Command(RunsPush, "runs.push"),
         },
     ),
     "tasks": CommandGroup(
         "The tasks: their data, and their prompts as a model sees them.",
-        {"ls": Command(TasksLs, "tasks.ls"), "show": Command(TasksShow, "tasks.show")},
+        {
+            "ls": Command(
+                WithJson,
+                "tasks.ls",
+                "List the tasks, with the default data of each.",
+            ),
+            "show": Command(TasksShow, "tasks.show"),
+        },
     ),
     "recipes": CommandGroup(
         "The recipes that ship with mutualrl.",
@@ -361,15 +344,31 @@ COMMANDS: Mapping[str, Command | DiagnosticCommand | CommandGroup] = {
     "regimes": CommandGroup(
         "The regimes: rules by which policies share experience.",
         {
-            "ls": Command(RegimesLs, "regimes.ls"),
-            "show": Command(RegimesShow, "regimes.show"),
-            "check": Command(RegimesCheck, "regimes.check"),
+            "ls": Command(
+                WithJson,
+                "regimes.ls",
+                "List the regimes of mutualrl and of installed packages.",
+            ),
+            "show": Command(
+                OfRegime,
+                "regimes.show",
+                "Show a regime's settings with their defaults, and its metrics.",
+            ),
+            "check": Command(
+                OfRegime,
+                "regimes.check",
+                "Run a regime on recorded rounds. Exits with 3 if it is unsound: an impure plan, rows without ids, state that does not round-trip through JSON.",
+            ),
         },
     ),
     "exchange": CommandGroup(
         "Inspect the exchange of a run: rounds, bytes, damage.",
         {
-            "ls": Command(ExchangeLs, "exchange.ls"),
+            "ls": Command(
+                OfRun,
+                "exchange.ls",
+                "List rounds, records and bytes of every policy, and gaps between rounds. Reads only the commit markers.",
+            ),
             "export": Command(ExchangeExport, "exchange.export"),
             "import": Command(ImportRequest, "exchange.import_file"),
             "gc": Command(ExchangeGc, "exchange.gc"),

@@ -14,15 +14,17 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class Command:
-    """A command: the dataclass of its options, and its function, MODULE.FUNCTION below `mutualrl.cli`."""
+    """A command: the dataclass of its options, its function, MODULE.FUNCTION below `mutualrl.cli`, and its help, which
+    is else the options' docstring."""
 
     options: type
     function: str
+    own_help: str = ""
 
     @property
-    def summary(self) -> str:
-        """Return its help in one line."""
-        return " ".join((self.options.__doc__ or "").partition("\n\n")[0].split())
+    def help(self) -> str:
+        """Return its help."""
+        return self.own_help or self.options.__doc__ or ""
 
     def declared(self) -> type:
         """Return the dataclass of its options."""
@@ -40,8 +42,14 @@ class DiagnosticCommand:
     its module declares."""
 
     module: str
-    summary: str
+    first_line: str
     request: type | None = None
+
+    @property
+    def help(self) -> str:
+        """Return its help: the first line, or the docstring of a request that begins with it."""
+        of_request = (self.request.__doc__ if self.request is not None else None) or ""
+        return of_request if of_request.startswith(self.first_line) else self.first_line
 
     def declared(self) -> type:
         """Return the dataclass of its options: the registered one, else the module's own, imported."""
@@ -55,15 +63,20 @@ class DiagnosticCommand:
         import_module("mutualrl.cli.diagnose").run(import_module(f"mutualrl.{self.module}").DIAGNOSTIC, options)
 
 
+def summary(declared: Command | DiagnosticCommand) -> str:
+    """Return the first paragraph of a command's help, in one line."""
+    return " ".join(declared.help.partition("\n\n")[0].split())
+
+
 def diagnostics(package: str, requests: Mapping[str, type]) -> dict[str, DiagnosticCommand]:
     """Return the diagnostics in a package below `mutualrl`, by command. `requests`: those that can be read without
     importing the module."""
     commands = {}
     for path in sorted((Path(__file__).parents[1] / package).glob("[!_]*.py")):
         with path.open(encoding="utf-8") as file:
-            summary = file.readline().strip().removeprefix('"""').removesuffix('"""')
+            first_line = file.readline().strip().removeprefix('"""').removesuffix('"""')
         command, module = path.stem.replace("_", "-"), f"{package.replace('/', '.')}.{path.stem}"
-        commands[command] = DiagnosticCommand(module, summary, requests.get(command))
+        commands[command] = DiagnosticCommand(module, first_line, requests.get(command))
     return commands
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from mutualrl.cli.commands import ExchangeExport, ExchangeGc, ExchangeLs
+from mutualrl.cli.commands import ExchangeExport, ExchangeGc, OfRun
 from mutualrl.cli.output import emit, note_all, screen, show_table
 from mutualrl.console.display import cell, print_text
 from mutualrl.console.user_path import user_path
@@ -24,7 +24,7 @@ from mutualrl.storage.files import JsonObject
 from mutualrl.storage.rundir import RunDirectory, hold
 
 
-def ls(options: ExchangeLs) -> None:
+def ls(options: OfRun) -> None:
     """List what each policy published."""
     inspections = _inspections(_open(options.run))
     if options.as_json:

@@ -8,9 +8,10 @@ import typer
 from pydantic import BaseModel
 from rich.table import Table
 
-from mutualrl.cli.commands import RegimesCheck, RegimesLs, RegimesShow
+from mutualrl.cli.commands import OfRegime
 from mutualrl.cli.output import emit, screen, show_table
 from mutualrl.console.display import cell, print_text
+from mutualrl.console.options import WithJson
 from mutualrl.diagnostics.regime_check import check_regime, summary_of
 from mutualrl.process.plugins import entry_points
 from mutualrl.regimes import GROUP, Regime, get_regime
@@ -21,7 +22,7 @@ from mutualrl.storage.files import JsonObject
 NOT_MET = 3
 
 
-def ls(options: RegimesLs) -> None:
+def ls(options: WithJson) -> None:
     """List regimes with where they are from."""
     rows = [(name, "mutualrl", regime) for name, regime in shipped().items()]
     rows += [(name, point.value, get_regime(name)) for name, point in sorted(entry_points(GROUP).items())]
@@ -38,7 +39,7 @@ def ls(options: RegimesLs) -> None:
     show_table(table)
 
 
-def show(options: RegimesShow) -> None:
+def show(options: OfRegime) -> None:
     """Print a regime's settings and metrics."""
     regime = get_regime(options.name)
     settings = _setting_rows(regime(), "")
@@ -84,7 +85,7 @@ def _setting_rows(settings: Regime, prefix: str) -> list[JsonObject]:
     return rows
 
 
-def check(options: RegimesCheck) -> None:
+def check(options: OfRegime) -> None:
     """Print what each check found. Exits with 3 if one failed."""
     findings = check_regime(get_regime(options.name))
     if options.as_json:

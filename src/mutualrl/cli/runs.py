@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 from rich.table import Table
 
-from mutualrl.cli.commands import RunsLs, RunsPush, RunsVerify
+from mutualrl.cli.commands import OfRun, RunsLs, RunsPush
 from mutualrl.cli.output import emit, note_all, prose, show_table
 from mutualrl.cli.results import run_row
 from mutualrl.console.display import cell, print_text
@@ -74,7 +74,7 @@ def _state(overview: Overview) -> str:
     return f"{run.state} before its first checkpoint"
 
 
-def verify(options: RunsVerify) -> None:
+def verify(options: OfRun) -> None:
     """Verify a run, and print each damaged file. Exits with 6 if there is one."""
     result = verify_run(RunDirectory(user_path(options.run)))
     if options.as_json:

@@ -8,17 +8,17 @@ from pathlib import Path
 import typer
 from rich.table import Table
 
-from mutualrl.cli.commands import SHOWN_PROMPTS, TasksLs, TasksShow
+from mutualrl.cli.commands import SHOWN_PROMPTS, TasksShow
 from mutualrl.cli.output import emit, prose, show_table
 from mutualrl.console.display import clean, print_text
-from mutualrl.console.options import given
+from mutualrl.console.options import WithJson, given
 from mutualrl.errors import UsageError
 from mutualrl.records import Prompt
 from mutualrl.references import data_path
 from mutualrl.tasks import TASKS, TaskSource, get_task
 
 
-def ls(options: TasksLs) -> None:
+def ls(options: WithJson) -> None:
     """List tasks."""
     if options.as_json:
         emit(

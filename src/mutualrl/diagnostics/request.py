@@ -134,11 +134,6 @@ class ComplementarityRequest(DiagnosticRequest):
         gate_sizes(self.k, [1])
 
 
-@dataclass(frozen=True, kw_only=True)
-class SgtCheckRequest(LearnerRequest):
-    """Where would SGT act, and do the transferred texts belong to the prompt? Gate, success rates, teachers' NLL."""
-
-
 def gate_sizes(text: str | None, samples: Sequence[int]) -> list[int]:
     """Return the values of K for the gate rates: `--k 1,4,8`, or powers of two up to the number of rollouts.
 
@@ -156,5 +151,5 @@ def gate_sizes(text: str | None, samples: Sequence[int]) -> list[int]:
 #: requests of the diagnostics of this package, by command
 REQUESTS: Mapping[str, type[DiagnosticRequest]] = {
     "complementarity": ComplementarityRequest,
-    "sgt-check": SgtCheckRequest,
+    "sgt-check": LearnerRequest,
 }

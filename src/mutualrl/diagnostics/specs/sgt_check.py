@@ -17,7 +17,7 @@ from mutualrl.diagnostics.diagnostic import Diagnostic, Figures, Inputs, Interva
 from mutualrl.diagnostics.drawing import legend, short
 from mutualrl.diagnostics.gates import Thresholds, observed_gate
 from mutualrl.diagnostics.model_pool import ModelPool
-from mutualrl.diagnostics.request import SgtCheckRequest
+from mutualrl.diagnostics.request import LearnerRequest
 from mutualrl.diagnostics.rollouts import Bools, Floats, Ints, ModelRollouts
 from mutualrl.diagnostics.statistics import mean_interval, ratio
 from mutualrl.errors import DataError, UsageError
@@ -101,7 +101,7 @@ class Activation:
 # ---- what it computes
 
 
-def compute(inputs: Inputs[SgtCheckRequest]) -> Activation:
+def compute(inputs: Inputs[LearnerRequest]) -> Activation:
     """Return the activation profile, and the teachers' NLL where texts and models are known."""
     thresholds = inputs.plan.thresholds
     profile = activation(inputs.rollouts, thresholds)
@@ -366,4 +366,4 @@ def _draw_teachers(axis: Axes, rows: Sequence[TeacherRow]) -> None:
     legend(axis, fontsize=8)
 
 
-DIAGNOSTIC = Diagnostic(SgtCheckRequest, compute, markdown, figures)
+DIAGNOSTIC = Diagnostic(LearnerRequest, compute, markdown, figures)

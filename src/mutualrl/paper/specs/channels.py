@@ -20,10 +20,10 @@ from mutualrl.diagnostics.diagnostic import INLINE, Diagnostic, Figures, Inputs,
 from mutualrl.diagnostics.drawing import legend, short
 from mutualrl.diagnostics.gates import Thresholds, observed_gate
 from mutualrl.diagnostics.model_pool import ModelPool
+from mutualrl.diagnostics.request import LearnerRequest
 from mutualrl.diagnostics.rollouts import Bools, Floats, ModelRollouts
 from mutualrl.diagnostics.scales import Scales
 from mutualrl.errors import UsageError
-from mutualrl.paper.requests import ChannelsRequest
 from mutualrl.paper.specs.xgrpo_check import advantages
 from mutualrl.regimes import at_level
 from mutualrl.regimes.prp import RatioMoments, chi_square
@@ -110,7 +110,7 @@ def decomposed(prp_M_P: Bools, xgrpo_M_P: Bools, sgt_M_P: Bools) -> list[Channel
     return rows
 
 
-def compute(inputs: Inputs[ChannelsRequest]) -> ChannelReport:
+def compute(inputs: Inputs[LearnerRequest]) -> ChannelReport:
     """Return the result."""
     plan, fresh = inputs.plan, inputs.plan.sampled is not None
     return channels(inputs.rollouts, plan.thresholds, inputs.pool, plan.scales, fresh=fresh)
@@ -322,4 +322,4 @@ def figures(result: ChannelReport) -> Figures:
     return {"channels": ((8, 2.2 + 0.6 * len(result.learners)), draw)}
 
 
-DIAGNOSTIC = Diagnostic(ChannelsRequest, compute, markdown, figures)
+DIAGNOSTIC = Diagnostic(LearnerRequest, compute, markdown, figures)

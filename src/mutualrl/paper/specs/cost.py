@@ -16,10 +16,10 @@ from mutualrl.console.markdown import name, number, table
 from mutualrl.diagnostics.diagnostic import INLINE, Diagnostic, Figures, Inputs, Scope
 from mutualrl.diagnostics.gates import Thresholds, observed_gate
 from mutualrl.diagnostics.model_pool import ModelPool
+from mutualrl.diagnostics.request import LearnerRequest
 from mutualrl.diagnostics.rollouts import Ints, ModelRollouts
 from mutualrl.diagnostics.specs.sgt_check import list_successes
 from mutualrl.errors import UsageError
-from mutualrl.paper.requests import CostRequest
 from mutualrl.paper.specs.channels import DATA, OUTCOME, VALUE
 from mutualrl.regimes.gating import Candidate, DrawKey, EncodedCandidate, draw_candidate
 
@@ -68,7 +68,7 @@ class Cost:
     teacher_tokens: str
 
 
-def compute(inputs: Inputs[CostRequest]) -> Cost:
+def compute(inputs: Inputs[LearnerRequest]) -> Cost:
     """Return the result."""
     return cost(inputs.rollouts, inputs.plan.thresholds, inputs.pool, inputs.plan.seed)
 
@@ -219,4 +219,4 @@ def figures(result: Cost) -> Figures:
     return {"cost": ((5, 4), draw)}
 
 
-DIAGNOSTIC = Diagnostic(CostRequest, compute, markdown, figures)
+DIAGNOSTIC = Diagnostic(LearnerRequest, compute, markdown, figures)

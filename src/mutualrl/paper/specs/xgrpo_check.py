@@ -15,10 +15,10 @@ import numpy as np
 from mutualrl.console.markdown import name, number, table
 from mutualrl.diagnostics.diagnostic import INLINE, Diagnostic, Figures, Inputs, Scope
 from mutualrl.diagnostics.drawing import legend, short
+from mutualrl.diagnostics.request import DiagnosticRequest
 from mutualrl.diagnostics.rollouts import Bools, Floats, Ints, ModelRollouts
 from mutualrl.diagnostics.scales import Scales
 from mutualrl.diagnostics.statistics import pearson, pooled_advantages, ratio, row_standard_deviations
-from mutualrl.paper.requests import XgrpoCheckRequest
 from mutualrl.regimes import at_level
 from mutualrl.regimes.advantages import standard_deviation
 from mutualrl.seeds import seeded
@@ -70,7 +70,7 @@ class ValueCheck:
     mean: Pools
 
 
-def compute(inputs: Inputs[XgrpoCheckRequest]) -> ValueCheck:
+def compute(inputs: Inputs[DiagnosticRequest]) -> ValueCheck:
     """Return the result."""
     return xgrpo_check(inputs.rollouts, inputs.plan.scales, inputs.plan.seed)
 
@@ -185,4 +185,4 @@ def figures(result: ValueCheck) -> Figures:
     return {at_level("value").name: ((11, 3.6), draw)}
 
 
-DIAGNOSTIC = Diagnostic(XgrpoCheckRequest, compute, markdown, figures)
+DIAGNOSTIC = Diagnostic(DiagnosticRequest, compute, markdown, figures)
