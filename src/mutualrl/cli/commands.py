@@ -284,6 +284,15 @@ class ExchangeGc(OfRun):
     dry_run: Annotated[bool, Option("Show what would be deleted; delete nothing.")] = False
 
 
+VERIFY = """Verify every file of a run against its recorded checksum. Exits with 6 if one is damaged.
+
+Recipe, results, metrics, checkpoints, the exchange, the trained models.
+"""
+CHECK_REGIME = """Run a regime on recorded rounds. Exits with 3 if it is unsound: an impure plan, rows without ids, state
+that does not round-trip through JSON."""
+LS_EXCHANGE = """List rounds, records and bytes of every policy, and gaps between rounds. Reads only the commit
+markers."""
+
 #: requests of the paper's diagnostics: their help need not import them
 PAPER_REQUESTS: Mapping[str, type[DiagnosticRequest]] = {
     "xgrpo-check": DiagnosticRequest,
@@ -313,11 +322,7 @@ COMMANDS: Mapping[str, Command | DiagnosticCommand | CommandGroup] = {
         "Runs: list them, verify the files of one, push its models.",
         {
             "ls": Command(RunsLs, "runs.ls"),
-            "verify": Command(
-                OfRun,
-                "runs.verify",
-                "Verify every file of a run against its recorded checksum. Exits with 6 if one is damaged.\n\nRecipe, results, metrics, checkpoints, the exchange, the trained models.",
-            ),
+            "verify": Command(OfRun, "runs.verify", VERIFY),
             "push": Command(RunsPush, "runs.push"),
         },
     ),
@@ -354,21 +359,13 @@ COMMANDS: Mapping[str, Command | DiagnosticCommand | CommandGroup] = {
                 "regimes.show",
                 "Show a regime's settings with their defaults, and its metrics.",
             ),
-            "check": Command(
-                OfRegime,
-                "regimes.check",
-                "Run a regime on recorded rounds. Exits with 3 if it is unsound: an impure plan, rows without ids, state that does not round-trip through JSON.",
-            ),
+            "check": Command(OfRegime, "regimes.check", CHECK_REGIME),
         },
     ),
     "exchange": CommandGroup(
         "Inspect the exchange of a run: rounds, bytes, damage.",
         {
-            "ls": Command(
-                OfRun,
-                "exchange.ls",
-                "List rounds, records and bytes of every policy, and gaps between rounds. Reads only the commit markers.",
-            ),
+            "ls": Command(OfRun, "exchange.ls", LS_EXCHANGE),
             "export": Command(ExchangeExport, "exchange.export"),
             "import": Command(ImportRequest, "exchange.import_file"),
             "gc": Command(ExchangeGc, "exchange.gc"),
