@@ -4,14 +4,24 @@ mutualrl regimes check examples/best_of_n.py:BestOfN
 mutualrl train --regime examples/best_of_n.py:BestOfN --pool tiny --steps 40
 """
 
-from mutualrl.regimes import ExtraRow, Metric, Plan, Regime, Requests, RoundView, RowSource, Sample, setting
+from mutualrl.regimes import (
+    ExtraRow,
+    Metric,
+    Plan,
+    Regime,
+    RegimeTraits,
+    Requests,
+    RoundView,
+    RowSource,
+    Sample,
+    setting,
+)
 
 
 class BestOfN(Regime):
     name = "best-of-n"
     summary = "where every own rollout fails, the best of n fresh samples joins the loss"
-    reads_peers = False
-    requests_samples = True
+    traits = RegimeTraits(reads_peers=False, requests_samples=True)
     metrics = (Metric("best-of-n/rows", "rows", "samples that joined the loss", role="rescues"),)
     n: int = setting(8, "fresh samples per prompt", ge=1)
     weight: float = setting(0.1, "weight of the NLL", ge=0)

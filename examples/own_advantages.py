@@ -3,13 +3,13 @@
 mutualrl train --regime examples/own_advantages.py:Rare --pool tiny
 """
 
-from mutualrl.regimes import Plan, Regime, RoundView, peer_rewards
+from mutualrl.regimes import Plan, Regime, RegimeTraits, RoundView, peer_rewards
 
 
 class Rare(Regime):
     name = "rare"
     summary = "advantages of prompts that every rollout of every policy solves count half"
-    advantages = "adjusts"
+    traits = RegimeTraits(advantages="adjusts")
 
     def plan(self, view: RoundView) -> Plan:
         rewards, own = peer_rewards(view), view.own_groups()

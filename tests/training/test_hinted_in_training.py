@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.errors import RegimeError, UsageError
 from mutualrl.records import Rollout
-from mutualrl.regimes import ExtraRow, Plan, Regime, Requests, RoundView, RowSource, Sample, Sampled
+from mutualrl.regimes import ExtraRow, Plan, Regime, RegimeTraits, Requests, RoundView, RowSource, Sample, Sampled
 from mutualrl.regimes.hints import FOR_CHATS, with_hint
 from mutualrl.see import Exchange
 from mutualrl.thl import retokenize
@@ -219,8 +219,7 @@ class FreshSamples(Regime):
 
     name = "fresh-samples"
     summary = "asks for samples"
-    reads_peers = False
-    requests_samples = True
+    traits = RegimeTraits(reads_peers=False, requests_samples=True)
     kept: ClassVar[list[dict[Sample, Sampled | None]]] = []
 
     def requests(self, view: RoundView) -> Requests:
@@ -467,7 +466,7 @@ class Undeclared(FreshSamples):
     """Requests samples without saying so."""
 
     name = "undeclared"
-    requests_samples = False
+    traits = RegimeTraits(reads_peers=False)
 
 
 def test_a_regime_that_requests_samples_must_say_so(tiny: dict[str, Path], tmp_path: Path) -> None:

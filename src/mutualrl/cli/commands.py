@@ -288,8 +288,8 @@ VERIFY = """Verify every file of a run against its recorded checksum. Exits with
 
 Recipe, results, metrics, checkpoints, the exchange, the trained models.
 """
-CHECK_REGIME = """Run a regime on recorded rounds. Exits with 3 if it is unsound: an impure plan, rows without ids, state
-that does not round-trip through JSON."""
+CHECK_REGIME = """Run a regime on recorded rounds. Exits with 3 if it is unsound: an impure plan, rows without ids,
+state that does not round-trip through JSON."""
 LS_EXCHANGE = """List rounds, records and bytes of every policy, and gaps between rounds. Reads only the commit
 markers."""
 

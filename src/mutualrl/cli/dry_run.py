@@ -232,7 +232,7 @@ UNEVEN = 1.2
 def waiting(recipe: Recipe, placement: Placement | None) -> str | None:
     """Return the message about waiting: the others wait for the policy with the most weights per device, if the pool
     has the sizes. None if no policy waits."""
-    if not recipe.regime_class.reads_peers or len(recipe.policies) < 2:  # no policy waits for a source
+    if not recipe.regime_class.traits.reads_peers or len(recipe.policies) < 2:  # no policy waits for a source
         return None
     staleness = recipe.exchange.staleness
     behind = "each policy of the pool" if not staleness else f"policies more than {staleness} round(s) behind"

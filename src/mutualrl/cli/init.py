@@ -31,7 +31,8 @@ from mutualrl.recipes.pool_tokenizers import load_tokenizers
 from mutualrl.recipes.project import ProjectRequest
 from mutualrl.recipes.starter import BOXED, OWN, OWN_ROWS, files, named, next_commands
 from mutualrl.references import data_path, is_hub
-from mutualrl.regimes import at_level, regimes
+from mutualrl.regimes import regimes
+from mutualrl.regimes.sgt import SGT
 from mutualrl.storage.files import create_atomic
 from mutualrl.tasks import get_task
 from mutualrl.tasks.dataset import first_row
@@ -77,7 +78,7 @@ def _staged(project: ProjectRequest, bf16: Collection[str] = ()) -> Iterator[Pat
 
 
 def _recipe(pool: Path) -> Recipe:
-    return resolve(Request(regime=at_level("outcome").name, pool=str(pool)))
+    return resolve(Request(regime=SGT.name, pool=str(pool)))
 
 
 def _require_free(target: Path) -> None:

@@ -44,14 +44,14 @@ def show(options: OfRegime) -> None:
     regime = get_regime(options.name)
     settings = _setting_rows(regime(), "")
     if options.as_json:
-        info = {**RegimeInfo.of(regime).model_dump(mode="json"), "accepts_sources": regime.accepts_sources}
+        info = {**RegimeInfo.of(regime).model_dump(mode="json"), "accepts_sources": regime.traits.accepts_sources}
         emit({**info, "settings": settings})
         return
     print_text(screen(), f"{regime.name}: {regime.summary}")
-    if regime.reads_peers:
+    if regime.traits.reads_peers:
         behind = "may be rounds behind" if regime().late() else "must keep up"
         print_text(screen(), f"Peers {behind} (exchange.staleness)")
-    if regime.accepts_sources:
+    if regime.traits.accepts_sources:
         print_text(
             screen(),
             "Learns from sources, too: recorded texts, a served model, a frozen one (--source NAME=KIND:WHERE)",

@@ -13,8 +13,8 @@ from mutualrl.diagnostics.hints import CAVEAT as HINTS_CAVEAT
 from mutualrl.diagnostics.hints import HintRow
 from mutualrl.diagnostics.overlap import GateRow, PoolRates
 from mutualrl.diagnostics.rollouts import Bools, ModelRollouts
-from mutualrl.regimes import at_level
 from mutualrl.regimes.hinted import Hinted
+from mutualrl.regimes.sgt import SGT
 
 #: what was measured against the recommendation of `sgt` (benchmarks/results/text_source.json)
 SGT_CAVEAT = (
@@ -67,11 +67,11 @@ def recommended(
         text = f"its gate would open on {rates} of the prompts, where the learner fails and a peer does not"
         if closed := [row.learner for row in gate if row.observed < SPARSE]:
             text += f"; help is one-way: for {' and '.join(closed)} it would rarely open"
-        return advice(at_level("outcome").name, text, [row.observed for row in gate])
+        return advice(SGT.name, text, [row.observed for row in gate])
     if graded and max(better.values()) >= SPARSE:
         peer_rates = ", ".join(f"{name} {rate:.1%}" for name, rate in better.items())
         text = f"no learner fails where a peer succeeds ({rates}), but a peer's best reward is higher on {peer_rates}"
-        return advice(at_level("outcome").name, text, list(better.values()), gate="relative")
+        return advice(SGT.name, text, list(better.values()), gate="relative")
     if best.observed >= SPARSE:
         text = f"SGT's gate opened on {rates} of {prompts} prompts, too few to tell from chance; use more (--prompts)"
         return advice("none", text)

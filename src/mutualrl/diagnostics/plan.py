@@ -24,8 +24,9 @@ from mutualrl.recipes import Recipe, Request, load_run, resolve
 from mutualrl.recipes.pool_tokenizers import load_tokenizers
 from mutualrl.recipes.run_sources import criterion_of, require_recorded
 from mutualrl.records import Prompt
-from mutualrl.regimes import Regime, at_level, parts_of
+from mutualrl.regimes import Regime, parts_of
 from mutualrl.regimes.sgt import SGT
+from mutualrl.regimes.xgrpo import XGRPO
 from mutualrl.sources.prepare import Criterion
 from mutualrl.sources.section import RecordedSource
 from mutualrl.storage.rundir import RunDirectory
@@ -250,7 +251,7 @@ def _thresholds(request: DiagnosticRequest, recipe: Recipe | None) -> Thresholds
         if policies is not None and name not in policies:
             raise UsageError(f"no policy {name!r} in this pool; expected one of: {', '.join(policies)}")
     base: dict[str, Thresholds] = {}
-    if recipe is not None and at_level("outcome").name in parts_of(recipe.regime_name):
+    if recipe is not None and SGT.name in parts_of(recipe.regime_name):
         base = {p.name: _sgt_thresholds(recipe, p.name) for p in recipe.policies}
     common = next(iter(base.values()), Thresholds())
     common = replace(
@@ -297,7 +298,7 @@ def _threshold_values(flag: str, texts: Sequence[str]) -> tuple[float | None, di
 
 
 def _sgt_thresholds(recipe: Recipe, policy: str) -> Thresholds:
-    settings = _part_settings(recipe, policy, at_level("outcome").name)
+    settings = _part_settings(recipe, policy, SGT.name)
     assert isinstance(settings, SGT)
     gate: Literal["all", "any"] = "any" if settings.gate == "any" else "all"
     pick: Literal["uniform", "shortest"] = "uniform" if settings.pick == "lowest_nll" else settings.pick
@@ -311,7 +312,7 @@ def _scale(recipe: Recipe, policy: str) -> tuple[str, str]:
     """Return the divisors of a policy's local and pooled advantages."""
     local = str(recipe.trainer_settings(policy).get("scale_rewards", "group"))
     local = {"True": "group", "False": "none"}.get(local, local)
-    value = at_level("value").name
+    value = XGRPO.name
     shares_values = value in parts_of(recipe.regime_name)
     pooled = getattr(_part_settings(recipe, policy, value), "scale", None) if shares_values else None
     return local, pooled or local

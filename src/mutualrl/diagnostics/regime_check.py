@@ -165,7 +165,7 @@ def check_regime(regime: type[Regime] | Regime) -> list[Finding]:
     except Exception as error:  # noqa: BLE001  (user code may raise anything)
         return [Finding("its settings have defaults and it declares what it publishes", False, _error_text(error))]
     findings = [Finding("its settings have defaults and it declares what it publishes", True, _published(schema))]
-    if not regime.shares:
+    if not regime.traits.shares:
         return [*findings, Finding("it has no plan: TRL's own GRPO", True)]
     plans: list[Plan] = []
     try:

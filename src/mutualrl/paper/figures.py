@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mutualrl.regimes import at_level, baseline
+from mutualrl.regimes import baseline
+from mutualrl.regimes.xgrpo import XGRPO
 from mutualrl.reporting import multi_run
 from mutualrl.reporting.comparability import Comparison
 from mutualrl.reporting.figure_specs import Figure, Panel, filled
@@ -115,7 +116,7 @@ def across(comparisons: Sequence[Comparison]) -> list[Figure]:
     by_task: dict[str, list[Panel]] = {}
     compared: dict[str, Sequence[LoggedRun]] = {}
     for comparison in comparisons:
-        pair = (baseline().name, at_level("value").name)
+        pair = (baseline().name, XGRPO.name)
         arms = {arm: runs for arm, runs in probe_arms(comparison.arms).items() if runs[0].info.regime in pair}
         if len(arms) == 2:
             compared |= {f"{comparison.name}: {arm}": runs for arm, runs in arms.items()}

@@ -384,7 +384,7 @@ class Recipe(Section):
     @property
     def active_sources(self) -> list[SourceSection]:
         """Return the sources that any policy reads: none under a regime that reads nobody's rollouts."""
-        return list(self.sources) if self.sources and self.regime_class.reads_peers else []
+        return list(self.sources) if self.sources and self.regime_class.traits.reads_peers else []
 
     @property
     def recorded_sources(self) -> list[RecordedSource]:

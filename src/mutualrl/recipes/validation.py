@@ -128,7 +128,7 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
         key = "tools" if recipe.task.environment is None else "environment"
         unshared = f"{publisher} shares texts, not rollouts of several turns: {NOT_SHARED}"
         lines.append(_line(layers, ("task", key), unshared))
-    if recipe.task.has_turns and regime_class.requests_samples:
+    if recipe.task.has_turns and regime_class.traits.requests_samples:
         key = "tools" if recipe.task.environment is None else "environment"
         lines.append(_line(layers, ("task", key), f"regime {regime_class.name!r} {NO_TURNS}"))
     for index, policy in enumerate(recipe.policies):
@@ -183,7 +183,7 @@ def _member_problems(recipe: Recipe, layers: Layers) -> list[str]:
         traits = {source.name: source.traits for source in sources}
         found = dict(member_problems(regime, RunFacts(peers=len(recipe.policies) - 1, sources=traits)))
         if "peers" in found:
-            other = "or a source to learn from: --source NAME=recorded:FILE, " if regime.accepts_sources else ""
+            other = "or a source to learn from: --source NAME=recorded:FILE, " if regime.traits.accepts_sources else ""
             lines.append(f"{found['peers']} ({policy.name!r}); add a policy, {other}or use --regime {baseline().name}")
         if "sources" in found:
             problem = f"{found['sources']} for policy {policy.name!r}; add one: --source NAME=recorded:FILE "

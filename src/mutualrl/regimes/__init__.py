@@ -44,6 +44,7 @@ from mutualrl.regimes.round import (
 )
 from mutualrl.regimes.transfer import Transfer
 from mutualrl.storage.metrics import Metric
+from mutualrl.traits import RegimeTraits
 
 GROUP = "mutualrl.regimes"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -68,13 +69,7 @@ def regimes() -> dict[str, type[Regime]]:
 
 def baseline() -> type[Regime]:
     """Return the regime that shares nothing, to which the others are compared."""
-    return next(regime for regime in regimes().values() if not regime.shares)
-
-
-@cache
-def at_level(level: str) -> type[Regime]:
-    """Return the paper's regime at one level of sharing: data, value or outcome."""
-    return next(regime for regime in regimes().values() if regime.level == level and not regime.control)
+    return next(regime for regime in regimes().values() if not regime.traits.shares)
 
 
 def is_combined(name: str) -> bool:
@@ -161,6 +156,7 @@ __all__ = [
     "Plan",
     "PublishSchema",
     "Regime",
+    "RegimeTraits",
     "Requests",
     "Results",
     "Rollout",
@@ -172,7 +168,6 @@ __all__ = [
     "Stepwise",
     "Transfer",
     "UpperBound",
-    "at_level",
     "baseline",
     "check_plan",
     "get_regime",

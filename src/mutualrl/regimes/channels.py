@@ -15,10 +15,10 @@ from pydantic import create_model
 
 from mutualrl.errors import RegimeError
 from mutualrl.records import PublishSchema
-from mutualrl.regimes.regime import SELECTION, Conditions, Problem, Regime, Settings, Treatment, Variants
+from mutualrl.regimes.regime import SELECTION, Conditions, Problem, Regime, Settings, Variants
 from mutualrl.regimes.round import ExtraRow, GuideView, Plan, Requests, RoundView, RowStatistics
 from mutualrl.rollouts import Rollouts
-from mutualrl.traits import SourceTraits
+from mutualrl.traits import RegimeTraits, SourceTraits, Treatment
 
 SEPARATOR = "+"
 #: what may follow a regime that treats advantages in some way; every other regime would discard them
@@ -69,7 +69,7 @@ class Channels(Regime):
 
     def prefixes(self, view: GuideView) -> list[tuple[int, ...]]:
         """Return the prefixes of the part that has some."""
-        guide = next(part for part in self.regimes if part.guides)
+        guide = next(part for part in self.regimes if part.traits.guides)
         return guide.prefixes(_of_part(view, guide))
 
     def row_metrics(self, statistics: RowStatistics) -> dict[str, float]:
@@ -149,18 +149,11 @@ def combined(parts: Sequence[type[Regime]]) -> type[Channels]:
     _require_combinable(parts)
     fields: Any = {part.name: (part, part()) for part in parts}
     channels: type[Channels] = create_model("Channels", __base__=Channels, **fields)
-    moving = [part for part in parts if part.moves_advantages()]
     channels.parts = tuple(parts)
     channels.name = SEPARATOR.join(part.name for part in parts)
     channels.summary = "; ".join(part.summary for part in parts)
     channels.metrics = tuple(metric for part in parts for metric in part.metrics)
-    channels.advantages = moving[0].advantages if moving else "keeps"  # what the view's are replaced by
-    channels.weighs_groups = any(part.weighs_groups for part in parts)
-    channels.reads_peers = any(part.reads_peers for part in parts)
-    channels.requests_samples = any(part.requests_samples for part in parts)
-    channels.accepts_sources = any(part.accepts_sources for part in parts)
-    channels.guides = any(part.guides for part in parts)
-    channels.encodes_all_texts = any(part.encodes_all_texts for part in parts)
+    channels.traits = RegimeTraits.together(part.traits for part in parts)
     return channels
 
 
@@ -170,14 +163,14 @@ def _require_combinable(parts: Sequence[type[Regime]]) -> None:
     if len(set(names)) < len(names):
         raise RegimeError(f"regime {joined!r}: the same regime twice; name each once")
     for part in parts:
-        if not part.shares:
+        if not part.traits.shares:
             raise RegimeError(f"regime {joined!r}: {part.name!r} shares nothing; leave it out")
-    building = [part.name for part in parts if part.advantages == "builds the batch"]
+    building = [part.name for part in parts if part.traits.advantages == "builds the batch"]
     if len(building) > 1:
         raise RegimeError(
             f"regime {joined!r}: {' and '.join(map(repr, building))} each build the whole batch; expected one of them"
         )
-    guides = [part.name for part in parts if part.guides]
+    guides = [part.name for part in parts if part.traits.guides]
     if len(guides) > 1:
         raise RegimeError(f"regime {joined!r}: {' and '.join(map(repr, guides))} both prefix the learner's rollouts")
     if guides and building:
@@ -191,9 +184,9 @@ def _require_combinable(parts: Sequence[type[Regime]]) -> None:
 def _require_followers(joined: str, moving: Sequence[type[Regime]]) -> None:
     """Raise RegimeError for a regime that would discard or change the advantages of the one before it."""
     for first, second in itertools.pairwise(moving):
-        if second.advantages in FOLLOWERS[first.advantages] and not first.weighs_groups:
+        if second.traits.advantages in FOLLOWERS[first.traits.advantages] and not first.traits.weighs_groups:
             continue
-        if second.advantages == "builds the batch":
+        if second.traits.advantages == "builds the batch":
             raise RegimeError(
                 f"regime {joined!r}: {second.name!r} would discard the advantages of {first.name!r}; put it first"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mutualrl.regimes.regime import Regime
+from mutualrl.traits import RegimeTraits
 
 
 class GRPO(Regime):
@@ -10,5 +11,4 @@ class GRPO(Regime):
 
     name = "grpo"
     summary = "own rollouts only: step for step the same as plain TRL"
-    shares = False
-    reads_peers = False
+    traits = RegimeTraits(shares=False, reads_peers=False)

@@ -15,6 +15,7 @@ from mutualrl.regimes.advantages import group_by_prompt, pool_advantages, standa
 from mutualrl.regimes.regime import Regime, advantage_metric_table, advantage_metrics, setting
 from mutualrl.regimes.round import Plan, RoundView
 from mutualrl.seeds import seeded
+from mutualrl.traits import RegimeTraits
 
 
 class GRPONoise(Regime):
@@ -22,8 +23,7 @@ class GRPONoise(Regime):
 
     name = "grpo-noise"
     summary = "control: GRPO whose per-prompt mean reward is perturbed by noise"
-    advantages = "sets"
-    reads_peers = False
+    traits = RegimeTraits(advantages="sets", reads_peers=False)
     metrics = advantage_metric_table("noise")
     level = "value"
     control = True

@@ -33,6 +33,7 @@ from mutualrl.regimes.round import GuideView, Plan, RoundView
 from mutualrl.rollouts import Rollouts
 from mutualrl.seeds import seeded
 from mutualrl.storage.metrics import Metric
+from mutualrl.traits import RegimeTraits
 
 
 class Guided(AllFail, Regime):
@@ -40,8 +41,7 @@ class Guided(AllFail, Regime):
 
     name = "guided"
     summary = "where the gate opened before, some own rollouts begin with a prefix of a peer's success"
-    guides = True
-    accepts_sources = True
+    traits = RegimeTraits(guides=True, accepts_sources=True)
     pick: ClassVar[Literal["uniform"]] = "uniform"
     metrics = (
         Metric("guided/gate_rate", "fraction", "prompts whose gate opened", role="gate_rate"),

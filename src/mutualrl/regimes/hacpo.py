@@ -32,6 +32,7 @@ from mutualrl.regimes.peers import encoded, peer_rollouts
 from mutualrl.regimes.regime import Problem, Regime, Settings, setting
 from mutualrl.regimes.round import ExtraRow, Plan, RoundView, RowSource, RowStatistics, Stepwise
 from mutualrl.storage.metrics import Metric
+from mutualrl.traits import RegimeTraits
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +45,7 @@ class HACPO(Regime):
 
     name = "hacpo"
     summary = "own and peers' rollouts as one batch, weighted by each policy's capability (HACPO)"
-    advantages = "builds the batch"
-    encodes_all_texts = True
+    traits = RegimeTraits(advantages="builds the batch", encodes_all_texts=True)
     metrics = (
         Metric("hacpo/rows", "rows", "peer rows that joined the batch", role="action"),
         Metric("hacpo/unencodable", "rows", "peer rows that the learner cannot encode, or that were not scored"),

@@ -42,6 +42,7 @@ from mutualrl.rollouts import Rollouts
 from mutualrl.seeds import seeded
 from mutualrl.storage.metrics import Metric
 from mutualrl.tasks.boxed import last_boxed
+from mutualrl.traits import RegimeTraits
 
 #: shares of copied tokens at which confirmed answers are counted
 SHARES = (0.5, 0.65, 0.8, 0.95)
@@ -71,9 +72,7 @@ class Hinted(AllFail, Regime):
 
     name = "hinted"
     summary = "where the learner fails entirely, it sees a peer's success and learns its own confirmed answers"
-    advantages = "adjusts"
-    requests_samples = True
-    accepts_sources = True
+    traits = RegimeTraits(advantages="adjusts", requests_samples=True, accepts_sources=True)
     default_pool = "tiny-hints"
     metrics = (
         Metric("hinted/gate_rate", "fraction", "prompts whose gate opened", role="gate_rate"),

@@ -21,6 +21,7 @@ from mutualrl.regimes.regime import Problem, Regime, Settings, setting
 from mutualrl.regimes.round import PPO, Band, ExtraRow, Plan, Requests, RoundView, RowSource, RowStatistics
 from mutualrl.regimes.transfer import Aligned
 from mutualrl.storage.metrics import Metric
+from mutualrl.traits import RegimeTraits
 
 Graded = tuple[ExtraRow, float]
 #: residual of a row's alignment: |R| in nats, C_mis in tokens, the mass removed by the clip in nats
@@ -33,8 +34,7 @@ class PRP(Regime):
 
     name = "prp"
     summary = "own and peers' rollouts as one batch, with the peers' aligned traces as denominators"
-    advantages = "builds the batch"
-    encodes_all_texts = True
+    traits = RegimeTraits(advantages="builds the batch", encodes_all_texts=True)
     level = "data"
     metrics = (
         Metric("prp/rows", "rows", "peer rows that joined the batch", role="action"),

@@ -13,7 +13,7 @@ from mutualrl.records import PublishSchema
 from mutualrl.regimes.advantages import group_by_prompt
 from mutualrl.regimes.round import GuideView, Plan, Requests, RoundView, RowStatistics
 from mutualrl.storage.metrics import Metric
-from mutualrl.traits import SourceTraits
+from mutualrl.traits import RegimeTraits, SourceTraits
 
 if TYPE_CHECKING:
     from mutualrl.rollouts import Rollouts
@@ -26,8 +26,6 @@ Settings = Mapping[str, Any]
 Conditions = Mapping[str, tuple[str, object]]
 #: by setting, the values that make an arm an ablation or a control
 Variants = Mapping[str, tuple[object, ...]]
-#: what a regime does to the learner's advantages; which may follow which: `channels.FOLLOWERS`
-Treatment = Literal["keeps", "adjusts", "sets", "builds the batch"]
 
 #: traits of a source that has texts and rewards only, of some prompts
 SELECTION = SourceTraits()
@@ -60,17 +58,7 @@ class Regime(BaseModel):
     methods are pure: what a regime remembers is in `Plan.state`.
 
     metrics: the numbers that it logs.
-    advantages: what it does to the learner's: "keeps" them, "adjusts" the view's (also those of a preceding regime),
-        "sets" its own from one reward per rollout, or "builds the batch", own and extra rows under advantages of their
-        own.
-    weighs_groups: whether its advantages include the weight of dropped groups, so that nothing may change them later.
-    shares: False for the baseline, which plans nothing.
-    reads_peers: whether a round waits for the peers (a pool of one is then rejected).
-    guides: whether `prefixes` gives upcoming rollouts a beginning.
-    encodes_all_texts: whether a plan encodes every text of the peers; it is then begun while slower peers are awaited.
-    requests_samples: whether `requests` may ask for rollouts: not with tools or an environment, whose results a sample
-        would have as the policy's own tokens, nor with data that is no `Dataset`.
-    accepts_sources: whether it can use a source whose texts are a selection, on some prompts.
+    traits: what a run must know of it.
     default_pool: the shipped pool that shows what it does, where none is named.
     level: the paper's level at which experience is shared. control: whether it is a control of another regime.
     """
@@ -80,14 +68,7 @@ class Regime(BaseModel):
     name: ClassVar[str] = ""
     summary: ClassVar[str] = ""
     metrics: ClassVar[tuple[Metric, ...]] = ()
-    advantages: ClassVar[Treatment] = "keeps"
-    weighs_groups: ClassVar[bool] = False
-    shares: ClassVar[bool] = True
-    reads_peers: ClassVar[bool] = True
-    guides: ClassVar[bool] = False
-    encodes_all_texts: ClassVar[bool] = False
-    requests_samples: ClassVar[bool] = False
-    accepts_sources: ClassVar[bool] = False
+    traits: ClassVar[RegimeTraits] = RegimeTraits()
     default_pool: ClassVar[str] = "tiny"
     level: ClassVar[Literal["none", "data", "value", "outcome"]] = "none"
     control: ClassVar[bool] = False
@@ -142,15 +123,12 @@ class Regime(BaseModel):
         if "logprobs" in self.publishes().fields and not traits.logprobs:
             problem = "needs the log-probs of every rollout that it reads, which this source does not have"
             other = "a source frozen:MODEL"
-        elif not self.accepts_sources and not traits.every_prompt:
+        elif not self.traits.accepts_sources and not traits.every_prompt:
             problem = "pools statistics of what policies sample; a source's texts are a selection and would bias them"
             other = "a served or frozen source with ask: all"
         else:
             return None
-        return (
-            f"regime {self.name!r} {problem}; expected sgt, guided, hinted, swarm, or a list with one of them "
-            f"(xgrpo+sgt); or {other}"
-        )
+        return f"regime {self.name!r} {problem}; expected {other}"
 
     def unsolved(self, rollouts: Rollouts) -> list[str]:
         """Return the prompts, sorted, on which this policy wants a text of a source with `ask: gated`, from its own
@@ -169,7 +147,7 @@ class Regime(BaseModel):
     @classmethod
     def moves_advantages(cls) -> bool:
         """Return whether plans have advantages of their own, computed from one reward per rollout."""
-        return cls.advantages != "keeps"
+        return cls.traits.advantages != "keeps"
 
     def changes_advantages(self) -> bool:
         """Return whether plans have advantages of their own with these settings."""
@@ -230,7 +208,7 @@ class Regime(BaseModel):
         """Return why peers cannot lag by that many rounds, None if they can."""
         if staleness == 0 or self.late():
             return None
-        if not self.reads_peers:
+        if not self.traits.reads_peers:
             return f"found {staleness}, but regime {self.name!r} does not wait for peers; leave it out"
         return (
             f"found {staleness}, but regime {self.describe()!r} needs the peers' rollouts within the round; "
@@ -240,7 +218,7 @@ class Regime(BaseModel):
     @classmethod
     def whitening_problem(cls, *, whiten: bool) -> list[str]:
         """Return why advantages cannot be whitened over the round under this regime; empty if they can."""
-        if not whiten or not cls.weighs_groups:
+        if not whiten or not cls.traits.weighs_groups:
             return []
         return [
             f"found true, but regime {cls.name!r} sets the advantages of dropped groups to 0 and weighs the others by "
@@ -262,7 +240,7 @@ def publish_schema(regimes: Sequence[Regime], publish: str = "regime") -> Publis
     schema = PublishSchema.union(regime.publishes() for regime in regimes)
     if publish == "full":
         return schema.complete()
-    return schema if any(regime.reads_peers for regime in regimes) else None
+    return schema if any(regime.traits.reads_peers for regime in regimes) else None
 
 
 def flat(settings: Settings, prefix: str = "") -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mutualrl.regimes import regimes
 from mutualrl.regimes.ratios import aggregation_problem, ratio_problems
 from mutualrl.regimes.regime import Problem, Regime, Settings
 from mutualrl.traits import SourceTraits
@@ -31,13 +32,14 @@ class RunFacts:
 def member_problems(regime: Regime, facts: RunFacts) -> list[Problem]:
     """Return (key, problem) of the other members, of whom the regime reads: `peers`, `sources`, or `sources.NAME`."""
     problems: list[Problem] = []
-    if regime.reads_peers and not facts.peers and not facts.sources:
+    if regime.traits.reads_peers and not facts.peers and not facts.sources:
         problems.append(("peers", f"regime {regime.name!r} shares between policies, and there is one"))
     if regime.needs_source() and not facts.sources:
         problems.append(("sources", f"{regime.describe()} learns a source's texts, and there is none"))
     for name, traits in facts.sources.items():
         if (problem := regime.source_problem(traits)) is not None:
-            problems.append((f"sources.{name}", problem))
+            usable = ", ".join(each for each, known in regimes().items() if known.traits.accepts_sources)
+            problems.append((f"sources.{name}", f"{problem}, or a regime that can: {usable}"))
     return problems
 
 

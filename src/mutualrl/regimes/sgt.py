@@ -38,6 +38,7 @@ from mutualrl.regimes.regime import SUCCESS_ABOVE, Regime, setting
 from mutualrl.regimes.round import ExtraRow, Passage, Plan, Requests, RoundView, RowSource, RowStatistics
 from mutualrl.rollouts import Rollouts
 from mutualrl.storage.metrics import Metric
+from mutualrl.traits import RegimeTraits
 
 
 class SGT(Regime):
@@ -46,7 +47,7 @@ class SGT(Regime):
     name = "sgt"
     summary = "where the learner fails entirely, a peer's verified success joins the loss"
     level = "outcome"
-    accepts_sources = True
+    traits = RegimeTraits(accepts_sources=True)
     metrics = (
         Metric(
             "sgt/gate_rate",

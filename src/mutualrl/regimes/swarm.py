@@ -26,6 +26,7 @@ from mutualrl.regimes.regime import Problem, Regime, Settings, setting
 from mutualrl.regimes.round import PPO, ExtraRow, Plan, Requests, Response, RoundView, RowSource
 from mutualrl.seeds import seeded
 from mutualrl.storage.metrics import Metric
+from mutualrl.traits import RegimeTraits
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +40,7 @@ class Swarm(Regime):
 
     name = "swarm"
     summary = "some own groups and some of the peers', with advantages within each group (SAPO of RL Swarm)"
-    advantages = "builds the batch"
-    weighs_groups = True
-    accepts_sources = True
+    traits = RegimeTraits(advantages="builds the batch", weighs_groups=True, accepts_sources=True)
     metrics = (
         Metric("swarm/local", "groups", "own groups that were kept"),
         Metric("swarm/external", "groups", "peers' groups that joined the batch"),

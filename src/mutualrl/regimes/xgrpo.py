@@ -30,6 +30,7 @@ from mutualrl.regimes.regime import Problem, Regime, Settings, advantage_metric_
 from mutualrl.regimes.round import Plan, RoundView
 from mutualrl.seeds import seeded
 from mutualrl.storage.metrics import Metric
+from mutualrl.traits import RegimeTraits
 
 MARGIN = "xgrpo/variance_margin"
 
@@ -39,7 +40,7 @@ class XGRPO(Regime):
 
     name = "xgrpo"
     summary = "own rollouts, with advantages over the rewards of the whole pool"
-    advantages = "adjusts"
+    traits = RegimeTraits(advantages="adjusts")
     level = "value"
     metrics = (
         *advantage_metric_table("xgrpo"),

@@ -11,7 +11,8 @@ from pathlib import Path
 from mutualrl.process.plugins import is_import_path
 from mutualrl.process.status import RunState
 from mutualrl.recipes.agreement import few_held_out
-from mutualrl.regimes import at_level, baseline
+from mutualrl.regimes import baseline
+from mutualrl.regimes.sgt import SGT
 from mutualrl.reporting.comparability import Comparison
 from mutualrl.reporting.page import Verdict
 from mutualrl.runs.facts import cost_of_source
@@ -90,7 +91,7 @@ def _of_one(run: LoggedRun) -> Verdict:
             (alone,) = run.policies
             answer = f"{moved} {alone} trained alone: there is nobody to share with, no other policy and no source."
             return Verdict(answer, _few([run]), ())
-        other = at_level("outcome").name
+        other = SGT.name
         answer = f"{moved} This is a baseline: train the same recipe with a regime that shares, and compare the two."
     else:
         other = baseline().name

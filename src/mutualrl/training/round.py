@@ -186,7 +186,7 @@ class Rounds:
         """Wait for the peers' rounds and read them, on the main rank. On a stop request, every rank raises
         RoundAbortedError."""
         read, aborted = PeerRounds({}, {}, 0.0, {}), [False]
-        if self.trainer.accelerator.is_main_process and self.sharing.regime.reads_peers:
+        if self.trainer.accelerator.is_main_process and self.sharing.regime.traits.reads_peers:
             try:
                 peers = self.sharing.link.read(own.number, self._begin_work)
                 sources = self._sources(own.number, own.prompts)
@@ -334,7 +334,7 @@ class Rounds:
     def prefixes(self, inputs: Sequence[Inputs]) -> list[tuple[int, ...]] | None:
         """Return the prefix of each of this rank's next rollouts; None if no rank has any."""
         trainer, sharing = self.trainer, self.sharing
-        if not sharing.regime.guides:
+        if not sharing.regime.traits.guides:
             return None
         first = trainer.accelerator.process_index * len(inputs)
         view = GuideView(
@@ -382,7 +382,7 @@ class Rounds:
 
     def _begin_work(self, arrived: Mapping[str, Shard]) -> None:
         """Encode the texts of peers that have published while others are awaited, if the regime will need all."""
-        if self.sharing.regime.encodes_all_texts:
+        if self.sharing.regime.traits.encodes_all_texts:
             for shard in arrived.values():
                 responses = zip(shard.texts(), shard.ended, strict=True)
                 self.transfer.prepare((text, done) for text, done in responses if text is not None)
@@ -420,19 +420,19 @@ class Rounds:
 
     def _require_declared(self) -> None:
         """Raise RegimeError for a regime that requests samples without saying so: nobody has checked whether it may."""
-        if not self.sharing.regime.requests_samples:
+        if not self.sharing.regime.traits.requests_samples:
             name = self.sharing.regime.name
             raise RegimeError(f"regime {name!r} requests samples: its class must have requests_samples = True")
 
     def _planned(self, view: RoundView, peers: PeerRounds) -> Plan:
         """Return the plan with the metrics of the exchange."""
         regime = self.sharing.regime
-        if not regime.shares:
+        if not regime.traits.shares:
             return Plan()
         plan = check_plan(regime.plan(view), view, regime.name)
         if self.sharing.whiten:
             plan = whitened_plan(plan, view)
-        if not regime.reads_peers:
+        if not regime.traits.reads_peers:
             return plan
         return replace(plan, metrics={**plan.metrics, **exchange_metrics(view, peers, self.sharing)})
 

@@ -175,7 +175,7 @@ class Sharing:
     @property
     def active(self) -> bool:
         """Return whether a round publishes or changes anything."""
-        return self.schema is not None or self.regime.shares
+        return self.schema is not None or self.regime.traits.shares
 
     @property
     def traced(self) -> bool:

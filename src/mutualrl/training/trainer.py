@@ -109,8 +109,8 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         found = setting_problems(regime, facts)
         problems = [f"{key.removeprefix('trainer.')}: {problem}" for key, problem in found]
         problems += self._dropout_problem(sharing)
-        problems += sampling_problems(self) if regime.requests_samples else []
-        if regime.reads_peers and args.steps_per_generation % args.gradient_accumulation_steps:
+        problems += sampling_problems(self) if regime.traits.requests_samples else []
+        if regime.traits.reads_peers and args.steps_per_generation % args.gradient_accumulation_steps:
             problems.append(
                 f"steps_per_generation ({args.steps_per_generation}) must be a multiple of "
                 f"gradient_accumulation_steps ({args.gradient_accumulation_steps}) for regime {regime.name!r}"

@@ -25,14 +25,15 @@ from mutualrl.diagnostics.rollouts import Bools, Floats, ModelRollouts
 from mutualrl.diagnostics.scales import Scales
 from mutualrl.errors import UsageError
 from mutualrl.paper.specs.xgrpo_check import advantages
-from mutualrl.regimes import at_level
-from mutualrl.regimes.prp import RatioMoments, chi_square
+from mutualrl.regimes.prp import PRP, RatioMoments, chi_square
+from mutualrl.regimes.sgt import SGT
+from mutualrl.regimes.xgrpo import XGRPO
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LOW, HIGH = 0.8, 1.2
-DATA, VALUE, OUTCOME = (at_level(level).name for level in ("data", "value", "outcome"))
+DATA, VALUE, OUTCOME = PRP.name, XGRPO.name, SGT.name
 CHANGED = 1e-6
 #: the six rows of the paper's table, keyed by (PRP, XGRPO, SGT)
 ROWS = {

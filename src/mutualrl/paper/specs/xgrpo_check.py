@@ -19,8 +19,8 @@ from mutualrl.diagnostics.request import DiagnosticRequest
 from mutualrl.diagnostics.rollouts import Bools, Floats, Ints, ModelRollouts
 from mutualrl.diagnostics.scales import Scales
 from mutualrl.diagnostics.statistics import pearson, pooled_advantages, ratio, row_standard_deviations
-from mutualrl.regimes import at_level
 from mutualrl.regimes.advantages import standard_deviation
+from mutualrl.regimes.xgrpo import XGRPO
 from mutualrl.seeds import seeded
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def figures(result: ValueCheck) -> Figures:
             axis.set_title(title, fontsize=10)
         legend(axis, fontsize=8)
 
-    return {at_level("value").name: ((11, 3.6), draw)}
+    return {XGRPO.name: ((11, 3.6), draw)}
 
 
 DIAGNOSTIC = Diagnostic(DiagnosticRequest, compute, markdown, figures)
