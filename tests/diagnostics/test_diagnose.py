@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 from pathlib import Path
@@ -287,7 +288,7 @@ def test_invalid_rollouts_file_is_rejected_by_name(
         (("complementarity", "--rollouts", "r.jsonl", "--success-above", "0.1"), "must not exceed"),
         (("complementarity", "--rollouts", "r.jsonl", "--plot", "r.jsonl"), "is a file, expected a directory"),
         (("complementarity", "--rollouts", "nowhere.jsonl"), "rollouts file not found"),
-        (("complementarity", "--rollouts", "empty"), "has no .parquet or .jsonl file"),
+        (("complementarity", "--rollouts", "empty"), "has no file of rollouts (.jsonl, .parquet, .csv, .tsv)"),
         (("complementarity", "--rollouts", "text.parquet"), "not readable as Parquet"),
         (("complementarity", "--rollouts", "words.parquet"), "field 'reward': found a column of string"),
         (("complementarity", "--run", "empty"), "is not a run directory"),
@@ -327,13 +328,20 @@ def test_error_for_a_run_without_an_exchange_suggests_a_fix(
     assert "or sample the models with --pool" in result.stderr
 
 
-def test_unscored_rollouts_are_read_from_jsonl_and_parquet(cli_here: Cli, tmp_path: Path) -> None:
+def test_unscored_rollouts_are_read_from_every_format(cli_here: Cli, tmp_path: Path) -> None:
     all_rows = rows()
     all_rows[3]["reward"] = None
+    all_rows[4]["prompt_id"] = all_rows[5]["prompt_id"] = "0"  # an id that is no number
     write(tmp_path / "r.jsonl", *all_rows)
-    pq.write_table(pa.Table.from_pylist(all_rows), tmp_path / "r.parquet")
-    jsonl, parquet = (diagnose(cli_here, "complementarity", "--rollouts", f"r.{kind}") for kind in ("jsonl", "parquet"))
-    assert jsonl["pairs"] == parquet["pairs"]
+    table = pa.Table.from_pylist(all_rows)
+    pq.write_table(table, tmp_path / "r.parquet")
+    csv = table.to_pandas().to_csv(index=False)
+    (tmp_path / "r.csv").write_text(csv)
+    (tmp_path / "r.tsv.gz").write_bytes(gzip.compress(csv.replace(",", "\t").encode()))
+    names = [f"r.{kind}" for kind in ("jsonl", "parquet", "csv", "tsv.gz")]
+    first, *others = [diagnose(cli_here, "complementarity", "--rollouts", name) for name in names]
+    for other in others:
+        assert {**other, "origin": first["origin"]} == first
 
 
 def test_optional_fields_may_be_in_some_files_only(cli_here: Cli, tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from mutualrl.console.user_path import user_path
 from mutualrl.errors import DataError
-from mutualrl.tasks.base import read_jsonl, text_field
+from mutualrl.tasks.base import text_field
+from mutualrl.tasks.files import read_jsonl
 from mutualrl.thl import has_cjk, word_spans
 
 #: last code point of the Latin, Greek and Cyrillic blocks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
-import pyarrow.parquet as pq
 
 from mutualrl.console.lines import notify
 from mutualrl.console.user_path import user_path
@@ -18,9 +18,9 @@ from mutualrl.rollouts import SCHEMA, widest
 from mutualrl.sources.columns import Columns
 from mutualrl.sources.layouts import find_layout
 from mutualrl.storage.parquet import read_table
-from mutualrl.tasks.base import Row, normalized, read_jsonl
+from mutualrl.tasks.base import Row, normalized
+from mutualrl.tasks.files import EXPECTED, FORMATS, columns_of, data_files, file_rows, format_of, suffix_of
 from mutualrl.tasks.messages import read_message
-from mutualrl.tasks.rows import format_of, read_rows
 
 #: accepted names of the columns, in order of preference
 ALIASES = {
@@ -65,10 +65,7 @@ def has_rewards(path: Path, reward: str | None = None) -> bool:
     if path.is_dir() or not path.is_file():
         return True
     try:
-        if format_of(path) == ".parquet":
-            names = pq.read_schema(path).names
-        else:
-            names = [str(name) for name in next(read_rows(path))[1]]
+        names = columns_of(path)
         return (reward or "reward") in names or is_dump(names) or not find_layout(names, Columns(), str(path))
     except (DataError, pa.ArrowException, OSError):
         return True  # the reader of rollouts says what is wrong
@@ -85,7 +82,7 @@ def read_rollouts(paths: Sequence[Path], reward: str | None = None) -> pa.Table:
         if file.resolve() in seen:
             raise DataError(f"{file}: the file is given twice; every rollout would count double")
         seen.add(file.resolve())
-    tables = [_parquet(file, reward) if file.suffix == ".parquet" else _lines(file, reward) for file in files]
+    tables = [_parquet(file, reward) if suffix_of(file) == ".parquet" else _lines(file, reward) for file in files]
     _check_stems(files, tables)
     policies = _names(files, tables)
     present = {name for table in tables for name in table.column_names}
@@ -157,12 +154,11 @@ def _files(path: Path) -> list[Path]:
     if path.is_dir():
         if (path / "run.json").is_file() or any((p / "run.json").is_file() for p in path.absolute().parents[:2]):
             raise DataError(f"{path}: these files belong to a run; --run DIR reads them and checks their markers")
-        files = sorted(p for p in path.rglob("*") if p.suffix in (".parquet", ".jsonl") and not p.name.startswith("."))
-        if not files:
-            raise DataError(f"{path}: the directory has no .parquet or .jsonl file of rollouts")
+        if not (files := data_files(path)):
+            raise DataError(f"{path}: the directory has no file of rollouts ({', '.join(FORMATS)})")
         return files
     if not path.is_file():
-        raise DataError(f"rollouts file not found: {path} (expected .jsonl or .parquet; check --rollouts)")
+        raise DataError(f"rollouts file not found: {path} ({EXPECTED}; check --rollouts)")
     return [path]
 
 
@@ -201,7 +197,9 @@ def _lines(path: Path, reward: str | None) -> pa.Table:
     columns: dict[str, list[object]] = {}
     numbers: list[int] = []
     dump, lost = False, 0
-    for number, row in read_jsonl(path):
+    typed = format_of(path).typed
+    for number, read in file_rows(path):
+        row = read if typed else {name: _value(name, text) for name, text in read.items()}
         dump = dump or is_dump(row)
         lost += errored(row)
         numeric = [name for name, value in row.items() if isinstance(value, int | float)]
@@ -234,6 +232,20 @@ def _lines(path: Path, reward: str | None) -> pa.Table:
         arrays["step"] = arrays["round"]
     _say_errored(path, lost, len(numbers))
     return pa.table({**arrays, "line": pa.array(numbers, pa.int64())})
+
+
+def _value(column: str, text: object) -> object:
+    """Return a value of a file without types: none for an empty one, and a number, truth value or list as JSON writes
+    it, except in columns of texts."""
+    if not text or not isinstance(text, str):
+        return None
+    if any(column in (name, *ALIASES.get(name, ())) for name, kind in TYPES.items() if kind == pa.string()):
+        return text
+    try:
+        value: object = json.loads(text.lower() if text in ("True", "False") else text)
+    except ValueError:
+        return text
+    return value
 
 
 def _missing(name: str, row: Row, field: str | None) -> str:

@@ -6,10 +6,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from mutualrl.console.display import clean
 from mutualrl.errors import DataError
@@ -31,13 +30,11 @@ from mutualrl.sources.layouts import (
 from mutualrl.sources.matching import PromptIndex
 from mutualrl.sources.section import TASK, Reasoning
 from mutualrl.storage.files import try_stat
-from mutualrl.storage.parquet import iter_rows
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks.base import NumberedRows
+from mutualrl.tasks.files import FORMATS, data_files, file_rows, suffix_of
 from mutualrl.tasks.hub_data import hub_rows, parse_reference
-from mutualrl.tasks.rows import TABLES, DatasetRow, format_of, read_rows
-
-SUFFIXES = (".parquet", ".jsonl", *TABLES)
+from mutualrl.tasks.rows import DatasetRow, read_rows
 
 
 @dataclass
@@ -223,14 +220,12 @@ def _with_layout(rows: NumberedRows, columns: Columns, where: str) -> tuple[Layo
 
 
 def _of_file(file: Path, columns: Columns) -> NumberedRows:
-    if format_of(file) == ".parquet":
-        rows: Iterator[Mapping[str, Any]] = iter_rows(file, lambda names: _needed(names, columns, file))
-        return ((number, dict(row)) for number, row in enumerate(rows, 1))
-    if format_of(file) == ".json":
+    """Return the rows of a file, or of a directory that `datasets` saved."""
+    if suffix_of(file) == ".json":
         raise DataError(
             f"{file}: a JSON array is not read row by row; expected JSON Lines, one object per line (.jsonl)"
         )
-    return read_rows(file)
+    return read_rows(file) if file.is_dir() else file_rows(file, lambda names: _needed(names, columns, file))
 
 
 def _needed(names: list[str], columns: Columns, file: Path) -> list[str]:
@@ -244,11 +239,9 @@ def _files(path: Path) -> list[Path]:
     """Return a file, or the data files of a directory, sorted; a directory that `datasets` saved is one."""
     if not path.is_dir() or (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
         return [path]
-    files = sorted(
-        p for p in path.rglob("*") if format_of(p) in SUFFIXES and p.is_file() and not p.name.startswith(".")
-    )
+    files = data_files(path)
     if not files:
-        raise DataError(f"{path}: the directory has no file of recorded texts ({', '.join(SUFFIXES)})")
+        raise DataError(f"{path}: the directory has no file of recorded texts ({', '.join(FORMATS)})")
     return files
 
 

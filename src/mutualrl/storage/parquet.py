@@ -54,15 +54,18 @@ def read_table(path: Path, limit: int = LARGEST) -> pa.Table:
         raise DataError(f"{path}: not readable as Parquet ({error})") from None
 
 
-def iter_rows(path: Path, columns: Callable[[list[str]], list[str]], rows: int = 64) -> Iterator[dict[str, Any]]:
+def iter_rows(
+    path: Path, columns: Callable[[list[str]], list[str]], rows: int = 64, limit: int | None = None
+) -> Iterator[dict[str, Any]]:
     """Yield the rows of a regular Parquet file, some at a time. `columns`: given the file's, returns those to decode.
 
     Texts stay encoded by their dictionary until the size of the rows is known. Raises DataError naming the row at which
-    the file cannot be read, and for rows that take more than LARGEST_ROWS bytes.
+    the file cannot be read, for rows that take more than LARGEST_ROWS bytes, and for more than `limit` bytes in all,
+    which is for callers that keep them.
     """
     if not path.is_file():
         raise DataError(f"{path}: not a regular file")
-    read = 0
+    read = total = 0
     try:
         with pq.ParquetFile(path) as file:
             groups = range(file.metadata.num_row_groups)
@@ -76,6 +79,9 @@ def iter_rows(path: Path, columns: Callable[[list[str]], list[str]], rows: int =
                         f"{path}, row {read + 1} and the next {len(batch) - 1}: {size:,} bytes when decoded, expected "
                         f"at most {LARGEST_ROWS:,}"
                     )
+                total += size
+                if limit is not None and total > limit:
+                    raise DataError(f"{path}: over {limit:,} bytes when decoded; split the file")
                 yield from batch.to_pylist()
                 read += len(batch)
     except UnicodeDecodeError as error:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import json
 import logging
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, AnyStr, BinaryIO, Literal, Protocol, cast, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
-from mutualrl.errors import DataError, FileDamagedError, UsageError
+from mutualrl.errors import DataError, UsageError
 from mutualrl.records import Prompt
-from mutualrl.storage.files import open_regular
 
 logger = logging.getLogger(__name__)
 
@@ -148,66 +143,6 @@ def held_out(text: str, fraction: float = HELD_OUT) -> bool:
     digest = hashlib.sha256(normalized(text).encode("utf-8", "surrogatepass")).digest()
     rank = (digest[0] % 16 << 56 | int.from_bytes(digest[1:8])) / 2**60  # uniform in [0, 1)
     return rank < fraction
-
-
-@contextmanager
-def open_data(path: Path) -> Iterator[BinaryIO]:
-    """Yield a data file that the user named, open for reading, decompressed if its name ends in `.gz`. Raises DataError
-    if it is missing, cannot be read, or is not a regular file: reading a FIFO or a device might never end."""
-    try:
-        with open_regular(path) as file:
-            if path.suffix.lower() != ".gz":
-                yield file
-                return
-            with gzip.open(file, "rb") as unpacked:
-                yield cast(BinaryIO, unpacked)
-    except FileNotFoundError:
-        raise DataError(f"data file not found: {path} (check --data)") from None
-    except FileDamagedError:
-        kind = "a directory" if path.is_dir() else "a FIFO, a device or a socket"
-        raise DataError(f"{path} is {kind}, expected a data file") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read ({error})") from error
-
-
-#: bytes of a line of JSON Lines, characters of one of CSV: a small compressed file may hold a line larger than memory
-LONGEST_LINE = 64 * 2**20
-
-
-def bounded_lines(file: IO[AnyStr], path: Path) -> Iterator[AnyStr]:
-    """Yield the lines of a file. Raises DataError for one that is too long."""
-    number = 0
-    while line := file.readline(LONGEST_LINE + 1):
-        number += 1
-        if len(line) > LONGEST_LINE:
-            raise DataError(
-                f"{path}, line {number}: over {LONGEST_LINE:,} bytes, expected one row per line; split the row"
-            )
-        yield line
-
-
-def read_jsonl(path: Path) -> NumberedRows:
-    """Yield rows of a JSON Lines file as (line number from 1, object); blank lines are skipped.
-
-    Raises DataError when the file is missing, is not UTF-8, is empty, or a line is not a JSON object.
-    """
-    count = 0
-    with open_data(path) as file:
-        for number, line in enumerate(bounded_lines(file, path), 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise DataError(
-                    f"{path}, row {number}: not a line of JSON ({error}); expected one object per line"
-                ) from None
-            if not isinstance(row, dict):
-                raise DataError(f"{path}, row {number}: found {type(row).__name__}, expected a JSON object")
-            count += 1
-            yield number, row
-    if count == 0:
-        raise DataError(f"{path}: the file has no rows")
 
 
 def text_field(row: Row, field: str, path: Path, number: int) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -13,8 +12,9 @@ from mutualrl.errors import DataError
 from mutualrl.records import Prompt, prompt_id
 from mutualrl.references import is_hub
 from mutualrl.tasks.base import PAPER_TOKENS, NumberedRows, Split, TaskData, TaskSource, held_out
+from mutualrl.tasks.files import data_files
 from mutualrl.tasks.hub_data import HubSource, hub_rows, parse_reference
-from mutualrl.tasks.rows import TABLES, DatasetRow, format_of, read_rows, version_of
+from mutualrl.tasks.rows import DatasetRow, read_rows, version_of
 
 _SPLIT_WORDS = {
     "train": "train",
@@ -25,7 +25,6 @@ _SPLIT_WORDS = {
     "test": "test",
 }
 _SPLIT = re.compile(r"(?:^|[._-])(" + "|".join(_SPLIT_WORDS) + r")(?=[._-]|$)", re.IGNORECASE)
-SUFFIXES = (".jsonl", ".parquet", *TABLES)
 DEPTH = 3  # of the directory search
 
 
@@ -114,13 +113,13 @@ class RowTask:
     def _split_files(self, directory: Path, split: Split) -> list[Path]:
         """Return a split's files in a directory; validation: the evaluated split, else another with labels."""
         splits = ["train"] if split == "train" else [self.hub[0].evaluated, "validation", "test", ""]
-        files = [(path, part) for path in _files(directory) if (part := self._part(path)) is not None]
+        files = [(path, part) for path in data_files(directory, DEPTH) if (part := self._part(path)) is not None]
         for name in splits:
             of_split = [(path, part) for path, part in files if split_of(path) == name]
             if of_split:
                 return self._all_parts(of_split, directory, name)
         if split == "validation" and self.stand_in:
-            others = [(path, 0) for path in _files(directory) if path.stem.lower() == self.stand_in]
+            others = [(path, 0) for path in data_files(directory, DEPTH) if path.stem.lower() == self.stand_in]
             return self._all_parts(others, directory, self.stand_in) if others else []
         return []
 
@@ -157,13 +156,6 @@ def split_of(path: Path) -> str:
     """Return the split in a file's name; empty if there is none."""
     match = _SPLIT.search(path.stem)
     return _SPLIT_WORDS[match[1].lower()] if match else ""
-
-
-def _files(directory: Path) -> Iterator[Path]:
-    """Yield the data files in a directory and DEPTH - 1 levels of its subdirectories, in order."""
-    for root, directories, files in os.walk(directory):
-        directories[:] = sorted(directories) if len(Path(root).relative_to(directory).parts) < DEPTH - 1 else []
-        yield from (Path(root) / name for name in sorted(files) if format_of(Path(name)) in SUFFIXES)
 
 
 @cache

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +12,8 @@ from typing import NoReturn
 
 from mutualrl.errors import DataError
 from mutualrl.storage.files import try_stat
-from mutualrl.tasks.base import LONGEST_LINE, NumberedRows, Row, bounded_lines, open_data, read_jsonl, unicode_text
+from mutualrl.tasks.base import NumberedRows, Row, unicode_text
+from mutualrl.tasks.files import EXPECTED, file_rows
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -99,34 +98,6 @@ class DatasetRow:
         return ", ".join(sorted(map(str, self.values))[:12])[:200] or "none"
 
 
-def _csv(path: Path, delimiter: str) -> NumberedRows:
-    """Yield the records of a CSV or TSV file, numbered from 1 after the header. Raises DataError for a record with more
-    or fewer fields than the header, a stray quote, and bytes that are not UTF-8: each would change labels or swallow
-    rows."""
-    csv.field_size_limit(LONGEST_LINE)
-    number = 0
-    try:
-        with open_data(path) as binary:
-            file = io.TextIOWrapper(binary, encoding="utf-8-sig", newline="")
-            lines = bounded_lines(file, path)
-            for number, row in enumerate(csv.DictReader(lines, strict=True, delimiter=delimiter), 1):
-                if None in row:
-                    raise DataError(
-                        f"{path}, row {number}: {len(row[None])} more fields than the header has columns (an "
-                        "unquoted delimiter?)"
-                    )
-                if missing := [name for name, value in row.items() if value is None]:
-                    raise DataError(
-                        f"{path}, row {number}: {len(missing)} fewer fields than the header has columns: no value for "
-                        f"{', '.join(map(repr, missing[:5]))}"
-                    )
-                yield number, row
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}, row {number + 1}: not UTF-8 ({error.reason}); save the file as UTF-8") from None
-    except csv.Error as error:
-        raise DataError(f"{path}, row {number + 1}: not CSV ({error})") from None
-
-
 def split_in(names: list[str], split: str, path: Path) -> str:
     """Return the name of the split to read from a directory. Raises DataError if there is none."""
     candidates = ("train",) if split == "train" else ("test", "validation", "train")
@@ -152,43 +123,13 @@ def version_of(path: Path) -> tuple[tuple[str, int, int, int], ...]:
     return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats)
 
 
-#: suffixes of data files and how they are read
-TABLES = {".csv": ",", ".tsv": "\t"}
-FORMATS = "expected .jsonl, .csv, .tsv (each also .gz), .parquet, or a directory of `datasets`"
-
-
-def format_of(path: Path) -> str:
-    """Return a file's suffix in lower case, without `.gz`: `rows.jsonl.gz` is `.jsonl`."""
-    return Path(path.name.lower().removesuffix(".gz")).suffix
-
-
 def read_rows(path: Path, split: str = "train") -> NumberedRows:
-    """Yield (row number from 1, row) of a file by its suffix (JSON Lines unless .csv, .tsv or .parquet), or of a
-    directory that `datasets` reads. `split`: the split of a directory; for `validation` the test, validation or
-    training split, whichever exists first. Raises DataError if it is missing or cannot be read."""
+    """Yield (row number from 1, row) of a file (`files.FORMATS`), or of a directory that `datasets` reads. `split`: the
+    split of a directory; for `validation` the test, validation or training split, whichever exists first. Raises
+    DataError if it is missing or cannot be read."""
     if try_stat(path) is None:
-        raise DataError(f"data file not found: {path} ({FORMATS})")
-    suffix = format_of(path)
-    if path.is_dir():
-        yield from _of_directory(path, split)
-    elif suffix in TABLES:  # as strings: type inference would turn the label 3 into 3.0, and 007 into 7
-        yield from _csv(path, TABLES[suffix])
-    elif suffix == ".parquet":
-        yield from _parquet(path)
-    else:
-        yield from read_jsonl(path)
-
-
-def _parquet(path: Path) -> NumberedRows:
-    from datasets import load_dataset
-
-    from mutualrl.storage.parquet import read_table
-
-    with open_data(path), _named_errors(path):
-        if len(read_table(path)) == 0:
-            raise DataError(f"{path}: the file has no rows")
-        data = load_dataset("parquet", data_files=str(path), split="train")
-    yield from numbered(data)
+        raise DataError(f"data file not found: {path} ({EXPECTED})")
+    yield from _of_directory(path, split) if path.is_dir() else file_rows(path)
 
 
 def _of_directory(path: Path, split: str) -> NumberedRows:
