@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from itertools import combinations
@@ -221,6 +223,16 @@ def test_every_package_is_in_a_layer() -> None:
         p.name.removesuffix(".py") for p in SOURCE.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()
     }
     assert packages == set().union(*LAYERS)
+
+
+@pytest.mark.parametrize("section", sorted(path.parent.name for path in SOURCE.glob("*/section.py")))
+def test_section_of_a_room_imports_the_bottom_only(section: str) -> None:
+    """A section is read where a recipe is: what its room needs to work is imported when it works."""
+    code = f"import sys, mutualrl.{section}.section; print('\\n'.join(sys.modules))"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"numpy", "pyarrow", "torch", "transformers", "datasets", "yaml"} & set(modules)
+    rooms = {name.split(".")[1] for name in modules if name.startswith("mutualrl.")}
+    assert rooms - {section} <= {*LAYERS[-1]}
 
 
 FORBIDDEN = {

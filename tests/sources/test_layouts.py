@@ -9,10 +9,10 @@ from recorded_files import LAYOUTS, write_jsonl
 
 from mutualrl.errors import DataError
 from mutualrl.records import Prompt
-from mutualrl.sources.columns import Columns
 from mutualrl.sources.layouts import find_layout, opens_reasoning, read_row, without_reasoning
 from mutualrl.sources.matching import PromptIndex, template_of
 from mutualrl.sources.recorded import MatchedTexts, read_recorded
+from mutualrl.sources.section import Columns
 from mutualrl.tasks.rows import DatasetRow
 
 PROMPTS = [Prompt(f"id{n}", f"What is {n} + {n}?", str(2 * n), "g") for n in range(6)]

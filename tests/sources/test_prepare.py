@@ -19,10 +19,9 @@ from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.errors import DataError, FileDamagedError, RewardError
 from mutualrl.paper.embedded.book import rows as book_rows
 from mutualrl.records import Prompt
-from mutualrl.sources.columns import Columns
 from mutualrl.sources.prepare import Criterion, Learner, Prepared, prepare_sources, read_stored
 from mutualrl.sources.recorded import read_recorded
-from mutualrl.sources.section import RecordedSource
+from mutualrl.sources.section import Columns, RecordedSource
 from mutualrl.tiny import path_of
 
 PROMPTS = [Prompt(f"id{n}", f"{n}+{n}:", str(2 * n), "+") for n in range(2, 8)]

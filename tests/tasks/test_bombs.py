@@ -31,7 +31,7 @@ def test_file_that_decodes_beyond_the_limit_is_rejected_by_name(
         parquet.read_table(file, limit=10_000_000)
     monkeypatch.setattr(parquet, "LARGEST", 10_000_000)
     with pytest.raises(DataError, match=r"rows\.parquet: over 10,000,000 bytes when decoded"):
-        next(read_rows(file))
+        list(read_rows(file))
 
 
 def test_pages_with_a_declared_size_beyond_the_limit_are_not_decoded(tmp_path: Path) -> None:

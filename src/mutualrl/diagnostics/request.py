@@ -59,7 +59,7 @@ class DiagnosticRequest(WithPlot):
     rollouts: Annotated[
         tuple[Path, ...],
         Option(
-            "JSON Lines or Parquet: prompt_id, reward, policy (without it, one file per model); dumps of TRL and "
+            "JSON Lines, CSV or Parquet: prompt_id, reward, policy (without it, one file per model); dumps of TRL and "
             "verifiers. Repeatable."
         ),
     ] = ()

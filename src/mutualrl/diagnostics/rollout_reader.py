@@ -15,8 +15,8 @@ from mutualrl.console.lines import notify
 from mutualrl.console.user_path import user_path
 from mutualrl.errors import DataError
 from mutualrl.rollouts import SCHEMA, widest
-from mutualrl.sources.columns import Columns
 from mutualrl.sources.layouts import find_layout
+from mutualrl.sources.section import Columns
 from mutualrl.storage.parquet import read_table
 from mutualrl.tasks.base import Row, normalized
 from mutualrl.tasks.files import EXPECTED, FORMATS, columns_of, data_files, file_rows, format_of, suffix_of

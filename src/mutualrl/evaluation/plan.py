@@ -13,7 +13,7 @@ from mutualrl.errors import UsageError
 from mutualrl.evaluation.request import EvalRequest
 from mutualrl.process.limits import REWARD_SECONDS
 from mutualrl.recipes import Recipe, Request, resolve
-from mutualrl.recipes.schema import Policy, TaskSection
+from mutualrl.recipes.schema import Policy
 from mutualrl.records import Prompt
 from mutualrl.references import data_path
 from mutualrl.runs.read import part, read_run
@@ -25,6 +25,7 @@ from mutualrl.tasks import TaskSource, get_task
 from mutualrl.tasks.base import sample_evenly
 from mutualrl.tasks.mixture import PAPER, MixtureTask
 from mutualrl.tasks.rewarding import BOXED
+from mutualrl.tasks.section import TaskSection
 from mutualrl.tasks.turns import require_one_turn
 
 ALIASES = {"paper": PAPER}

@@ -14,7 +14,6 @@ from mutualrl.launch.session import Launch
 from mutualrl.recipes import Recipe
 from mutualrl.recipes.agreement import compare
 from mutualrl.recipes.differences import decisive, differing
-from mutualrl.recipes.schema import Bucket
 from mutualrl.see import MissingPeers
 from mutualrl.see.bucket import PROBE_SECONDS
 from mutualrl.see.checkpoint_copies import Staged, forget, has_copy, stage
@@ -22,6 +21,7 @@ from mutualrl.see.files import committed_rounds
 from mutualrl.see.liveness import Phase, last_heartbeat
 from mutualrl.see.location import record_store
 from mutualrl.see.manifest import Manifest, read_manifest, write_manifest
+from mutualrl.see.section import Bucket
 from mutualrl.see.store import remote_store
 from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.run_info import Fingerprint

@@ -14,7 +14,6 @@ from mutualrl.process.plugins import entry_points, is_import_path
 from mutualrl.recipes.batch_plan import TRL_BATCHING_KEYS
 from mutualrl.recipes.layers import Layer, Layers
 from mutualrl.recipes.schema import (
-    ExchangeSection,
     HardwareSection,
     LaunchSection,
     LoraSection,
@@ -22,7 +21,6 @@ from mutualrl.recipes.schema import (
     Recipe,
     RoundSection,
     RunSection,
-    TaskSection,
 )
 from mutualrl.recipes.servers import server_problems
 from mutualrl.recipes.trainer_keys import quantization, validate_trainer_key
@@ -38,10 +36,11 @@ from mutualrl.regimes import (
 )
 from mutualrl.regimes.regime import flat, merged
 from mutualrl.regimes.run_problems import RunFacts, member_problems, setting_problems
-from mutualrl.sources.columns import Columns
-from mutualrl.sources.section import KEYS, KINDS, FrozenSource, ServedSource, SourceSection
+from mutualrl.see.section import ExchangeSection
+from mutualrl.sources.section import KEYS, KINDS, Columns, FrozenSource, ServedSource, SourceSection
 from mutualrl.storage.bucket_url import redacted
 from mutualrl.tasks import TASKS, get_task
+from mutualrl.tasks.section import TaskSection
 from mutualrl.tasks.turns import NO_TURNS, NOT_SHARED
 
 DEFAULT_PROMPTS = 8

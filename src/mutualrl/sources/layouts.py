@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from mutualrl.errors import DataError
-from mutualrl.sources.columns import Columns
-from mutualrl.sources.section import Reasoning
+from mutualrl.sources.section import Columns, Reasoning
 from mutualrl.tasks.base import unicode_text
 from mutualrl.tasks.messages import Message, is_cut_off, opens_reasoning, read_message, without_reasoning
 from mutualrl.tasks.rows import DatasetRow

@@ -16,7 +16,6 @@ from mutualrl.records import Prompt
 from mutualrl.references import TINY, is_hub
 from mutualrl.see.inspection import tables, writers
 from mutualrl.see.location import record_store
-from mutualrl.sources.columns import Columns
 from mutualrl.sources.layouts import (
     CONVERSATIONS,
     SINGLE,
@@ -28,7 +27,7 @@ from mutualrl.sources.layouts import (
     read_row,
 )
 from mutualrl.sources.matching import PromptIndex
-from mutualrl.sources.section import TASK, Reasoning
+from mutualrl.sources.section import TASK, Columns, Reasoning
 from mutualrl.storage.files import try_stat
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks.base import NumberedRows

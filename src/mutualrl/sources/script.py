@@ -12,10 +12,9 @@ from mutualrl.console.user_path import user_path
 from mutualrl.errors import DataError, UsageError
 from mutualrl.records import Prompt, row_id
 from mutualrl.references import TINY, is_hub
-from mutualrl.sources.columns import Columns
 from mutualrl.sources.prepare import rollouts_table
 from mutualrl.sources.recorded import read_recorded
-from mutualrl.sources.section import Reasoning
+from mutualrl.sources.section import Columns, Reasoning
 from mutualrl.sources.source import StoredSource
 
 

@@ -11,7 +11,6 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 
 from mutualrl.references import POLICY_NAME, TINY, data_path, free_name, model_path
 from mutualrl.section import PATHS, UPKEEP, Free, Section, as_tuple
-from mutualrl.sources.columns import Columns
 from mutualrl.traits import SourceTraits
 
 Kind = Literal["recorded", "served", "frozen"]
@@ -43,6 +42,23 @@ def _endpoint(value: str) -> str:
             "that has the key in api_key_env"
         )
     return value.rstrip("/")
+
+
+class Columns(Section):
+    """Columns of a recorded file that the user named; those left out are guessed."""
+
+    id: str | None = Field(None, description="id of the prompt")
+    prompt: str | None = Field(None, description="the prompt: a string or messages")
+    text: Annotated[tuple[str, ...], BeforeValidator(as_tuple), Field(strict=False)] = Field(
+        (), description="the response: a string, a list of strings or messages; or several columns"
+    )
+    ended: str | None = Field(None, description="false for a text that was cut off")
+    verdict: str | None = Field(None, description="texts with a false one are left out; a true one proves nothing")
+
+    @property
+    def named(self) -> list[str]:
+        """Return the columns that the user named."""
+        return [name for name in (self.id, self.prompt, self.ended, self.verdict, *self.text) if name]
 
 
 class _Source(Section):

@@ -20,9 +20,9 @@ from mutualrl.process.limits import time_limit
 from mutualrl.process.plugins import check_import_path, is_import_path, load_object
 from mutualrl.process.user_code import PassingError, contained, describe, own_state
 from mutualrl.tasks.boxed import boxed_reward
+from mutualrl.tasks.section import REWARD_FORM
 
 Reward = Callable[..., Any]
-FORM = "expected 'boxed', 'package.module:function' or 'path/to/file.py:function'"
 
 
 def load_reward(path: str) -> Reward:
@@ -34,7 +34,7 @@ def load_reward(path: str) -> Reward:
     if path == "boxed":
         return boxed_reward
     if not is_import_path(path):
-        raise UsageError(f"task.reward: found {path!r}, {FORM}")
+        raise UsageError(f"task.reward: found {path!r}, {REWARD_FORM}")
     function: Reward = load_object(path, "task.reward", noun="function")
     if not callable(function):
         raise UsageError(f"task.reward: {path!r}: found {type(function).__name__}, expected a function")

@@ -28,13 +28,13 @@ from mutualrl.recipes.agreement import (
 from mutualrl.recipes.batch_plan import plan_batch
 from mutualrl.recipes.pool_tokenizers import load_source_tokenizers, load_tokenizers
 from mutualrl.recipes.run_sources import read, recorded_digests
-from mutualrl.recipes.schema import TaskSection
 from mutualrl.recipes.trainer_table import Settings
 from mutualrl.regimes.regime import publish_schema
 from mutualrl.see import MissingPeers, ReadLog
 from mutualrl.seeds import policy_seed
 from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.tasks.rewards import load_rewards
+from mutualrl.tasks.section import TaskSection
 from mutualrl.tasks.turns import load_environment, load_tools, visible_tools
 from mutualrl.tiny import resolve_path
 from mutualrl.training.adapters import lora_config
