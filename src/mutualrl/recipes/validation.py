@@ -180,15 +180,17 @@ def _member_problems(recipe: Recipe, layers: Layers) -> list[str]:
     for policy in recipe.policies:
         regime, sources = recipe.regime_of(policy.name), recipe.sources_of(policy.name)
         traits = {source.name: source.traits for source in sources}
-        found = dict(member_problems(regime, RunFacts(peers=len(recipe.policies) - 1, sources=traits)))
-        if "peers" in found:
+        problems = dict(member_problems(regime, RunFacts(peers=len(recipe.policies) - 1, sources=traits)))
+        if "peers" in problems:
             other = "or a source to learn from: --source NAME=recorded:FILE, " if regime.traits.accepts_sources else ""
-            lines.append(f"{found['peers']} ({policy.name!r}); add a policy, {other}or use --regime {baseline().name}")
-        if "sources" in found:
-            problem = f"{found['sources']} for policy {policy.name!r}; add one: --source NAME=recorded:FILE "
+            lines.append(
+                f"{problems['peers']} ({policy.name!r}); add a policy, {other}or use --regime {baseline().name}"
+            )
+        if "sources" in problems:
+            problem = f"{problems['sources']} for policy {policy.name!r}; add one: --source NAME=recorded:FILE "
             lines.append(_line(layers, ("regime",), problem + "(recorded:task: the solutions in the task's data)"))
         for each in sources:
-            unusable = found.get(f"sources.{each.name}") or _frozen_problem(recipe, each, regime)
+            unusable = problems.get(f"sources.{each.name}") or _frozen_problem(recipe, each, regime)
             if unusable is not None:
                 lines.append(_line(layers, ("sources",), f"{each.name!r}: {unusable}"))
     for source in recipe.asked_sources:

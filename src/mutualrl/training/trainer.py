@@ -106,8 +106,8 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         facts = RunFacts(
             trainer=settings, traced=sharing.traced, whiten=sharing.whiten, staleness=sharing.link.staleness
         )
-        found = setting_problems(regime, facts)
-        problems = [f"{key.removeprefix('trainer.')}: {problem}" for key, problem in found]
+        by_key = setting_problems(regime, facts)
+        problems = [f"{key.removeprefix('trainer.')}: {problem}" for key, problem in by_key]
         problems += self._dropout_problem(sharing)
         problems += sampling_problems(self) if regime.traits.requests_samples else []
         if regime.traits.reads_peers and args.steps_per_generation % args.gradient_accumulation_steps:

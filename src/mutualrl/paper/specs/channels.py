@@ -306,6 +306,7 @@ def figures(result: ChannelReport) -> Figures:
     """Return the stacked fractions of the rows, over all learners and per learner."""
 
     def draw(figure: Figure) -> None:
+        """Draw a bar per learner, and one for all."""
         axis = figure.subplots()
         groups = [("all learners", result.rows), *((short(each.learner), each.rows) for each in result.learners)]
         group_shares = [{row.usable: row.share for row in rows} for _, rows in groups]

@@ -167,6 +167,7 @@ def figures(result: ValueCheck) -> Figures:
     """Return three measures under the true and the shuffled pool."""
 
     def draw(figure: Figure) -> None:
+        """Draw a panel per measure."""
         measures = (
             ("correlation", "corr. of peer spread and change"),
             ("sign_changes", "sign changes, 0 counted"),
