@@ -162,9 +162,9 @@ def test_run_succeeds_if_its_report_cannot_be_written(
         raise OSError(28, "No space left on device")
 
     summary = read_run(run).summary
-    monkeypatch.setattr("mutualrl.cli.run.train", lambda *a: (RunDirectory(run), summary))
+    monkeypatch.setattr("mutualrl.launch.supervisor.train", lambda *a: (RunDirectory(run), summary))
     monkeypatch.setattr("mutualrl.cli.report.page_of", raise_disk_full)
-    monkeypatch.setattr("mutualrl.cli.run.require_hub", lambda owner: None)
+    monkeypatch.setattr("mutualrl.reporting.upload.require_hub", lambda owner: None)
     monkeypatch.setattr("mutualrl.cli.run.push", lambda root, owner: pushed.append(root) or [])
     result = cli_here("train", "--report", "--push-to-hub", "someone", "--json")
     assert result.returncode == 0

@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from mutualrl.cli.declared import Command, CommandGroup, DiagnosticCommand, summary
-from mutualrl.cli.output import reports_errors
+from mutualrl.cli.output import reported_errors
 from mutualrl.console.options import Declared, declared_options, with_values
 from mutualrl.storage.files import JsonObject
 
@@ -51,16 +51,16 @@ def as_function(declared: Command | DiagnosticCommand) -> Callable[..., None]:
     runs the command, and reports mutualrl's errors."""
     kind = declared.declared()
 
-    def called(**values: object) -> None:
+    def function(**values: object) -> None:
         values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-        declared.run(with_values(kind, {key: value for key, value in values.items() if value is not None}))
+        with reported_errors(as_json=bool(values.get("as_json"))):
+            options: object = with_values(kind, {key: value for key, value in values.items() if value is not None})
+            declared.load()(options)
 
     parameters = [_parameter(entry) for entry in declared_options(kind)]
-    function = reports_errors(called)
     function.__doc__ = declared.help
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    del function.__wrapped__  # type: ignore[attr-defined]  # Typer would read its signature
     return function
 
 

@@ -5,8 +5,9 @@ A diagnostic has no entry in `cli.commands`: its module below `diagnostics/specs
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -30,10 +31,11 @@ class Command:
         """Return the dataclass of its options."""
         return self.options
 
-    def run(self, options: object) -> None:
-        """Import its function, and call it."""
+    def load(self) -> Callable[[object], None]:
+        """Import its function, and return it."""
         module, _, name = self.function.rpartition(".")
-        getattr(import_module(f"mutualrl.cli.{module}"), name)(options)
+        function: Callable[[object], None] = getattr(import_module(f"mutualrl.cli.{module}"), name)
+        return function
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,9 @@ class DiagnosticCommand:
         own: type = import_module(f"mutualrl.{self.module}").DIAGNOSTIC.request
         return own
 
-    def run(self, options: object) -> None:
-        """Run the diagnostic."""
-        import_module("mutualrl.cli.diagnose").run(import_module(f"mutualrl.{self.module}").DIAGNOSTIC, options)
+    def load(self) -> Callable[[object], None]:
+        """Import the diagnostic, and return what runs it."""
+        return partial(import_module("mutualrl.cli.diagnose").run, import_module(f"mutualrl.{self.module}").DIAGNOSTIC)
 
 
 def summary(declared: Command | DiagnosticCommand) -> str:

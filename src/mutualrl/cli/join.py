@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mutualrl.cli.commands import Join
-from mutualrl.cli.output import emit, note_all
+from mutualrl.cli.output import emit, note_all, prose
 from mutualrl.cli.resolve_args import default_directory, recipe_to_join
 from mutualrl.console.user_path import user_path
 from mutualrl.storage.files import read_json
@@ -16,9 +16,11 @@ def join(options: Join) -> None:
     recipe, launch, notes = recipe_to_join(options, options.exchange, options.policy, run_dir, restart=options.restart)
     note_all(notes)
     if recipe is not None:
-        from mutualrl.cli.run import run
+        from mutualrl.cli.run import finish
+        from mutualrl.launch.supervisor import train
 
-        run(recipe, launch, report=options.report, as_json=options.as_json)
+        directory, summary = train(recipe, prose(), launch)
+        finish(directory, summary, report=options.report, as_json=options.as_json)
     elif options.as_json:
         stored = RunDirectory(user_path(run_dir))
         emit({"run_dir": str(stored.root), **(read_json(stored.summary) or {})})

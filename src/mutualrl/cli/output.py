@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, ParamSpec, TextIO
+from typing import NoReturn, TextIO
 
 from rich import box
 from rich.console import Console
@@ -22,8 +22,6 @@ from mutualrl.errors import MachineError, MutualRLError, RunInterruptedError
 from mutualrl.process.limits import end_process
 from mutualrl.process.user_code import exit_now
 from mutualrl.storage.files import is_machine_failure
-
-P = ParamSpec("P")
 
 
 def prose() -> Console:
@@ -112,35 +110,33 @@ def _results_only() -> Iterator[_Results]:
             os.close(copy)
 
 
-def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Turn mutualrl's errors into a message on stderr (and, with `as_json`, an object on stdout) and an exit code.
+@contextmanager
+def reported_errors(*, as_json: bool) -> Iterator[None]:
+    """Turn mutualrl's errors within the block into a message on stderr (and, with `as_json`, an object on stdout) and
+    an exit code.
 
     With `as_json`, stdout has that object or the command's, and nothing else. A command that would end with code 0
     without having run to its end, or without its object, fails. Any other exception is a bug and keeps its traceback.
     """
-
-    @functools.wraps(command)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
-        as_json = bool(kwargs.get("as_json"))
-        with _results_only() if as_json else nullcontext() as results:
-            end_process.append(functools.partial(_fail, as_json=as_json, leave=exit_now))
-            try:
-                _run(lambda: command(*args, **kwargs))
-                if results is not None and not results.written:
-                    raise MutualRLError("the command ended without its JSON object: please report this")
-            except MutualRLError as error:
-                _fail(error, as_json=as_json)
-            finally:
-                end_process.pop()
-
-    return wrapped
+    with _results_only() if as_json else nullcontext() as results:
+        end_process.append(functools.partial(_fail, as_json=as_json, leave=exit_now))
+        try:
+            with _named_endings():
+                require_working_directory()
+                yield
+            if results is not None and not results.written:
+                raise MutualRLError("the command ended without its JSON object: please report this")
+        except MutualRLError as error:
+            _fail(error, as_json=as_json)
+        finally:
+            end_process.pop()
 
 
-def _run(command: Callable[[], None]) -> None:
-    """Run a command. Raises MutualRLError for what the machine or the user ended, too."""
+@contextmanager
+def _named_endings() -> Iterator[None]:
+    """Raise MutualRLError for what the machine or the user ended within the block, too."""
     try:
-        require_working_directory()
-        command()
+        yield
     except KeyboardInterrupt:
         raise RunInterruptedError("stopped by SIGINT") from None
     except OSError as error:

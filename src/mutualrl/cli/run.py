@@ -1,4 +1,4 @@
-"""What `train` and `join` do with a resolved recipe: run it, print its results, write cards and report, upload."""
+"""What `train` and `join` do after a run: print its results, write cards and report, upload."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from mutualrl.cli.output import emit, prose
 from mutualrl.cli.results import show_summary
 from mutualrl.console.display import print_text
 from mutualrl.errors import MutualRLError
-from mutualrl.launch.session import Launch
-from mutualrl.launch.supervisor import train
-from mutualrl.recipes import Recipe
 from mutualrl.reporting.card import write_cards
-from mutualrl.reporting.upload import push, require_hub
+from mutualrl.reporting.upload import push
+from mutualrl.storage.run_info import Summary
+from mutualrl.storage.rundir import RunDirectory
 
 
-def run(recipe: Recipe, launch: Launch, *, report: bool, push_to: str | None = None, as_json: bool) -> None:
-    """Run a recipe to its end, and print its results. `push_to`: owner on the hub, checked before the run."""
-    if push_to is not None:
-        require_hub(push_to)
-    console = prose()
-    directory, summary = train(recipe, console, launch)
-    root = directory.root
+def finish(
+    directory: RunDirectory, summary: Summary, *, report: bool, push_to: str | None = None, as_json: bool
+) -> None:
+    """Print the results of a run, write its cards and its report, and upload its models. `push_to`: owner on the
+    hub."""
+    root, console = directory.root, prose()
     if not as_json:
         show_summary(summary, root)
     write_cards(root)

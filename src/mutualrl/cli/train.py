@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mutualrl.cli.commands import Train
+from mutualrl.cli.output import prose
 from mutualrl.cli.resolve_args import cluster_address, recipe_of
 from mutualrl.launch.session import Launch
 
@@ -24,6 +25,11 @@ def train(options: Train) -> None:
 
         show(recipe, launch, as_json=options.as_json)
         return
-    from mutualrl.cli.run import run
+    from mutualrl.cli.run import finish
+    from mutualrl.launch.supervisor import train as start
+    from mutualrl.reporting.upload import require_hub
 
-    run(recipe, launch, report=options.report, push_to=options.push_to_hub, as_json=options.as_json)
+    if options.push_to_hub is not None:
+        require_hub(options.push_to_hub)
+    directory, summary = start(recipe, prose(), launch)
+    finish(directory, summary, report=options.report, push_to=options.push_to_hub, as_json=options.as_json)
