@@ -47,6 +47,15 @@ PATHS = Free.to("machines")
 FACTOR = Free.to("comparison", "arms")
 
 
+@dataclass(frozen=True, slots=True)
+class UserFile:
+    """Mark of a key whose value may be beside the recipe's file: a path, or the import path of code in a file. `words`:
+    values that are neither."""
+
+    code: bool = False
+    words: tuple[str, ...] = ()
+
+
 def as_tuple(value: object) -> object:
     """Return one text as a tuple of it, anything else as it is."""
     return (value,) if isinstance(value, str) else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -12,8 +12,10 @@ from mutualrl.console.user_path import user_path
 from mutualrl.errors import RecipeError, UsageError
 from mutualrl.process.plugins import absolute_path
 from mutualrl.recipes import yaml_file
+from mutualrl.recipes.nesting import anchored
+from mutualrl.references import TINY
 from mutualrl.regimes import SEPARATOR, parts_of
-from mutualrl.sources.section import TASK
+from mutualrl.section import UserFile
 
 #: a layer of a recipe, as parsed from YAML
 Layer = dict[str, Any]
@@ -230,37 +232,6 @@ def _combined_section(regimes: list[object], source: str) -> Layer:
     return {"name": SEPARATOR.join(names), **section}
 
 
-def _with_data(section: Layer, anchor: Callable[[object], object]) -> Layer:
-    return {k: anchor(v) if k in ("data", "validation_data") else v for k, v in section.items()}
-
-
-def _with_code(section: Layer, directory: Path) -> Layer:
-    """Return a task's section with absolute paths for its code (rewards, environment, tools) in the recipe's
-    directory."""
-    anchored = dict(section)
-    for key in ("reward", "environment", "tools"):
-        value = section.get(key)
-        if isinstance(value, str):
-            anchored[key] = _beside(value, directory)
-        elif isinstance(value, list):
-            anchored[key] = [_beside(item, directory) if isinstance(item, str) else item for item in value]
-    return anchored
-
-
-def _anchored_source(source: object, anchor: Callable[[object], object]) -> object:
-    """Return a source with absolute paths of its file or model, if they are beside the recipe."""
-    if not isinstance(source, dict):
-        return source
-    paths = {key: anchor(source[key]) for key in ("recorded", "frozen") if source.get(key) not in (None, TASK)}
-    return {**source, **paths}
-
-
-def _anchored_member(member: object, anchor: Callable[[object], object]) -> object:
-    if isinstance(member, dict):
-        return _with_data(member, anchor)
-    return {} if member is None else member
-
-
 def anchor_code(layer: Layer, directory: Path | None) -> None:
     """Make the import paths of the user's regime and task absolute, relative to the recipe's `directory` or else to the
     working directory."""
@@ -286,10 +257,15 @@ def _beside(path: str, directory: Path) -> str:
 
 
 def _anchored(layer: Layer, directory: Path) -> Layer:
-    """Return `layer` with absolute model and data paths where they exist in the file's directory."""
+    """Return `layer` with absolute paths of models, data and code where they exist in the file's directory."""
+    from mutualrl.recipes.schema import Recipe  # here: completion lists recipes without it
 
-    def anchor(value: object) -> object:
-        if not isinstance(value, str) or not value or value.startswith(("tiny:", "/", "~")):
+    def anchor(mark: UserFile, value: object) -> object:
+        if not isinstance(value, str) or value in mark.words:
+            return value
+        if mark.code:
+            return _beside(value, directory)
+        if not value or value.startswith((TINY, "/", "~")):
             return value
         try:
             candidate = user_path(directory / value)
@@ -297,18 +273,6 @@ def _anchored(layer: Layer, directory: Path) -> Layer:
             return value  # validation of the key reports it
         return str(candidate.resolve()) if candidate.exists() else value
 
-    policies = layer.get("policies")
-    if isinstance(policies, list):
-        layer["policies"] = [
-            {**p, "model": anchor(p["model"])} if isinstance(p, dict) and "model" in p else p for p in policies
-        ]
-    sources = layer.get("sources")
-    if isinstance(sources, list):
-        layer["sources"] = [_anchored_source(source, anchor) for source in sources]
-    anchor_code(layer, directory)
-    task = layer.get("task")
-    if isinstance(task, dict):
-        layer["task"] = _with_code(_with_data(task, anchor), directory)
-        if isinstance(members := layer["task"].get("members"), dict):
-            layer["task"]["members"] = {name: _anchored_member(member, anchor) for name, member in members.items()}
-    return layer
+    result = cast(Layer, anchored(layer, (Recipe,), anchor))
+    anchor_code(result, directory)
+    return result

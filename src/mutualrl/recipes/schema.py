@@ -12,7 +12,7 @@ from mutualrl.records import PublishSchema
 from mutualrl.references import POLICY_NAME, data_path, free_name, model_path
 from mutualrl.regimes import Regime, baseline, get_regime
 from mutualrl.regimes.regime import merged
-from mutualrl.section import FACTOR, MACHINES, PATHS, UPKEEP, Free, Section
+from mutualrl.section import FACTOR, MACHINES, PATHS, UPKEEP, Free, Section, UserFile
 from mutualrl.see.section import Bucket, ExchangeSection
 from mutualrl.sources.section import AskedSource, FrozenSource, RecordedSource, ServedSource, SourceSection
 from mutualrl.tasks.section import TaskSection
@@ -34,7 +34,7 @@ class Policy(Section):
     """One language model of the pool. `trainer` and `regime` override the run's keys for this policy."""
 
     name: Annotated[str, Field(pattern=POLICY_NAME, max_length=64), AfterValidator(free_name)]
-    model: Annotated[str, AfterValidator(model_path), PATHS]
+    model: Annotated[str, AfterValidator(model_path), PATHS, UserFile()]
     revision: Annotated[str | None, PATHS] = None
     trust_remote_code: bool = False
     parameters: Annotated[float | None, UPKEEP] = Field(

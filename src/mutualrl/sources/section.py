@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from mutualrl.references import POLICY_NAME, TINY, data_path, free_name, model_path
-from mutualrl.section import PATHS, UPKEEP, Free, Section, as_tuple
+from mutualrl.section import PATHS, UPKEEP, Free, Section, UserFile, as_tuple
 from mutualrl.traits import SourceTraits
 
 Kind = Literal["recorded", "served", "frozen"]
@@ -84,7 +84,7 @@ class RecordedSource(_Source):
     """Recorded texts: a file (Parquet, JSON Lines, CSV), a directory of files or of a run, `hub:OWNER/NAME`, or `task`
     (the solutions in the task's own data)."""
 
-    recorded: Annotated[Annotated[str, AfterValidator(_recorded)], PATHS]
+    recorded: Annotated[Annotated[str, AfterValidator(_recorded)], PATHS, UserFile(words=(TASK,))]
     columns: Columns = Columns()
     reasoning: Reasoning = Field("keep", description="blocks of reasoning (<think>) in the texts")
     max_texts: int | None = Field(None, ge=1, description="recorded: texts kept per prompt; null: all")
@@ -176,7 +176,7 @@ class ServedSource(AskedSource):
 class FrozenSource(AskedSource):
     """A model that is sampled and stays as it is."""
 
-    frozen: Annotated[Annotated[str, AfterValidator(model_path)], PATHS]
+    frozen: Annotated[Annotated[str, AfterValidator(model_path)], PATHS, UserFile()]
     revision: Annotated[str | None, PATHS] = None
     trust_remote_code: bool = False
 

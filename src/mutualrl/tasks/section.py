@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from mutualrl.process.plugins import FORM as IMPORT_FORM
 from mutualrl.process.plugins import absolute_path, is_import_path
 from mutualrl.references import data_path
-from mutualrl.section import PATHS, Section, as_tuple
+from mutualrl.section import PATHS, Section, UserFile, as_tuple
 
 if TYPE_CHECKING:
     from mutualrl.tasks.base import TaskSource
@@ -48,8 +48,8 @@ Tools = Annotated[tuple[CodePath, ...], BeforeValidator(as_tuple), Field(strict=
 class MemberSection(Section):
     """One task of a mixture. Omitted keys default to the mixture's."""
 
-    data: Annotated[UserPath | None, PATHS] = None
-    validation_data: Annotated[UserPath | None, PATHS] = None
+    data: Annotated[UserPath | None, PATHS, UserFile()] = None
+    validation_data: Annotated[UserPath | None, PATHS, UserFile()] = None
     template: str | None = None
     answer: str = "answer"
     weight: float | None = Field(None, ge=0, description="relative weight in the training prompts; null: by size")
@@ -73,8 +73,8 @@ class TaskSection(Section):
     reward."""
 
     name: str = "arithmetic"
-    data: Annotated[UserPath | None, PATHS] = None
-    validation_data: Annotated[UserPath | None, PATHS] = None
+    data: Annotated[UserPath | None, PATHS, UserFile()] = None
+    validation_data: Annotated[UserPath | None, PATHS, UserFile()] = None
     hold_out: Annotated[bool | float, BeforeValidator(_hold_out)] = Field(
         True, description="without an evaluation split, validate on a fraction of the training rows; true: 1 in 16"
     )
@@ -84,9 +84,13 @@ class TaskSection(Section):
     max_prompt_tokens: int = Field(
         1024, ge=1, description="longer prompts, under any policy's tokenizer, are dropped for all"
     )
-    reward: Rewards = ("boxed",)
-    environment: CodePath | None = Field(None, description="class of TRL's environment_factory, by import path")
-    tools: Tools = Field((), description="functions that the model may call, by import path")
+    reward: Annotated[Rewards, UserFile(code=True)] = ("boxed",)
+    environment: Annotated[CodePath | None, UserFile(code=True)] = Field(
+        None, description="class of TRL's environment_factory, by import path"
+    )
+    tools: Annotated[Tools, UserFile(code=True)] = Field(
+        (), description="functions that the model may call, by import path"
+    )
 
     @model_validator(mode="before")
     @classmethod
