@@ -140,7 +140,7 @@ def test_an_url_with_an_impossible_port_is_refused(cli_here: Cli) -> None:
 def test_a_row_larger_than_memory_would_bear_is_refused(
     cli_here: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mutualrl.tasks.base.LONGEST_LINE", 1000)
+    monkeypatch.setattr("mutualrl.tasks.files.LONGEST_LINE", 1000)
     for name, text in (("rows.jsonl", json.dumps({"prompt": "x" * 2000, "answer": "1"})), ("rows.csv", "a" * 2000)):
         (tmp_path / name).write_text(text + "\n")
         options = ("--task", "dataset", "--data", tmp_path / name, "--dry-run")

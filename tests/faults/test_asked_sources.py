@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from http.server import BaseHTTPRequestHandler
@@ -302,11 +303,14 @@ def test_a_run_is_resumed_without_an_endpoint_that_is_gone(tmp_path: Path) -> No
 
 
 def workers(run: Run, name: str) -> list[psutil.Process]:
-    return [
-        process
-        for process in members(run.path)
-        if f"--policy={name}" in process.cmdline() and "mutualrl.training.worker" in process.cmdline()
-    ]
+    """Return the processes of a member that still run: one may end while it is asked."""
+    found = []
+    for process in members(run.path):
+        with suppress(psutil.Error):
+            command = process.cmdline()
+            if f"--policy={name}" in command and "mutualrl.training.worker" in command:
+                found.append(process)
+    return found
 
 
 @pytest.mark.release
