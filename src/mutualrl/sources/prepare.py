@@ -158,9 +158,9 @@ def prepare_sources(sources: Sequence[RecordedSource], criterion: Criterion) -> 
 def _prepared(source: RecordedSource, criterion: Criterion, rendered: Sequence[Sequence[str]]) -> Prepared:
     """Return a source, ready for training. `rendered`: the prompts as each policy of the run is shown them."""
     prompts, learners = criterion.prompts, criterion.learners
-    found = read_recorded(source.recorded, source.columns, source.reasoning, prompts, criterion.validation, rendered)
-    _require_training_prompts(source, found)
-    pairs = list(found.in_order(source.max_texts))
+    matched = read_recorded(source.recorded, source.columns, source.reasoning, prompts, criterion.validation, rendered)
+    _require_training_prompts(source, matched)
+    pairs = list(matched.in_order(source.max_texts))
     verifier = Verifier({prompt.id: prompt for prompt in prompts}, criterion.rewards, learners, criterion.timeout)
     scores = verifier.rewards([(prompt_id, text, True) for prompt_id, text in pairs])
     judged = Judged(pairs, scores, criterion.success_above)
@@ -172,7 +172,7 @@ def _prepared(source: RecordedSource, criterion: Criterion, rendered: Sequence[S
     )
     possible = judged.confirmed if verified else pairs
     learnable = {learner.name: _learnable(possible, learner) for learner in learners}
-    summary = _summary(found, judged, len(prompts), learnable)
+    summary = _summary(matched, judged, len(prompts), learnable)
     return Prepared(stored, summary, note_of(source.name, summary), learnable)
 
 

@@ -34,18 +34,20 @@ from mutualrl.study.statistics import ALPHA, MIN_VALUES, Estimate, holm, paired
 Verdict = Literal["held", "refuted", "undecided"]
 
 
-class _ClaimSection(BaseModel):
+class StudySection(BaseModel):
+    """Base class of the sections of a claim file and of a sweep file."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Share(_ClaimSection):
+class Share(StudySection):
     """Margin as a fraction of the magnitude of the measure in arm `of`, per seed."""
 
     share: float
     of: str
 
 
-class Claim(_ClaimSection):
+class Claim(StudySection):
     """One claim. Without `other`, `one` is compared with 0. With `minus_pool`, the claim is about the difference
     between pools (`pools` minus it). A negative margin with `above` means: at most that far below."""
 
@@ -90,7 +92,7 @@ class Claim(_ClaimSection):
         return [*self.arms, *goal, *([self.margin.of] if isinstance(self.margin, Share) else [])]
 
 
-class ClaimFile(_ClaimSection):
+class ClaimFile(StudySection):
     """Claim file: one family of tests."""
 
     claims: tuple[Claim, ...] = Field(min_length=1)

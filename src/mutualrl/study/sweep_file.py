@@ -27,14 +27,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from mutualrl.errors import RecipeError
 from mutualrl.recipes import Recipe, Request, resolve, yaml_file
 from mutualrl.recipes.differences import changed_keys
 from mutualrl.recipes.free import may_differ
 from mutualrl.regimes import baseline
-from mutualrl.study.claims import RegisteredClaims, read_claims
+from mutualrl.study.claims import RegisteredClaims, StudySection, read_claims
 from mutualrl.study.distill_settings import parse_settings
 from mutualrl.tiny import resolve_path
 
@@ -45,11 +45,7 @@ _BATCH = 512  # completions per batch of an evaluation with transformers
 OURS = {"run.seed": "seeds", "run.dir": "--out", "pool": "pools", "regime": "arms", "regime.name": "arms"}
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Arm(_Section):
+class Arm(StudySection):
     """One arm: a regime with settings, or the distillation of another arm's run."""
 
     regime: str | None = None
@@ -67,21 +63,21 @@ class Arm(_Section):
         return self
 
 
-class TokenBudget(_Section):
+class TokenBudget(StudySection):
     """Limits of a sweep. No piece starts after `minutes`; none at all if `gigabytes` would not be enough."""
 
     minutes: Annotated[float, Field(gt=0)] | None = None
     gigabytes: Annotated[float, Field(gt=0)] | None = None
 
 
-class EvaluationSection(_Section):
+class EvaluationSection(StudySection):
     """Sampling of `mutualrl eval --run` after each run: completions per prompt, and the maximum number of prompts."""
 
     samples: Annotated[int, Field(ge=2, le=1024)]
     limit: Annotated[int, Field(ge=1)] | None = None
 
 
-class SweepFile(_Section):
+class SweepFile(StudySection):
     """Content of a sweep file."""
 
     arms: Mapping[str, Arm] = Field(min_length=1)
