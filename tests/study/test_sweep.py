@@ -190,7 +190,12 @@ def test_sweep_killed_repeatedly_has_the_same_results(finished_sweep: Path, tmp_
 @pytest.mark.extended
 def test_failed_piece_is_reported_and_the_others_run(tmp_path: Path, cli: Cli) -> None:
     reward = tmp_path / "reward.py"
-    reward.write_text("def broken(completions, **columns):\n    raise ValueError('no judge today')\n")
+    reward.write_text(
+        "def broken(completions, **columns):\n"
+        "    if len(completions) < 32:\n"
+        "        return [0.0] * len(completions)  # when it is tried\n"
+        "    raise ValueError('no judge today')\n"
+    )
     text = SWEEP_FILE.replace("seeds: 2", "seeds: [0]").replace("claims: claims.yaml", "")
     text = text.replace(
         "{regime: grpo-noise}", f"{{regime: grpo, set: {{task.reward: '{reward}:broken'}}, differs: [task]}}"
@@ -204,6 +209,17 @@ def test_failed_piece_is_reported_and_the_others_run(tmp_path: Path, cli: Cli) -
     assert "pieces are missing: one.yaml, grpo-noise, seed 0" in result.stderr
     assert "| grpo | 1 |" in (tmp_path / "out" / "results.md").read_text()
     assert "- 1 of 2 pieces are missing" in (tmp_path / "out" / "results.md").read_text()
+
+
+def test_arm_whose_start_would_be_refused_is_refused_before_any_piece_runs(tmp_path: Path, cli_here: Cli) -> None:
+    short = "{regime: grpo-noise, set: {task.max_prompt_tokens: 1}, differs: [task]}"
+    write_sweep(tmp_path, SWEEP_FILE.replace("{regime: grpo-noise}", short))
+    result = cli_here("sweep", tmp_path / "s.yaml", "--out", tmp_path / "out")
+    assert result.returncode == 2, result.stderr
+    assert "refused: 1\n  - arm 'grpo-noise' on 'one.yaml': " in result.stderr
+    assert "task.max_prompt_tokens" in result.stderr
+    assert not (tmp_path / "out").exists()
+    assert cli_here("sweep", tmp_path / "s.yaml", "--out", tmp_path / "out", "--dry-run").returncode == 2
 
 
 @pytest.mark.extended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,11 +13,12 @@ from mutualrl.cli.commands import Compare, SweepRequest
 from mutualrl.cli.output import emit, note_all, prose
 from mutualrl.console.display import clean, print_text
 from mutualrl.console.user_path import user_path
+from mutualrl.errors import UsageError
 from mutualrl.study.claims import read_claims
 from mutualrl.study.compare_runs import compare_paths
 from mutualrl.study.comparison import Compared, markdown
 from mutualrl.study.sweep import run_sweep
-from mutualrl.study.sweep_file import read_sweep
+from mutualrl.study.sweep_file import Sweep, read_sweep
 from mutualrl.study.sweep_plan import SweepPlan, planned, require_capacity
 
 
@@ -24,10 +26,11 @@ def sweep(options: SweepRequest) -> None:
     """Run the missing pieces of a sweep, or only list them, and compare the arms."""
     planned_sweep = read_sweep(user_path(options.file))
     root = user_path(options.out or Path("runs") / user_path(options.file).stem).absolute()
+    made = planned(planned_sweep, root, options.jobs)
+    require_capacity(made, root, planned_sweep.file.budget.gigabytes)
+    _require_startable(planned_sweep, made)
     if options.dry_run:
-        plan = planned(planned_sweep, root, options.jobs)
-        require_capacity(plan, root, planned_sweep.file.budget.gigabytes)
-        _show_plan(plan, as_json=options.as_json)
+        _show_plan(made, as_json=options.as_json)
         return
     end = run_sweep(planned_sweep, root, options.jobs, prose())
     remaining = [str(piece) for piece in end.left]
@@ -42,6 +45,23 @@ def sweep(options: SweepRequest) -> None:
         lines = "\n".join(f"{piece}: {error}" for piece, error in end.failed.items())
         print_text(prose(), f"mutualrl: failed: {len(end.failed)}; the same command retries them:\n{lines}")
         raise typer.Exit(1)
+
+
+def _require_startable(of: Sweep, made: SweepPlan) -> None:
+    """Rehearse the start of each pool and arm that has missing pieces, as `train --dry-run` does. Raises UsageError
+    with every reason for which a piece would be refused: hours later, it would fail alone."""
+    from mutualrl.cli.dry_run import rehearse  # here: a sweep whose pieces are done starts nothing
+    from mutualrl.launch.session import Launch
+
+    arms = {(piece.pool, of.file.arms[piece.arm].distill or piece.arm) for piece in made.missing}
+    refused = []
+    with contextlib.chdir(of.path.parent):  # the pieces run in it
+        for pool, arm in sorted(arms):
+            start = rehearse(of.recipes[pool, arm], Launch()).plan
+            reasons = [*map(str, start.problems), *(f"this machine lacks {each}" for each in start.missing)]
+            refused += [f"arm {arm!r} on {pool!r}: {reason}" for reason in reasons]
+    if refused:
+        raise UsageError(f"{of.path}: refused: {len(refused)}\n" + "\n".join(f"  - {line}" for line in refused))
 
 
 def _show_plan(plan: SweepPlan, *, as_json: bool) -> None:
