@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from mutualrl.recipes.trainer_table import Settings
 from mutualrl.records import PublishSchema
 from mutualrl.references import POLICY_NAME, data_path, free_name, model_path
 from mutualrl.regimes import Regime, baseline, get_regime
 from mutualrl.regimes.regime import merged
+from mutualrl.regimes.resample import Resample, resample_section
 from mutualrl.section import FACTOR, MACHINES, PATHS, UPKEEP, Free, Section, UserFile
 from mutualrl.see.section import Bucket, ExchangeSection
 from mutualrl.sources.section import AskedSource, FrozenSource, RecordedSource, ServedSource, SourceSection
@@ -55,6 +56,9 @@ class RoundSection(Section):
     optimizer_steps: int = Field(1, ge=1, description="optimizer steps per round")
     whiten_advantages: bool = Field(
         False, description="normalise advantages to mean 0 and variance 1 over the round, after trainer.scale_rewards"
+    )
+    resample: Annotated[Resample | None, BeforeValidator(resample_section), FACTOR] = Field(
+        None, description="true: drop groups whose rewards are all equal, and sample further prompts"
     )
 
 

@@ -137,6 +137,7 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
             traced=traced,
             whiten=recipe.round.whiten_advantages,
             staleness=recipe.exchange.staleness,
+            resample=recipe.round.resample is not None,
         )
         problems = []
         for where, problem in setting_problems(recipe.regime_of(policy.name), facts):

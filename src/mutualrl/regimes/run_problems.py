@@ -10,6 +10,8 @@ from mutualrl.regimes.ratios import aggregation_problem, ratio_problems
 from mutualrl.regimes.regime import Problem, Regime, Settings
 from mutualrl.traits import SourceTraits
 
+SUMMED = "sum_then_normalize"  # TRL's default
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
@@ -23,6 +25,8 @@ class RunFacts:
     """Whether advantages are whitened over the round."""
     staleness: int = 0
     """Rounds by which a peer may lag."""
+    resample: bool = False
+    """Whether groups of equal rewards are replaced by those of further prompts."""
     peers: int = 0
     """Number of other policies."""
     sources: Mapping[str, SourceTraits] = field(default_factory=dict)
@@ -45,7 +49,7 @@ def member_problems(regime: Regime, facts: RunFacts) -> list[Problem]:
 
 def setting_problems(regime: Regime, facts: RunFacts) -> list[Problem]:
     """Return (key, problem) of settings under which the regime would not compute what it declares: `trainer.KEY`,
-    `regime.KEY`, `staleness`, or `whiten_advantages`."""
+    `regime.KEY`, `staleness`, `resample` or `whiten_advantages`."""
     settings = [
         *ratio_problems(facts.trainer, traced=facts.traced or regime.uses_ratios()),
         *aggregation_problem(facts.trainer, moves_advantages=regime.changes_advantages()),
@@ -55,5 +59,25 @@ def setting_problems(regime: Regime, facts: RunFacts) -> list[Problem]:
     problems += [("whiten_advantages", problem) for problem in regime.whitening_problem(whiten=facts.whiten)]
     if (stale := regime.staleness_problem(facts.staleness)) is not None:
         problems.append(("staleness", stale))
+    problems += [("resample", problem) for problem in _resample_problems(regime, facts)]
     problems += [(f"regime.{key}", problem) for key, problem in regime.ineffective_settings()]
     return problems
+
+
+def _resample_problems(regime: Regime, facts: RunFacts) -> list[str]:
+    """Return why groups cannot be replaced by those of further prompts."""
+    if not facts.resample:
+        return []
+    problems = []
+    if regime.traits.reads_peers:
+        problems.append(f"regime {regime.name!r} reads rollouts on the same prompts, which further prompts are not")
+    elif regime.traits.guides:
+        problems.append(f"regime {regime.name!r} begins rollouts of the round's prompts, which are known before it")
+    elif regime.traits.shares:
+        problems.append(f"regime {regime.name!r} plans the advantages of all groups, of which some would be dropped")
+    if facts.trainer.get("multi_objective_aggregation", SUMMED) != SUMMED:
+        problems.append(
+            "trainer.multi_objective_aggregation normalizes over the rewards of the round before they are summed, so "
+            f"that groups of equal rewards count; expected {SUMMED!r}"
+        )
+    return [f"found true, but {problem} (leave round.resample out)" for problem in problems]

@@ -12,11 +12,11 @@ from mutualrl.process.status import RunState
 from mutualrl.regimes import baseline
 from mutualrl.reporting.comparability import Comparison
 from mutualrl.reporting.pace import simulate
-from mutualrl.runs.curves import busy_seconds, first_reaching, mean, mean_curve, policies_of
+from mutualrl.runs.curves import busy_seconds, first_reaching, last, mean, mean_curve, policies_of
 from mutualrl.runs.facts import silence_note
 from mutualrl.runs.logs import LoggedRun, Series
 from mutualrl.runs.read import part
-from mutualrl.storage.metrics import SAMPLED_TOKENS, WAIT, of_source
+from mutualrl.storage.metrics import RESAMPLE_ATTEMPTS, SAMPLED_TOKENS, WAIT, of_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def asked_sources(run: LoggedRun) -> Table:
     fraction of those that the policies sampled), what the learners took of it, and the time that they waited for it
     alone, as a fraction of theirs; no rows without such sources."""
     rows = []
-    sampled = sum(sampled_tokens(run, policy) for policy in run.policies)
+    sampled = sum(last(sampled_tokens(run, policy)) for policy in run.policies)
     for source in run.info.asked_sources:
         facts = run.source_facts(source)
         if not facts.asked:  # its accounts are not at hand
@@ -182,11 +182,15 @@ ASKED = (
 )
 
 
-def sampled_tokens(run: LoggedRun, policy: str) -> float:
-    """Return the tokens that a policy sampled: its rollouts, and the samples that its regime requested."""
+def sampled_tokens(run: LoggedRun, policy: str) -> Series:
+    """Return the tokens that a policy sampled by each step at which it sampled any, from the start: its rollouts, those
+    of further batches (`round.resample`) included, and the samples that its regime requested."""
     plan = run.info.fingerprint
     completions = int(plan.get("prompts_per_round", 0)) * int(plan.get("rollouts_per_prompt", 0))
-    return run.total(policy, "completions/mean_length") * completions + run.total(policy, SAMPLED_TOKENS.key)
+    lengths = run.series(policy, "completions/mean_length")  # over all batches of a round
+    further = run.series(policy, RESAMPLE_ATTEMPTS.key).reindex(lengths.index, fill_value=0.0)
+    requested = run.series(policy, SAMPLED_TOKENS.key).reindex(lengths.index, fill_value=0.0)
+    return (lengths * (1 + further) * completions + requested).cumsum()
 
 
 def waited_share(run: LoggedRun, policy: str, source: str) -> float:

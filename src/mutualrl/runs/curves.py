@@ -29,6 +29,11 @@ def series(values: Mapping[int, float]) -> Series:
     return pd.Series(values, dtype="float64").sort_index()
 
 
+def last(values: Series) -> float:
+    """Return the last value; 0 if there is none."""
+    return float(values.iloc[-1]) if len(values) else 0.0
+
+
 def curve(values: Series) -> Curve:
     """Return a curve without a band, thinned out to at most MOST_POINTS evenly spaced points, the last included."""
     return _thin(values.to_frame("value"))

@@ -50,12 +50,19 @@ REASONING = Metric("thl/reasoning", "texts", "left out: they close or open reaso
 #: texts that were left out, by the reason that `training.transfer` counts
 LEFT_OUT = {"too_long": TOO_LONG, "changed": CHANGED, "reasoning": REASONING}
 
+RESAMPLE_ATTEMPTS = Metric("resample/attempts", "batches", "that the round sampled beside its own")
+RESAMPLE_DROPPED = Metric("resample/dropped", "groups", "of equal rewards that were sampled and are not trained on")
+RESAMPLE_MISSING = Metric("resample/missing", "groups", "of equal rewards that are left in the batch")
+RESAMPLE_TOKENS = Metric("resample/tokens", "tokens", "of completions that the further batches sampled")
+#: metrics of `round.resample`
+RESAMPLE = (RESAMPLE_ATTEMPTS, RESAMPLE_DROPPED, RESAMPLE_MISSING, RESAMPLE_TOKENS)
+
 #: metrics of what a regime requests in a round
 REQUESTED = (PASSAGES, PASSAGE_TOKENS, TEXTS_SCORED, SAMPLES, SAMPLED_TOKENS, SAMPLES_TOO_LONG)
 #: all of them, in the order of the documentation
 FRAMEWORK = (
     *(DEAD, REVIVED, ROUND, PEERS, BYTES, WAIT, LAG, LATE_ROWS, EXTRA_ROWS, EXTRA_TOKENS, TAUGHT),
-    *(*REQUESTED, TOO_LONG, CHANGED, REASONING),
+    *(*REQUESTED, TOO_LONG, CHANGED, REASONING, *RESAMPLE),
 )
 
 

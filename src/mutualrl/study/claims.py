@@ -31,6 +31,8 @@ from mutualrl.recipes import yaml_file
 from mutualrl.study.outcomes import MEASURES, Outcomes
 from mutualrl.study.statistics import ALPHA, MIN_VALUES, Estimate, holm, paired
 
+OF_ARM = ("steps_to", "accuracy_at_tokens")  # measures against another arm's
+
 Verdict = Literal["held", "refuted", "undecided"]
 
 
@@ -67,9 +69,10 @@ class Claim(StudySection):
         name, slash, rest = value.partition("/")
         if name not in MEASURES:
             raise ValueError(f"unknown measure, expected one of {', '.join(MEASURES)}")
-        if bool(slash and rest) != (name in ("steps_to", "pass_at")) and not (name == "accuracy" and rest):
+        if bool(slash and rest) != (name in (*OF_ARM, "pass_at")) and not (name == "accuracy" and rest):
             raise ValueError(
-                "expected steps_to/ARM, pass_at/K, accuracy or accuracy/GROUP, or another measure without a slash"
+                "expected steps_to/ARM, accuracy_at_tokens/ARM, pass_at/K, accuracy or accuracy/GROUP, or another "
+                "measure without a slash"
             )
         return value
 
@@ -88,7 +91,8 @@ class Claim(StudySection):
     @property
     def named_arms(self) -> list[str]:
         """Return every arm named in the claim."""
-        goal = [self.measure.partition("/")[2]] if self.measure.startswith("steps_to/") else []
+        name, _, arm = self.measure.partition("/")
+        goal = [arm] if name in OF_ARM else []
         return [*self.arms, *goal, *([self.margin.of] if isinstance(self.margin, Share) else [])]
 
 

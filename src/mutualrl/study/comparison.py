@@ -159,7 +159,7 @@ def _other_problems(outcomes: Outcomes) -> Iterator[str]:
 
 
 #: measures that are fractions, in which no interval leaves 0 to 1
-FRACTIONS, FRACTION = ("accuracy", "pass_at", "retained"), (0.0, 1.0)
+FRACTIONS, FRACTION = ("accuracy", "accuracy_at_tokens", "pass_at", "retained"), (0.0, 1.0)
 Column = tuple[str, str, str | None]  # name, measure, policy (None: mean of the pool)
 
 

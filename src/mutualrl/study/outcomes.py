@@ -12,7 +12,7 @@ from typing import Literal
 from mutualrl.errors import DataError, FileDamagedError
 from mutualrl.reporting.distilled import RESULT as DISTILLED
 from mutualrl.reporting.report_tables import sampled_tokens
-from mutualrl.runs.curves import first_reaching, mean, series
+from mutualrl.runs.curves import first_reaching, last, mean, series
 from mutualrl.runs.logs import LoggedRun, Series, points
 from mutualrl.runs.read import part
 from mutualrl.storage.files import JsonObject, read_checksummed
@@ -26,9 +26,9 @@ PARTS = 10  # a gate rate is stored as means over tenths of the run; a lesson's 
 @dataclass(frozen=True, slots=True)
 class PolicyOutcome:
     """One policy at the end of its run. `after`: greedy accuracy on the validation prompts, overall and by group;
-    `problems`: number of prompts; `curve`: (step, accuracy). Tokens are counted over the whole run: `generated_tokens`
-    by the policy, in its rollouts and in the samples that its regime requests; `extra_tokens` trained on besides its
-    own rollouts; `asked_tokens` of the questions to its sources and their answers, divided among their learners.
+    `problems`: number of prompts; `curve`: (step, accuracy); `sampled`: tokens that it had sampled by each of these
+    steps. Tokens are counted over the whole run: `generated_tokens` by the policy, in its rollouts and in the samples
+    that its regime requests; `extra_tokens` trained on besides its own rollouts; `asked_tokens` of the questions to its sources and their answers, divided among their learners.
     `entropy`, `kl`, `length` (tokens per rollout): means over the last quarter of the steps. `lesson_nll`: mean NLL per
     token, in nats, of the texts that it is taught, over the first tenth of the steps with any: their fit before it has
     learnt from them. `retained`: fraction of the validation prompts solved before training that are solved at the end.
@@ -39,6 +39,7 @@ class PolicyOutcome:
     before: Mapping[str, float] = field(default_factory=dict)
     problems: int | None = None
     curve: Sequence[tuple[int, float]] = ()
+    sampled: Sequence[float] = ()
     entropy: float | None = None
     kl: float | None = None
     length: float | None = None
@@ -133,11 +134,13 @@ def _of_policy(run: LoggedRun, name: str, result: PolicyResult) -> PolicyOutcome
     curve = run.accuracy_of(name)
     logged = run.logged(name)
     lessons = [metric for metric in logged if metric.endswith("/nll")]
+    sampled = sampled_tokens(run, name)
     return PolicyOutcome(
         after=_accuracies(run, name, curve.index[-1]),
         before=_accuracies(run, name, 0),
         problems=None if result.validation is None else result.validation.n,
         curve=points(curve),
+        sampled=[last(sampled.loc[:step]) for step in curve.index] if len(sampled) else (),
         entropy=_late_mean(run.series(name, "entropy")),
         kl=_late_mean(run.series(name, "kl")),
         length=_late_mean(run.series(name, "completions/mean_length")),
@@ -145,7 +148,7 @@ def _of_policy(run: LoggedRun, name: str, result: PolicyResult) -> PolicyOutcome
         lesson_nll=_early_mean([value for metric in lessons for value in run.series(name, metric)]),
         retained=_retained(result.initial_validation, result.validation),
         pass_at=_pass_at(run, name),
-        generated_tokens=sampled_tokens(run, name) if "completions/mean_length" in logged else None,
+        generated_tokens=last(sampled) if len(sampled) else None,
         extra_tokens=float(run.facts(name).extra_tokens),
         asked_tokens=_asked_tokens(run, name),
         seconds=result.train_seconds,
@@ -264,9 +267,9 @@ class Outcomes:
             curves = [policy.curve for outcome in outcomes for policy in outcome.policies.values()]
             return float(max((b - a for curve in curves for (a, _), (b, _) in pairwise(curve)), default=0))
         count = self.problems(pool) or problems
-        if name != "accuracy" or not count:
+        if name not in ("accuracy", "accuracy_at_tokens") or not count:
             return 0.0
-        if not group:
+        if not group or name == "accuracy_at_tokens":
             return 1 / count
         values = {policy.after[group] for o in outcomes for policy in o.policies.values() if group in policy.after}
         return 1 / _denominator(values, count)
@@ -285,13 +288,19 @@ class Outcomes:
         Measures: `accuracy`, `accuracy/GROUP`, `pass_at/K`, `retained`, `entropy`, `kl`, `length`, `lesson_nll`,
         `generated_tokens`, `extra_tokens`, `asked_tokens`, `seconds`, `gate_change` (last tenth of the run minus the
         first), `steps_to/ARM` (first step at which the pool's mean validation accuracy reaches ARM's final one of the
-        same seed; the last step if it never does).
+        same seed; the last step if it never does), `accuracy_at_tokens/ARM` (accuracy at the last validation before the
+        policy had sampled more tokens than the same policy did in all of ARM's run of the same seed).
         """
         outcome = self.by[pool, arm, seed]
         if measure.startswith("steps_to/"):
             return self._steps_to(outcome, measure.partition("/")[2])
-        chosen = list(outcome.policies.values()) if policy is None else [outcome.policies[policy]]
-        values = [_measure(each, measure) for each in chosen]
+        chosen = list(outcome.policies) if policy is None else [policy]
+        if measure.startswith("accuracy_at_tokens/"):
+            base = self.by.get((pool, measure.partition("/")[2], seed))
+            others = {} if base is None else base.policies
+            values = [_at_tokens(outcome.policies[name], others.get(name)) for name in chosen]
+        else:
+            values = [_measure(outcome.policies[name], measure) for name in chosen]
         known = [value for value in values if value is not None]
         return statistics.fmean(known) if len(known) == len(values) else None
 
@@ -322,6 +331,16 @@ def _denominator(values: Collection[float], most: int) -> int:
     return most
 
 
+def _at_tokens(policy: PolicyOutcome, base: PolicyOutcome | None) -> float | None:
+    """Return the accuracy at the last validation before a policy had sampled more tokens than another one did in all;
+    None if that is not recorded."""
+    if base is None or base.generated_tokens is None or len(policy.sampled) != len(policy.curve):
+        return None
+    pairs = zip(policy.curve, policy.sampled, strict=True)
+    reached = [accuracy for (_, accuracy), tokens in pairs if tokens <= base.generated_tokens]
+    return reached[-1] if reached else None
+
+
 def _measure(policy: PolicyOutcome, measure: str) -> float | None:
     name, _, group = measure.partition("/")
     if name == "accuracy":
@@ -336,6 +355,7 @@ def _measure(policy: PolicyOutcome, measure: str) -> float | None:
 
 MEASURES = (
     "accuracy",
+    "accuracy_at_tokens",
     "pass_at",
     "retained",
     "entropy",

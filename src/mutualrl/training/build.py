@@ -130,6 +130,7 @@ def build_trainer(member: Member) -> BuiltTrainer:
                 processing_class=tokenizers[policy],
                 peft_config=lora_config(recipe.lora_settings(policy)),
                 sharing=sharing,
+                resample=recipe.round.resample,
                 **turns,
             )
     except (OSError, SafetensorError) as error:

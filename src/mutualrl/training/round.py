@@ -124,7 +124,18 @@ class Rounds:
     # ---- collect, publish, wait, read
 
     def collect(self, batch: Inputs, generation: GenerationBatch) -> OwnRound:
-        """Return this rank's rollouts. Only texts to be published are decoded."""
+        """Return this rank's rollouts, those of dropped groups included. Only texts to be published are decoded."""
+        prompts: Prompts = {}
+        parts = [self._rollouts(batch, generation, prompts)]
+        for dropped in generation.dropped:  # all of a batch: the passes for its traces are collective
+            rollouts = self._rollouts(dropped.batch, dropped.generation, prompts)
+            parts.append([replace(rollouts[row], advantage=0.0) for row in dropped.rows])
+        number = micro_step(self.trainer) // micro_steps_per_round(self.trainer)
+        rows = [rollout for part in parts for rollout in part]
+        return OwnRound(number, Rollouts.of(rows, self.sharing.link.policy, number), prompts)
+
+    def _rollouts(self, batch: Inputs, generation: GenerationBatch, prompts: Prompts) -> list[Rollout]:
+        """Return this rank's rollouts of a batch; store their prompts' token ids in `prompts`."""
         trainer, sharing = self.trainer, self.sharing
         rows = len(generation.inputs)
         first = trainer.accelerator.process_index * rows
@@ -133,8 +144,8 @@ class Rounds:
         # copied once: each read from a GPU waits until the GPU is idle
         prompt_ids, prompt_mask = (batch[key].cpu().numpy() for key in ("prompt_ids", "prompt_mask"))
         rollouts: list[Rollout] = []
-        prompts: Prompts = {}
         for row, example in enumerate(generation.inputs):
+            of_group = (first + row) % trainer.num_generations
             ids = np.array(generation.completion_ids[row], dtype=np.int32)
             prefix = 0 if trainer.prefixes is None else len(trainer.prefixes[row])
             key = row_id(example)
@@ -145,7 +156,7 @@ class Rounds:
             rollouts.append(
                 Rollout(
                     prompt_id=key,
-                    index=(first + row) % trainer.num_generations,
+                    index=of_group if generation.indices is None else generation.indices[row],
                     reward=rewards[row],
                     ended=ended(generation.completion_ids[row], trainer.eos_token_ids),
                     length=len(ids) - prefix,
@@ -157,8 +168,7 @@ class Rounds:
                     prefix=prefix,
                 )
             )
-        number = micro_step(trainer) // micro_steps_per_round(trainer)
-        return OwnRound(number, Rollouts.of(rollouts, sharing.link.policy, number), prompts)
+        return rollouts
 
     def publish(self, mine: OwnRound) -> OwnRound:
         """Publish this rank's rollouts. Return those of all ranks; the heavy fields reach the main rank only, which
@@ -359,10 +369,18 @@ class Rounds:
 
     def follow(self, generation: GenerationBatch) -> None:
         """Follow the prompts of a round that shares nothing, under the ids that a shared round gives them."""
+        parts = [(generation, list(range(len(generation.inputs))))]
+        parts += [(each.generation, each.rows) for each in generation.dropped]
         rollouts = []
-        for row, (example, reward) in enumerate(zip(generation.inputs, self.own_rewards(generation), strict=True)):
-            rollouts.append(Rollout(id_or_prompt(example), row, reward, ended=True))
+        for part, rows in parts:
+            rewards = self.own_rewards(part)
+            rollouts += [Rollout(id_or_prompt(part.inputs[row]), row, rewards[row], ended=True) for row in rows]
         self._follow(Rollouts.join(gather_object([Rollouts.of(rollouts)])))
+
+    def unscorable(self, generation: GenerationBatch) -> int:
+        """Return the number of rollouts without a reward that the round has sampled, of all ranks."""
+        parts = [each.generation for each in generation.dropped] or [generation]
+        return sum(int(torch.isnan(total_rewards(self.trainer, part.rewards)).sum()) for part in parts)
 
     def own_rewards(self, generation: GenerationBatch) -> list[float]:
         """Return the rewards of this rank's rollouts, summed over reward functions; NaN: unscorable."""

@@ -17,6 +17,7 @@ from trl import GRPOTrainer
 from mutualrl.engines.generation_defaults import neutralize
 from mutualrl.engines.model_files import require_loadable, require_no_adapter
 from mutualrl.errors import RewardError, UsageError
+from mutualrl.regimes.resample import Resample
 from mutualrl.regimes.run_problems import RunFacts, setting_problems
 from mutualrl.see.liveness import Phase
 from mutualrl.storage.files import JsonObject
@@ -27,6 +28,7 @@ from mutualrl.training.callback import MetricsCallback, SharingCallback
 from mutualrl.training.checkpointing import Checkpointer
 from mutualrl.training.extra_rows import ExtraRows
 from mutualrl.training.random_state import StepEnd, random_state, set_random_state
+from mutualrl.training.resampling import resampled_round, resampling_problems
 from mutualrl.training.round import Rounds
 from mutualrl.training.sampled_text import require_sampled_text
 from mutualrl.training.samples import sampling_problems
@@ -42,7 +44,6 @@ from mutualrl.training.trl_compat import (
     micro_step,
     restore_position,
     tokenizer_of,
-    total_rewards,
 )
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         sharing: the exchange, peers and regime; None trains alone, exactly as GRPOTrainer does.
         checkpointer: writes complete checkpoints in a run's directory; None uses transformers' own. Either way a
             checkpoint has the generation batch in use, which TRL's lacks, so that a resumed run continues bit for bit.
+        resample: drop groups whose rewards are all equal, and sample further prompts (dynamic sampling); needs neither
+            a sharing nor peers.
 
     Raises UsageError for settings under which a regime would compute wrong numbers: `steps_per_generation` that is not
     a multiple of `gradient_accumulation_steps` (means over the optimizer step would not be exact), a truncated sampling
@@ -63,7 +66,12 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
     """
 
     def __init__(
-        self, *args: object, sharing: Sharing | None = None, checkpointer: Checkpointer | None = None, **kwargs: object
+        self,
+        *args: object,
+        sharing: Sharing | None = None,
+        checkpointer: Checkpointer | None = None,
+        resample: Resample | None = None,
+        **kwargs: object,
     ) -> None:
         if sharing is not None:  # checked before the model is built
             arguments = inspect.signature(GRPOTrainer).bind_partial(*args, **kwargs).arguments
@@ -73,10 +81,13 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         super().__init__(*args, **kwargs)
         self.sharing = sharing
         self.checkpointer = checkpointer
+        self.resample = resample
         self.at_step_end = StepEnd(random_state(), 0)
         self.rounds: Rounds | None = None
         self.declared_generation = self.model.generation_config
         self.extra_rows = ExtraRows(self, None if sharing is None else sharing.regime.row_metrics)
+        if resample is not None and (problems := resampling_problems(self)):
+            raise UsageError("resample: " + "; ".join(problems))
         if sharing is None:
             return
         self.declared_generation = neutralize(self.model)
@@ -104,7 +115,11 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         args, regime = self.args, sharing.regime
         settings = dict(vars(args))
         facts = RunFacts(
-            trainer=settings, traced=sharing.traced, whiten=sharing.whiten, staleness=sharing.link.staleness
+            trainer=settings,
+            traced=sharing.traced,
+            whiten=sharing.whiten,
+            staleness=sharing.link.staleness,
+            resample=self.resample is not None,
         )
         by_key = setting_problems(regime, facts)
         problems = [f"{key.removeprefix('trainer.')}: {problem}" for key, problem in by_key]
@@ -143,6 +158,12 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
             self.rounds.sharing.link.set_phase(Phase.GENERATING)
             self.prefixes = self.rounds.prefixes(inputs)
 
+    def make_round(self, inputs: list[Inputs]) -> tuple[Inputs, GenerationBatch]:
+        """Sample a round; with `resample`, until the rewards of every group differ or the attempts are spent."""
+        if self.resample is None or not self.model.training:
+            return super().make_round(inputs)
+        return resampled_round(self, self.resample, inputs)
+
     def _on_reward(self, name: str) -> None:
         """Set the phase to the running reward function: it may hang, or end the process."""
         if self.sharing is not None:
@@ -168,7 +189,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         """Share the round after TRL has sampled and scored it."""
         if self.rounds is None or not self.model.training:
             return
-        log_value(self, "rewards/unscorable", float(torch.isnan(total_rewards(self, generation.rewards)).sum()))
+        log_value(self, "rewards/unscorable", float(self.rounds.unscorable(generation)))
         if self.rounds.sharing.whiten:
             self.rounds.whiten(batch, generation)
         if self.rounds.sharing.active:

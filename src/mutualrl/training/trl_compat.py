@@ -46,7 +46,7 @@ ASSUMPTIONS = (
     Assumption("GRPOTrainer._step", "counts micro-batches of training", _REGIMES),
     Assumption("GRPOTrainer._buffered_inputs", "the slices of the current generation batch, dicts of tensors", _RESUME),
     Assumption("GRPOTrainer._metrics", '["train"] is a defaultdict of lists whose means are logged', _TRAINER),
-    Assumption("GRPOTrainer._logs", '["advantages"] is a deque with one entry per logged completion', _TRAINER),
+    Assumption("GRPOTrainer._logs", "deques with one entry per completion of the generation batch", _TRAINER),
     Assumption("GRPOTrainer._tokenizer", "the tokenizer, also with a separate processor", _TRAINER),
     Assumption("GRPOTrainer._environment_pool", "lists of instances, by the environment's name", _TURNS),
     Assumption("GRPOTrainer._last_loaded_step", "the step whose weights the vLLM engine has", _VLLM),
@@ -73,11 +73,32 @@ ASSUMPTIONS = (
 
 
 class GenerationBatch(NamedTuple):
-    """This rank's data rows and completions of a generation batch, and all ranks' rewards, shape (rows, functions)."""
+    """This rank's data rows and completions of a generation batch, and all ranks' rewards, shape (rows, functions).
+
+    `indices`: of this rank's rows, the number of a rollout among those of its prompt; None: its place in the group.
+    `dropped`: what the round has sampled beside it."""
 
     inputs: list[Inputs]
     completion_ids: list[list[int]]
     rewards: torch.Tensor
+    indices: list[int] | None = None
+    dropped: tuple[Dropped, ...] = ()
+
+
+class Dropped(NamedTuple):
+    """Batch of which the round does not train on some groups: `rows`, of this rank."""
+
+    batch: Inputs
+    generation: GenerationBatch
+    rows: list[int]
+
+
+class Sampled(NamedTuple):
+    """Generation batch as TRL makes it, with what it was made of, and TRL's table of completions."""
+
+    batch: Inputs
+    generation: GenerationBatch
+    logged: dict[str, list[Any]]
 
 
 class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transformers are followed as Any
@@ -99,6 +120,11 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
 
     def on_generate(self, inputs: list[Inputs]) -> None:
         """Hook: called before TRL samples a generation batch; may set `prefixes`, the first tokens of completions."""
+
+    def make_round(self, inputs: list[Inputs]) -> tuple[Inputs, GenerationBatch]:
+        """Hook: return the batch to train on. `sample_batch` samples one; all ranks call it equally often."""
+        sampled = self.sample_batch(inputs)
+        return sampled.batch, sampled.generation
 
     def on_generated(self, batch: Inputs, generation: GenerationBatch) -> None:
         """Hook: receive the generation batch that TRL has sampled and scored; may change `batch` in place."""
@@ -127,12 +153,17 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
         return rewards
 
     def _generate_and_score_completions(self, inputs: Any) -> Inputs:
+        batch, generation = self.make_round(inputs)
+        self.on_generated(batch, generation)
+        return batch
+
+    def sample_batch(self, inputs: list[Inputs]) -> Sampled:
+        """Return TRL's generation batch for this rank's data rows."""
         self.on_generate(inputs)
         batch: Inputs = super()._generate_and_score_completions(inputs)
         assert self._pending is not None
         generation, self._pending = self._pending, None
-        self.on_generated(batch, generation)
-        return batch
+        return Sampled(batch, generation, _logged(self))
 
     def _generate_single_turn(
         self, prompt_ids: Any, images: Any, fields: Any, num_generations: int, *args: Any, **kwargs: Any
@@ -264,6 +295,11 @@ def log_value(trainer: GRPOTrainer, name: str, value: float) -> None:
     trainer._metrics["train"][name].append(value)
 
 
+def last_value(trainer: GRPOTrainer, name: str) -> float:
+    """Return the value that was added to a metric last."""
+    return float(trainer._metrics["train"][name][-1])
+
+
 def replace_advantages(trainer: GRPOTrainer, batch: Inputs, advantages: Sequence[float]) -> None:
     """Replace TRL's advantages with `advantages`, of all ranks' rows, also in TRL's completions table."""
     own = batch["advantages"]
@@ -273,6 +309,30 @@ def replace_advantages(trainer: GRPOTrainer, batch: Inputs, advantages: Sequence
     for _ in range(min(len(advantages), len(logged))):
         logged.pop()
     logged.extend(advantages)
+
+
+def _logged(trainer: GRPOTrainer) -> dict[str, list[Any]]:
+    """Return the rows of the generation batch in TRL's table of completions, by column."""
+    return {name: list(values) for name, values in _table_of(trainer).items()}
+
+
+def replace_logged(trainer: GRPOTrainer, columns: Mapping[str, Sequence[Any]]) -> None:
+    """Replace the rows in TRL's table of completions."""
+    for name, values in _table_of(trainer).items():
+        values.clear()
+        values.extend(columns.get(name, ()))
+
+
+def clear_logged(trainer: GRPOTrainer) -> None:
+    """Empty TRL's table of completions: a column that the next batch lacks would keep the rows of this one."""
+    replace_logged(trainer, {})
+
+
+def _table_of(trainer: GRPOTrainer) -> dict[str, Any]:
+    """Return the columns of TRL's table of completions: a deque each."""
+    logs = trainer._logs
+    named = {f"{kind}/{name}": column for kind in ("rewards", "extra") for name, column in logs[kind].items()}
+    return {"prompt": logs["prompt"], "completion": logs["completion"], "advantages": logs["advantages"], **named}
 
 
 def prompt_tokens(trainer: GRPOTrainer, prompt: Any) -> tuple[int, ...]:
