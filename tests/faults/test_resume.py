@@ -51,6 +51,10 @@ CASES = {
         ),
         {"ada": 3, "bob": 0},
     ),
+    "dynamic sampling, inside a batch that is used twice, in the second epoch": (
+        (*REUSED_BATCHES, "--set", "regime={name: grpo}", "--set", "round.resample=true", "--data"),
+        {"ada": 9, "bob": 6},
+    ),
     "ZeRO-3, two ranks and one": (("--set", "launch.strategy=zero3", *DDP), {"ada": 3, "bob": 2}),
 }
 
@@ -108,8 +112,58 @@ def test_resumed_run_equals_the_unbroken_run(tiny: dict[str, Path], tmp_path: Pa
         assert adapter.is_file() == ("lora.r=4" in arguments)
         expected, rows = unbroken.metrics(policy), resumed.metrics(policy)
         assert [row["step"] for row in rows] == [row["step"] for row in expected]
-        for key in ("loss", "reward", "sgt/pairs", "prp/ratio_p99", "epoch", "num_tokens", "learning_rate"):
+        for key in (
+            "loss",
+            "reward",
+            "sgt/pairs",
+            "prp/ratio_p99",
+            "epoch",
+            "num_tokens",
+            "resample/tokens",
+            "learning_rate",
+        ):
             assert [row.get(key) for row in rows] == [row.get(key) for row in expected], key
+
+
+JUDGE = """
+import os, signal
+from pathlib import Path
+from mutualrl.tasks.boxed import boxed_reward
+
+def judge(completions, **columns):
+    if len(completions) < 32:
+        return boxed_reward(completions, **columns)  # a validation, of four prompts
+    calls = Path(os.environ["CALLS"])
+    number = len(calls.read_text()) + 1 if calls.exists() else 1
+    calls.write_text("x" * number)
+    if number == int(os.environ["DIES_AT"]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return boxed_reward(completions, **columns)
+"""
+
+
+@pytest.mark.extended
+def test_policy_killed_between_two_attempts_ends_with_the_same_weights(tmp_path: Path) -> None:
+    """The first two rounds have four batches each: the kill is in the second, before its third batch is scored."""
+    (tmp_path / "judge.py").write_text(JUDGE)
+    runs = {}
+    for name, dies_at in (("unbroken", "0"), ("killed", "7")):
+        (tmp_path / name).mkdir()
+        environment = {"CALLS": str(tmp_path / name / "calls"), "DIES_AT": dies_at}
+        arguments = ("--steps", "3", "--set", "round.resample=true", "--set", "round.prompts=8")
+        reward = ("--set", f"task.reward={tmp_path / 'judge.py'}:judge")
+        of = ("--regime", "grpo", "--model", "tiny:ada", "--task", "arithmetic")
+        runs[name] = Run(tmp_path / name, *BASE, *arguments, *reward, of=of, **environment)
+    for run in runs.values():
+        assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
+    assert len((tmp_path / "killed" / "calls").read_text()) > 7
+    rows = [run.metrics("ada") for run in runs.values()]
+    assert [row["resample/attempts"] for row in rows[0]][:2] == [3, 3]
+    assert json.loads((runs["killed"].path / "summary.json").read_text())["policies"]["ada"]["attempts"] == 2
+    assert runs["killed"].weights() == runs["unbroken"].weights()
+    assert len(runs["killed"].weights()) == 1
+    for key in ("loss", "reward", "num_tokens", "resample/dropped", "resample/tokens", "prompts/dead"):
+        assert [row[key] for row in rows[0]] == [row[key] for row in rows[1]], key
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from mutualrl.regimes import get_regime
 from mutualrl.regimes.resample import (
-    Group,
     Resample,
+    SampledGroup,
     batch_scaled,
     differing,
     filled,
@@ -39,15 +39,15 @@ def test_places_of_equal_groups_are_filled_in_the_order_of_sampling() -> None:
     live = [flags(0, 1, 0, 0), flags(0, 0, 1, 0), flags(0, 1, 0, 1)]
     # `b` is trained on already: its second group is left out
     groups = filled(prompts, live)
-    assert groups == [Group(1, 2), Group(0, 1), Group(2, 3), Group(0, 3)]
+    assert groups == [SampledGroup(1, 2), SampledGroup(0, 1), SampledGroup(2, 3), SampledGroup(0, 3)]
     assert missing(groups, live) == 1
     assert missing(filled(prompts[:1], live[:1]), live[:1]) == 3
 
 
 def test_surplus_groups_are_left_out_and_a_live_batch_stays_as_it_is() -> None:
     prompts, live = [["a", "b"], ["c", "d"]], [flags(1, 0), flags(1, 1)]
-    assert filled(prompts, live) == [Group(0, 0), Group(1, 0)]
-    assert filled(prompts, [flags(1, 1), flags(1, 1)]) == [Group(0, 0), Group(0, 1)]
+    assert filled(prompts, live) == [SampledGroup(0, 0), SampledGroup(1, 0)]
+    assert filled(prompts, [flags(1, 1), flags(1, 1)]) == [SampledGroup(0, 0), SampledGroup(0, 1)]
 
 
 def test_further_prompts_are_new_ones_then_dropped_ones_and_never_those_trained_on() -> None:

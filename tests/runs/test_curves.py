@@ -12,6 +12,7 @@ import pytest
 
 from made_runs import made_run
 from mutualrl.reporting import single_run
+from mutualrl.reporting.report_tables import sampled_tokens
 from mutualrl.runs.curves import (
     busy_seconds,
     curve,
@@ -25,6 +26,7 @@ from mutualrl.runs.curves import (
     window_of,
 )
 from mutualrl.runs.logs import Series, points, read_logged
+from mutualrl.storage.files import write_checksummed
 
 
 def values(*numbers: float, start: int = 1) -> Series:
@@ -131,6 +133,28 @@ def test_arm_is_the_regime_with_its_non_default_settings(tmp_path: Path) -> None
     for number, (regime, settings) in enumerate(runs):
         arms.append(read_logged(made_run(tmp_path / f"r{number}", regime, settings=settings)).arm)
     assert arms == ["sgt", "sgt (teacher=source, weight=0.3)", "prp (denominator=snapshot)", "odd"]
+
+
+@pytest.mark.parametrize(("attempts", "arm"), [(3, "grpo resampled"), (5, "grpo resampled (max_attempts=5)")])
+def test_run_with_dynamic_sampling_is_an_arm_of_its_own_and_its_tokens_are_those_sampled(
+    tmp_path: Path, attempts: int, arm: str
+) -> None:
+    run = made_run(tmp_path / "r", "grpo", steps=2, finished=False)
+    info = json.loads((run / "run.json").read_text())
+    recipe = {**json.loads(info["recipe"].partition("\n")[2]), "round": {"resample": {"max_attempts": attempts}}}
+    text = json.dumps(recipe)
+    (run / "recipe.yaml").write_text(text)
+    write_checksummed(run / "run.json", {**info, "recipe": text}, root=run)
+
+    def change(rows: list[dict[str, Any]]) -> None:
+        for row, length, further in zip(rows, (10.0, 8.0), (2.0, 0.0), strict=True):
+            row |= {"completions/mean_length": length, "resample/attempts": further}
+
+    rewrite(run, "ada", change)
+    logged = read_logged(run)
+    assert logged.arm == arm
+    assert sampled_tokens(logged, "ada").to_dict() == {1: 3 * 10 * 32, 2: 3 * 10 * 32 + 8 * 32}
+    assert sampled_tokens(logged, "bob").empty
 
 
 def test_vllm_sampling_metrics_are_drawn(tmp_path: Path) -> None:

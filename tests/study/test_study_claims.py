@@ -167,6 +167,7 @@ def test_untestable_claim_is_undecided_with_a_reason(
         ("claims: []", "at least 1 item"),
         ("claims: [{text: c, one: a, measure: luck}]", "unknown measure, expected one of accuracy"),
         ("claims: [{text: c, one: a, measure: steps_to}]", "expected steps_to/ARM"),
+        ("claims: [{text: c, one: a, measure: accuracy_at_tokens}]", "expected steps_to/ARM, accuracy_at_tokens/ARM"),
         ("claims: [{text: c, one: a, measure: kl/ada}]", "another measure without a slash"),
         ("claims: [{text: c, one: a, says: within}]", "within needs a margin above 0"),
         ("claims: [{text: c, one: a, say: above}]", "say: Extra inputs are not permitted"),
@@ -225,6 +226,22 @@ def test_run_that_never_reaches_the_target_counts_with_its_last_step() -> None:
         for key, o in outcomes.by.items()
     }
     assert Outcomes(list(late.values())).value("p", "a", 0, "steps_to/b") == 40
+
+
+def test_accuracy_at_the_tokens_of_another_arm_is_read_from_the_curve() -> None:
+    curve = [(0, 0.1), (4, 0.3), (8, 0.5), (12, 0.9)]
+    outcomes = []
+    for arm, sampled in (("grpo", (0.0, 50.0, 100.0, 150.0)), ("resample", (0.0, 75.0, 150.0, 225.0))):
+        policy = PolicyOutcome({"all": 0.9}, problems=10, curve=curve, sampled=sampled, generated_tokens=sampled[-1])
+        outcomes.append(Outcome("p", arm, 0, {"ada": policy}))
+    both = Outcomes(outcomes)
+    assert both.value("p", "resample", 0, "accuracy_at_tokens/grpo") == 0.5  # 150 tokens at step 8
+    assert both.value("p", "grpo", 0, "accuracy_at_tokens/grpo") == 0.9
+    assert both.value("p", "grpo", 0, "accuracy_at_tokens/resample") == 0.9  # it never sampled as many
+    assert both.value("p", "grpo", 0, "accuracy_at_tokens/other") is None
+    assert both.resolution("p", "accuracy_at_tokens/grpo") == 0.1
+    without = Outcomes([Outcome("p", "grpo", 0, {"ada": PolicyOutcome({"all": 0.9}, curve=curve)})])
+    assert without.value("p", "grpo", 0, "accuracy_at_tokens/grpo") is None
 
 
 def test_runs_are_found_by_the_short_name_of_their_pool() -> None:

@@ -175,6 +175,7 @@ def test_shipped_sweeps_are_valid(tmp_path: Path) -> None:
         "hints-countdown-controls",
         "one-model",
         "paper",
+        "resample",
         "served",
         "smol",
         "smol-pair",

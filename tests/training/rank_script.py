@@ -28,6 +28,7 @@ KINDS = {
     "ours": MutualGRPOTrainer,
     "trl-replayed": harness.ReplayedGRPO,
     "ours-replayed": harness.ReplayedMutual,
+    "resampled": harness.ReplayedResampled,
 }
 
 

@@ -15,9 +15,11 @@ from safetensors.torch import load_file
 
 from conftest import PATIENCE, needs_zero
 from mutualrl.engines.transformers_engine import load_tokenizer
+from mutualrl.see import Exchange
 from training_harness import (
     STEPS,
     ReplayedMutual,
+    ReplayedResampled,
     book,
     publish_peer,
     publish_rollouts,
@@ -264,3 +266,69 @@ def test_sources_give_two_ranks_what_they_give_one(tiny: dict[str, Path], tmp_pa
         assert len({rank["digest"] for rank in records[name]}) == 1
     assert records["verified"][0]["digest"] == records["unverified"][0]["digest"]
     assert alone.kept[0]["sgt/pairs"] > 0
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param("ddp", marks=pytest.mark.extended),
+        pytest.param("zero3", marks=[pytest.mark.release, *ZERO]),
+    ],
+)
+def test_dynamic_sampling_gives_two_ranks_what_it_gives_one(
+    tiny: dict[str, Path], tmp_path: Path, strategy: str
+) -> None:
+    """Seven groups of four rows on two ranks of fourteen: the fourth has rows on both, and groups move between ranks."""
+    spec = [
+        {
+            "name": name,
+            "kind": "resampled",
+            "strategy": strategy,
+            "keys": {"per_device_train_batch_size": 14, "max_steps": 2, **keys},
+            **shared,
+        }
+        for name, keys, shared in (
+            ("alone", {}, {}),
+            ("batch", {"scale_rewards": "batch"}, {}),
+            (
+                "published",
+                {},
+                {"regime": "grpo", "settings": {"publish": "full"}, "exchange": str(tmp_path / "two")},
+            ),
+        )
+    ]
+    records = launch(spec, tmp_path, tiny)
+    for name, keys in (("alone", {}), ("batch", {"scale_rewards": "batch"}), ("published", {})):
+        shared = sharing(tmp_path / "one", "grpo", publish="full") if name == "published" else None
+        one = train(
+            ReplayedResampled,
+            tiny["ada"],
+            tmp_path / f"{name}-a",
+            shared,
+            per_device_train_batch_size=28,
+            max_steps=2,
+            **keys,
+        )
+        assert sum(row["resample/dropped"] for row in one.kept) > 0
+        for single, two in zip(one.kept, records[name][0]["kept"], strict=True):
+            for key in ("reward", "loss", "grad_norm", "kl", "frac_reward_zero_std", "completions/mean_length"):
+                assert two[key] == pytest.approx(single[key], rel=2e-3, abs=2e-5), (name, key)
+            for key in ("resample/attempts", "resample/dropped", "resample/missing", "resample/tokens"):
+                assert two[key] == single[key], (name, key)
+            assert two.get("prompts/dead") == single.get("prompts/dead")
+        assert len({rank["digest"] for rank in records[name]}) == 1
+        weights = load_file(tmp_path / f"{name}.safetensors")
+        for key, value in one.model.state_dict().items():
+            if key in weights:
+                assert torch.allclose(weights[key], value, atol=3e-4), (name, key)
+    for number in range(2):
+        one_rank, two_ranks = (
+            Exchange(tmp_path / each, "eve", "script").read("ada", number) for each in ("one", "two")
+        )
+        assert one_rank is not None
+        assert two_ranks is not None
+        rows = [
+            sorted((r.prompt_id, r.index, r.reward, round(r.advantage or 0.0, 4)) for r in shard)
+            for shard in (one_rank, two_ranks)
+        ]
+        assert rows[0] == rows[1]

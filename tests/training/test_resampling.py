@@ -25,7 +25,7 @@ from mutualrl.training.trl_compat import Inputs
 from training_harness import (
     BY_ID,
     PROMPTS,
-    ReplayedMutual,
+    ReplayedResampled,
     config,
     rollout_text,
     same_training,
@@ -69,7 +69,7 @@ def expected_round(
     return places, batches
 
 
-class Kept(ReplayedMutual):
+class Kept(ReplayedResampled):
     """Trainer on recorded completions that keeps every round as it is trained on, and what was sampled."""
 
     kept_rounds: list[Inputs]
@@ -77,7 +77,7 @@ class Kept(ReplayedMutual):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.kept_rounds, self.sampled = [], []
-        super().__init__(*args, resample=kwargs.pop("resample", Resample()), **kwargs)
+        super().__init__(*args, **kwargs)
 
     def on_generate(self, inputs: list[Inputs]) -> None:
         super().on_generate(inputs)

@@ -20,6 +20,7 @@ from mutualrl.records import Prompt, Rollout
 from mutualrl.regimes import get_regime
 from mutualrl.regimes.hints import FOR_TEXTS
 from mutualrl.regimes.regime import publish_schema
+from mutualrl.regimes.resample import Resample
 from mutualrl.rollouts import SCHEMA
 from mutualrl.see import Exchange, WaitTimeouts
 from mutualrl.sources.script import recorded_source
@@ -185,6 +186,13 @@ class ReplayedGRPO(Replay, GRPOTrainer):
 
 class ReplayedMutual(Replay, MutualGRPOTrainer):
     """MutualGRPOTrainer on recorded completions."""
+
+
+class ReplayedResampled(ReplayedMutual):
+    """The same with dynamic sampling."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"resample": Resample(), **kwargs})
 
 
 def rollout_text(prompt: Prompt, rollout: int, policy: str) -> str:

@@ -33,7 +33,7 @@ def resample_section(value: object) -> object:
     return ({} if value else None) if isinstance(value, bool) else value
 
 
-class Group(NamedTuple):
+class SampledGroup(NamedTuple):
     """A group that was sampled in a round: the batch (0: the round's own, then the further ones), and its place."""
 
     batch: int
@@ -50,24 +50,24 @@ def differing(rewards: npt.ArrayLike, size: int) -> npt.NDArray[np.bool_]:
     return np.asarray(highest > lowest)
 
 
-def filled(prompts: Sequence[Sequence[str]], live: Sequence[npt.NDArray[np.bool_]]) -> list[Group]:
+def filled(prompts: Sequence[Sequence[str]], live: Sequence[npt.NDArray[np.bool_]]) -> list[SampledGroup]:
     """Return the group at each place of the batch, shape (places,): the round's own if its rewards differ, else the
     next further one whose rewards do, in the order of sampling; the own one where there is none.
 
     `prompts`: the prompt ids of each batch, by place. `live`: whether the rewards differ. A prompt is trained on once.
     """
-    groups = [Group(0, place) for place in range(len(prompts[0]))]
+    groups = [SampledGroup(0, place) for place in range(len(prompts[0]))]
     used = {prompts[0][place] for place in range(len(groups)) if live[0][place]}
     waiting = [place for place in range(len(groups)) if not live[0][place]]
     for batch in range(1, len(prompts)):
         for place, prompt_id in enumerate(prompts[batch]):
             if waiting and live[batch][place] and prompt_id not in used:
-                groups[waiting.pop(0)] = Group(batch, place)
+                groups[waiting.pop(0)] = SampledGroup(batch, place)
                 used.add(prompt_id)
     return groups
 
 
-def missing(groups: Sequence[Group], live: Sequence[npt.NDArray[np.bool_]]) -> int:
+def missing(groups: Sequence[SampledGroup], live: Sequence[npt.NDArray[np.bool_]]) -> int:
     """Return the number of places whose group has equal rewards."""
     return sum(not live[group.batch][group.place] for group in groups)
 

@@ -16,6 +16,7 @@ from mutualrl.recipes.agreement import data_note
 from mutualrl.references import POLICY_NAME
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.regimes.regime import SUCCESS_ABOVE, flat
+from mutualrl.regimes.resample import Resample
 from mutualrl.storage.files import JsonObject, finite_number
 from mutualrl.storage.run_info import PolicyResult, RunInfo, Summary, Validation, measured
 
@@ -160,8 +161,11 @@ class Run(Record):
     @cached_property
     def arm(self) -> str:
         """Return the regime with its non-default settings, `sgt (weight=0.3)`, overrides of a policy, `sgt (bob:
-        weight=0.9)`, and the sources that it reads, `sgt with book`."""
+        weight=0.9)`, dynamic sampling, `grpo resampled`, and the sources that it reads, `sgt with book`."""
         label = self.rule.label(self.section("regime"), self._overrides)
+        if isinstance(resample := self.section("round").get("resample"), dict):
+            attempts = resample.get("max_attempts")
+            label += " resampled" if attempts == Resample().max_attempts else f" resampled (max_attempts={attempts})"
         sources = ", ".join(sorted({**self.info.sources, **self.info.asked_sources}))
         return f"{label} with {sources}" if sources else label
 

@@ -28,7 +28,8 @@ class PolicyOutcome:
     """One policy at the end of its run. `after`: greedy accuracy on the validation prompts, overall and by group;
     `problems`: number of prompts; `curve`: (step, accuracy); `sampled`: tokens that it had sampled by each of these
     steps. Tokens are counted over the whole run: `generated_tokens` by the policy, in its rollouts and in the samples
-    that its regime requests; `extra_tokens` trained on besides its own rollouts; `asked_tokens` of the questions to its sources and their answers, divided among their learners.
+    that its regime requests; `extra_tokens` trained on besides its own rollouts; `asked_tokens` of the questions to its
+    sources and their answers, divided among their learners.
     `entropy`, `kl`, `length` (tokens per rollout): means over the last quarter of the steps. `lesson_nll`: mean NLL per
     token, in nats, of the texts that it is taught, over the first tenth of the steps with any: their fit before it has
     learnt from them. `retained`: fraction of the validation prompts solved before training that are solved at the end.

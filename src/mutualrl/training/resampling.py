@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,8 @@ from trl.trainer.utils import pad
 
 from mutualrl.errors import UsageError
 from mutualrl.regimes.resample import (
-    Group,
     Resample,
+    SampledGroup,
     batch_scaled,
     differing,
     filled,
@@ -36,17 +36,18 @@ from mutualrl.training.trl_compat import (
     GenerationBatch,
     HookedGRPOTrainer,
     Inputs,
-    Sampled,
-    clear_logged,
+    ScoredBatch,
     has_trl_loss,
     last_value,
     log_value,
     micro_step,
     micro_steps_per_round,
-    replace_logged,
+    replace_completion_table,
     tokenizer_of,
     total_rewards,
 )
+
+R = TypeVar("R")
 
 #: what fills the columns after a completion, by key of the generation batch; the masks hide all of them
 _AFTER: dict[str, float] = {
@@ -83,7 +84,7 @@ class Attempts:
     differ."""
 
     trainer: HookedGRPOTrainer
-    sampled: list[Sampled] = field(default_factory=list)
+    sampled: list[ScoredBatch] = field(default_factory=list)
     prompts: list[list[str]] = field(default_factory=list)
     live: list[npt.NDArray[np.bool_]] = field(default_factory=list)
 
@@ -94,12 +95,12 @@ class Attempts:
         self.prompts.append(prompts)
         self.live.append(differing(self.rewards(part), self.trainer.num_generations))
 
-    def rewards(self, part: Sampled) -> npt.NDArray[np.float64]:
+    def rewards(self, part: ScoredBatch) -> npt.NDArray[np.float64]:
         """Return the rewards of all ranks' rollouts, summed over reward functions, shape (rows,)."""
         rewards: npt.NDArray[np.float64] = total_rewards(self.trainer, part.generation.rewards).double().cpu().numpy()
         return rewards
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[SampledGroup]:
         """Return the group at each place of the batch to train on."""
         return filled(self.prompts, self.live)
 
@@ -131,7 +132,7 @@ def resampled_round(
         rows = attempts.next_rows(attempt) if attempts.missing() else []
         if not rows:
             break
-        clear_logged(trainer)
+        replace_completion_table(trainer, {})  # else a column that the next batch lacks keeps these rows
         own = _of_rank(trainer, [row for row in rows for _ in range(size)])
         attempts.sample([dict(data[row]) for row in own], [id_or_prompt(data[row]) for row in rows])
         tokens += last_value(trainer, "completions/mean_length") * len(rows) * size
@@ -143,7 +144,7 @@ def resampled_round(
     return _put_together(attempts)
 
 
-def _of_rank(trainer: HookedGRPOTrainer, rows: Sequence[Any]) -> list[Any]:
+def _of_rank(trainer: HookedGRPOTrainer, rows: Sequence[R]) -> list[R]:
     """Return this rank's part of rows in gathered order."""
     count = len(rows) // trainer.accelerator.num_processes
     first = trainer.accelerator.process_index * count
@@ -153,7 +154,7 @@ def _of_rank(trainer: HookedGRPOTrainer, rows: Sequence[Any]) -> list[Any]:
 # ---- the batch to train on
 
 
-class _Row(NamedTuple):
+class RolloutRow(NamedTuple):
     """A rollout on its way into another batch: its values by key, without padding, and its data row."""
 
     values: dict[str, torch.Tensor]
@@ -171,11 +172,11 @@ def _put_together(attempts: Attempts) -> tuple[Inputs, GenerationBatch]:
     places = [(group.batch, group.place * size + row) for group in groups for row in range(size)]  # in gathered order
     own = len(sampled[0].generation.inputs)
     on_cpu = [_on_cpu(part.batch) for part in sampled]  # copied once: each read from a GPU waits until the GPU is idle
-    moving: dict[tuple[int, int], _Row] = {}  # of this rank, to any rank
+    moving: dict[tuple[int, int], RolloutRow] = {}  # of this rank, to any rank
     for number, row in places:
         if row // own == rank:
             moving[number, row] = _row(on_cpu[number], sampled[number].generation, row % own)
-    rows: dict[tuple[int, int], _Row] = {}
+    rows: dict[tuple[int, int], RolloutRow] = {}
     for part in gather_object([moving]):
         rows |= part
     mine = [rows[place] for place in _of_rank(trainer, places)]
@@ -190,12 +191,12 @@ def _put_together(attempts: Attempts) -> tuple[Inputs, GenerationBatch]:
     for name in names:
         if all(len(part.logged.get(name, ())) == len(rewards) for part in sampled):
             columns[name] = [sampled[number].logged[name][row] for number, row in places]
-    replace_logged(trainer, columns)
+    replace_completion_table(trainer, columns)
     trained = set(places)
     dropped = []
     for number, part in enumerate(sampled):
         left = [row for row in range(own) if (number, rank * own + row) not in trained]
-        numbered = part.generation._replace(indices=_of_rank(trainer, indices[number]))
+        numbered = GenerationBatch(*part.generation[:3], _of_rank(trainer, indices[number]))
         dropped.append(Dropped(part.batch, numbered, left))
     generation = GenerationBatch(
         [row.data for row in mine],
@@ -207,20 +208,20 @@ def _put_together(attempts: Attempts) -> tuple[Inputs, GenerationBatch]:
     return batch, generation
 
 
-def _indices(prompts: Sequence[Sequence[str]], groups: Sequence[Group], size: int) -> list[list[int]]:
+def _indices(prompts: Sequence[Sequence[str]], groups: Sequence[SampledGroup], size: int) -> list[list[int]]:
     """Return the index of every row of every batch, in gathered order: the number of the rollout among those of its
     prompt in this round, those that are trained on first."""
     trained = set(groups)
-    every = [Group(batch, place) for batch, ids in enumerate(prompts) for place in range(len(ids))]
+    every = [SampledGroup(batch, place) for batch, ids in enumerate(prompts) for place in range(len(ids))]
     seen = Counter[str]()
-    first: dict[Group, int] = {}
+    first: dict[SampledGroup, int] = {}
     for group in sorted(every, key=lambda group: group not in trained):
         prompt_id = prompts[group.batch][group.place]
         first[group] = seen[prompt_id] * size
         seen[prompt_id] += 1
     indices = []
     for batch, ids in enumerate(prompts):
-        indices.append([first[Group(batch, place)] + row for place in range(len(ids)) for row in range(size)])
+        indices.append([first[SampledGroup(batch, place)] + row for place in range(len(ids)) for row in range(size)])
     return indices
 
 
@@ -228,7 +229,7 @@ def _on_cpu(batch: Inputs) -> Inputs:
     return {key: value.cpu() if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
 
 
-def _row(batch: Inputs, generation: GenerationBatch, row: int) -> _Row:
+def _row(batch: Inputs, generation: GenerationBatch, row: int) -> RolloutRow:
     """Return a row of a batch without padding. Raises UsageError for a key that is not known here: an
     image's, of which a row has as many as it likes."""
     ids = generation.completion_ids[row]
@@ -246,10 +247,10 @@ def _row(batch: Inputs, generation: GenerationBatch, row: int) -> _Row:
                 f"round.resample: TRL's batch has {key!r}, which cannot be put together anew; expected prompts of text "
                 "(leave round.resample out)"
             )
-    return _Row(values, generation.inputs[row], ids)
+    return RolloutRow(values, generation.inputs[row], ids)
 
 
-def _batch(trainer: HookedGRPOTrainer, rows: Sequence[_Row], like: Inputs) -> Inputs:
+def _batch(trainer: HookedGRPOTrainer, rows: Sequence[RolloutRow], like: Inputs) -> Inputs:
     """Return rows as a generation batch, padded as TRL pads them, with the number of all ranks' tokens in the loss."""
     token, multiple = tokenizer_of(trainer).pad_token_id, trainer.pad_to_multiple_of
     batch: Inputs = {}

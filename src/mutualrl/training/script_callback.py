@@ -12,6 +12,7 @@ from transformers import TrainerControl as Control
 from transformers import TrainerState as State
 from transformers import TrainingArguments as Args
 
+from mutualrl.regimes.resample import Resample
 from mutualrl.storage.files import parse_or_none, write_atomic, write_checksummed
 from mutualrl.storage.run_info import PolicyResult
 from mutualrl.storage.run_logs import LOGS, current_sums, log_paths
@@ -23,10 +24,17 @@ from mutualrl.training.sharing import Sharing
 class ScriptRunCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transformers are followed as Any
     """Callback that joins the run when training begins, and writes the policy's result after its last step."""
 
-    def __init__(self, sharing: Sharing, script: ScriptRun, reward_names: Callable[[], Sequence[str]]) -> None:
+    def __init__(
+        self,
+        sharing: Sharing,
+        script: ScriptRun,
+        reward_names: Callable[[], Sequence[str]],
+        resample: Resample | None = None,
+    ) -> None:
         self._sharing = sharing
         self._script = script
         self._reward_names = reward_names
+        self._resample = resample
         self._held = ExitStack()
         self._began = 0.0
         self._resumed_from: list[int] = []
@@ -36,7 +44,7 @@ class ScriptRunCallback(TrainerCallback):  # type: ignore[misc]  # TRL and trans
         if not state.is_world_process_zero:
             return
         sharing, script = self._sharing, self._script
-        script.join(script.info(state.max_steps, self._reward_names()))
+        script.join(script.info(state.max_steps, self._reward_names(), self._resample))
         files = script.run.policy(sharing.link.policy)
         files.root.mkdir(parents=True, exist_ok=True)
         self._held.enter_context(hold(files.lock, f"{script.run.root}, policy {sharing.link.policy!r},"))

@@ -16,6 +16,7 @@ from mutualrl.recipes import yaml_file
 from mutualrl.recipes.differences import by_dotted_key
 from mutualrl.regimes import Regime
 from mutualrl.regimes.info import RegimeInfo
+from mutualrl.regimes.resample import Resample
 from mutualrl.storage.files import create_checksummed, write_atomic
 from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import RunDirectory, command_line, versions
@@ -33,7 +34,7 @@ class ScriptRun:
     seed: int
     whiten: bool = False
 
-    def info(self, steps: int, rewards: Sequence[str]) -> RunInfo:
+    def info(self, steps: int, rewards: Sequence[str], resample: Resample | None = None) -> RunInfo:
         """Return the content of run.json. Its recipe has what the scripts share; each has its own model and trainer."""
         recipe = yaml_file.dump(
             {
@@ -41,7 +42,10 @@ class ScriptRun:
                 "regime": {"name": self.regime.name, **self.regime.model_dump(mode="json")},
                 "task": {"name": "script", "reward": list(rewards)},
                 "run": {"steps": steps, "seed": self.seed},
-                "round": {"whiten_advantages": self.whiten},
+                "round": {
+                    "whiten_advantages": self.whiten,
+                    "resample": None if resample is None else resample.model_dump(mode="json"),
+                },
             }
         )
         return RunInfo(

@@ -96,7 +96,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         if sharing.script is not None:  # the command makes unique ids
             self.rounds.prompt_rows.require_unique()
         if sharing.script is not None:
-            self.add_callback(ScriptRunCallback(sharing, sharing.script, lambda: self.reward_func_names))
+            self.add_callback(ScriptRunCallback(sharing, sharing.script, lambda: self.reward_func_names, resample))
             self.add_callback(MetricsCallback(sharing.script.run.policy(sharing.link.policy).metrics))
         self.add_callback(SharingCallback(sharing.link))
         self._check_settings(sharing)

@@ -8,7 +8,7 @@ test that fails when it breaks; a test checks that all members exist and that no
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -93,12 +93,12 @@ class Dropped(NamedTuple):
     rows: list[int]
 
 
-class Sampled(NamedTuple):
+class ScoredBatch(NamedTuple):
     """Generation batch as TRL makes it, with what it was made of, and TRL's table of completions."""
 
     batch: Inputs
     generation: GenerationBatch
-    logged: dict[str, list[Any]]
+    logged: dict[str, list[object]]
 
 
 class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transformers are followed as Any
@@ -157,13 +157,13 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
         self.on_generated(batch, generation)
         return batch
 
-    def sample_batch(self, inputs: list[Inputs]) -> Sampled:
+    def sample_batch(self, inputs: list[Inputs]) -> ScoredBatch:
         """Return TRL's generation batch for this rank's data rows."""
         self.on_generate(inputs)
         batch: Inputs = super()._generate_and_score_completions(inputs)
         assert self._pending is not None
         generation, self._pending = self._pending, None
-        return Sampled(batch, generation, _logged(self))
+        return ScoredBatch(batch, generation, {name: list(column) for name, column in completion_table(self).items()})
 
     def _generate_single_turn(
         self, prompt_ids: Any, images: Any, fields: Any, num_generations: int, *args: Any, **kwargs: Any
@@ -311,25 +311,15 @@ def replace_advantages(trainer: GRPOTrainer, batch: Inputs, advantages: Sequence
     logged.extend(advantages)
 
 
-def _logged(trainer: GRPOTrainer) -> dict[str, list[Any]]:
-    """Return the rows of the generation batch in TRL's table of completions, by column."""
-    return {name: list(values) for name, values in _table_of(trainer).items()}
+def replace_completion_table(trainer: GRPOTrainer, columns: Mapping[str, Sequence[object]]) -> None:
+    """Replace the rows in TRL's table of completions; a column that is not given is emptied."""
+    for name, column in completion_table(trainer).items():
+        column.clear()
+        column.extend(columns.get(name, ()))
 
 
-def replace_logged(trainer: GRPOTrainer, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Replace the rows in TRL's table of completions."""
-    for name, values in _table_of(trainer).items():
-        values.clear()
-        values.extend(columns.get(name, ()))
-
-
-def clear_logged(trainer: GRPOTrainer) -> None:
-    """Empty TRL's table of completions: a column that the next batch lacks would keep the rows of this one."""
-    replace_logged(trainer, {})
-
-
-def _table_of(trainer: GRPOTrainer) -> dict[str, Any]:
-    """Return the columns of TRL's table of completions: a deque each."""
+def completion_table(trainer: GRPOTrainer) -> dict[str, deque[object]]:
+    """Return the columns of TRL's table of completions: of the last generation batch, in gathered order."""
     logs = trainer._logs
     named = {f"{kind}/{name}": column for kind in ("rewards", "extra") for name, column in logs[kind].items()}
     return {"prompt": logs["prompt"], "completion": logs["completion"], "advantages": logs["advantages"], **named}
