@@ -14,6 +14,8 @@ import psutil
 import pytest
 
 from conftest import PATIENCE
+from mutualrl.see import Exchange
+from mutualrl.storage.rundir import RunDirectory
 from mutualrl.training.vllm_generation import vllm_keys
 
 ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
@@ -105,6 +107,27 @@ def test_vllm_samples_with_hints(cli: Any, tmp_path: Path) -> None:
         assert sum(row["plan/samples_too_long"] for row in rows) == 0
         assert sum(row["hinted/success_rate"] for row in rows) / 3 > 0.3
         assert all(0 < row["hinted/ratio"] < 100 for row in rows if row["hinted/confirmed"])
+
+
+@needs_vllm
+@pytest.mark.slow
+def test_vllm_samples_further_prompts(cli: Any, tmp_path: Path) -> None:
+    """Dynamic sampling: the importance ratios and log-probs of replaced groups move with them."""
+    keys = ("trainer.use_vllm=true", "trainer.vllm_gpu_memory_utilization=0.2", "trainer.vllm_max_model_length=128")
+    keys += ("round.resample=true", "round.prompts=8", "run.publish=full", "run.validate_every=0")
+    arguments = [word for key in keys for word in ("--set", key)]
+    run = ("train", "--regime", "grpo", "--model", "tiny:ada", "--task", "arithmetic", "--steps", "2")
+    result = cli(*run, "--run-dir", tmp_path / "run", *arguments, timeout=PATIENCE, **ENVIRONMENT)
+    assert result.returncode == 0, result.stderr[-3000:]
+    rows = [json.loads(line) for line in (tmp_path / "run/policies/ada/metrics.jsonl").read_text().splitlines()]
+    directory = RunDirectory(tmp_path / "run")
+    shard = Exchange(directory.exchange, "eve", directory.info().run_id).read("ada", 0)
+    assert shard is not None
+    assert len(shard) == (1 + rows[0]["resample/attempts"]) * 8 * 4 > 32
+    assert all(len(trace) == len(ids) for trace, ids in zip(shard.logprobs, shard.token_ids, strict=True))
+    for row in rows:
+        assert 0.9 < row["sampling/importance_sampling_ratio/mean"] < 1.1
+        assert abs(row["ppo_kl"]) < 0.05  # with the log-probs of another row it would be far from 0
 
 
 @needs_vllm
