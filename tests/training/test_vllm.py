@@ -123,7 +123,7 @@ def test_vllm_samples_further_prompts(cli: Any, tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "run")
     shard = Exchange(directory.exchange, "eve", directory.info().run_id).read("ada", 0)
     assert shard is not None
-    assert len(shard) == (1 + rows[0]["resample/attempts"]) * 8 * 4 > 32
+    assert len(shard) == (1 + rows[0]["resample/attempts"]) * 8 * 8 > 64
     assert all(len(trace) == len(ids) for trace, ids in zip(shard.logprobs, shard.token_ids, strict=True))
     for row in rows:
         assert 0.9 < row["sampling/importance_sampling_ratio/mean"] < 1.1
