@@ -34,9 +34,11 @@ from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
 import training_harness as harness
 from mutualrl.errors import RewardError, UsageError
 from mutualrl.records import Rollout, row_id
+from mutualrl.regimes.resample import Resample
 from mutualrl.see import Exchange
 from mutualrl.training import MutualGRPOTrainer
 from mutualrl.training.sharing import Sharing
+from mutualrl.training.trl_compat import evaluating, token_logps
 from training_harness import Logs
 
 SUMS = [f"{a} + {b} =" for a in (1, 2, 3) for b in (4, 5)]
@@ -145,8 +147,8 @@ def multiply(a: int, b: int) -> int:
     return a * b
 
 
-class Counter:
-    """An environment with one tool and its own reward."""
+class Tally:
+    """An environment with one tool."""
 
     def reset(self, **_: Any) -> None:
         self.count = 0
@@ -162,6 +164,10 @@ class Counter:
         """
         self.count += step
         return self.count
+
+
+class Counter(Tally):
+    """The same with its own reward."""
 
     def get_reward(self) -> float:
         return float(self.count)
@@ -611,3 +617,62 @@ def test_xgrpo_shares_the_rewards_of_rollouts_with_an_environment(small: dict[st
     assert together.kept[0]["see/peers"] == 1
     before, after = alone.model.state_dict(), together.model.state_dict()
     assert any(not torch.equal(before[key], after[key]) for key in before)
+
+
+# ---- dynamic sampling
+
+
+def two_of_six(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    """Return rewards that differ for two of the six prompts, and equal ones for the others."""
+    return [float(each in ("5", "8") and number % 2) for number, each in enumerate(answer)]
+
+
+class Checking(MutualGRPOTrainer):
+    """Trainer with dynamic sampling that compares every row of a round with a pass of its own."""
+
+    replaced = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, resample=Resample(), **kwargs)
+
+    def on_generated(self, batch: Any, generation: Any) -> None:
+        super().on_generated(batch, generation)
+        if not self.model.training or not generation.dropped:
+            return
+        self.replaced += 1
+        tokenizer, pad = self.processing_class, self.processing_class.pad_token_id
+        for row, example in enumerate(generation.inputs):
+            ids, shown = generation.completion_ids[row], batch["prompt_ids"][row][batch["prompt_mask"][row] == 1]
+            assert batch["completion_ids"][row][: len(ids)].tolist() == ids
+            assert set(batch["completion_ids"][row][len(ids) :].tolist()) <= {pad}
+            text = example["prompt"] if isinstance(example["prompt"], str) else example["prompt"][-1]["content"]
+            assert text in tokenizer.decode(shown)
+        mask, keep = batch["completion_mask"], batch["completion_ids"].size(1)
+        attended = torch.cat([batch["prompt_mask"], mask], dim=1)
+        every = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+        with evaluating(self.model), torch.no_grad():
+            logps = {
+                f"{name}_per_token_logps": token_logps(self, model, every, attended, keep)
+                for name, model in (("old", self.model), ("ref", self.ref_model))
+            }
+        in_loss = mask * batch.get("tool_mask", 1)
+        assert batch["num_items_in_batch"] == in_loss.sum()
+        if "tool_mask" in batch:
+            assert batch["tool_mask"].shape == mask.shape
+        for key, expected in logps.items():
+            torch.testing.assert_close(batch[key] * mask, expected * mask, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["plain", "truncated masked", "tools", "environment"])
+def test_rows_of_a_resampled_round_belong_together(small: dict[str, Path], tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    arguments = {**case.arguments, "reward_funcs": lambda small: two_of_six}
+    if name == "environment":
+        arguments["environment_factory"] = lambda small: Tally
+    keys = {**case.keys, "num_iterations": 2, "max_steps": 6}
+    trainer = train(Checking, replace(case, keys=keys, arguments=arguments), small, tmp_path / "out")
+    assert trainer.replaced >= 2
+    assert sum(row.get("resample/dropped", 0.0) for row in trainer.kept) > 0
+    if name in ("tools", "environment"):
+        assert trainer.kept[0]["tools/call_frequency"] > 0
