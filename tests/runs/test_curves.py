@@ -155,6 +155,8 @@ def test_run_with_dynamic_sampling_is_an_arm_of_its_own_and_its_tokens_are_those
     assert logged.arm == arm
     assert sampled_tokens(logged, "ada").to_dict() == {1: 3 * 10 * 32, 2: 3 * 10 * 32 + 8 * 32}
     assert sampled_tokens(logged, "bob").empty
+    assert [figure.name for figure in single_run.figures(logged) if figure.name == "resampling"] == ["resampling"]
+    assert "resampling" not in [figure.name for figure in single_run.figures(read_logged(made_run(tmp_path / "s")))]
 
 
 def test_vllm_sampling_metrics_are_drawn(tmp_path: Path) -> None:

@@ -310,7 +310,10 @@ def test_recipe_takes_true_or_a_section_and_refuses_regimes_that_read_peers(cli_
     for assignment, attempts in (("round.resample=true", 3), ("round.resample.max_attempts=5", 5)):
         result = cli_here(*plain, assignment)
         assert result.returncode == 0, result.stderr
-        assert json.loads(result.stdout)["recipe"]["round"]["resample"] == {"max_attempts": attempts}
+        planned = json.loads(result.stdout)
+        assert planned["recipe"]["round"]["resample"] == {"max_attempts": attempts}
+        note = f"a round samples 128 to {128 * (1 + attempts)} rollouts, and trains on 128"
+        assert note in " ".join(planned["notes"])
     result = cli_here(*plain, "round.resample=false")
     assert json.loads(result.stdout)["recipe"]["round"]["resample"] is None
     result = cli_here(*plain, "round.resample.max_attempts=0")

@@ -182,7 +182,14 @@ def _place(made: StartPlan, machine: Machine, launch: Launch) -> None:
 def _count_steps(made: StartPlan) -> None:
     """Convert the recipe's epochs to steps, and make the fingerprint."""
     if made.placement is not None and made.inputs is not None:
-        made.recipe, made.fingerprint = check_batch(made.recipe, made.placement.allocations[0].batch, made.inputs)
+        batch = made.placement.allocations[0].batch
+        made.recipe, made.fingerprint = check_batch(made.recipe, batch, made.inputs)
+        if (resample := made.recipe.round.resample) is not None:
+            rows = batch.prompts * batch.rollouts
+            made.notes.append(
+                f"dynamic sampling: a round samples {rows:,} to {rows * (1 + resample.max_attempts):,} rollouts, and "
+                f"trains on {rows:,} (round.resample)"
+            )
 
 
 def _check_asked(made: StartPlan, resumed: RunDirectory | None) -> None:

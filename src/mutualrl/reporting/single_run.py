@@ -7,7 +7,7 @@ from dataclasses import replace
 from mutualrl.reporting.figure_specs import Figure, Panel, filled
 from mutualrl.runs.curves import curve, smooth_curve, tokens_per_second
 from mutualrl.runs.logs import LoggedRun
-from mutualrl.storage.metrics import DEAD, REVIVED, TAUGHT, WAIT
+from mutualrl.storage.metrics import DEAD, RESAMPLE_ATTEMPTS, RESAMPLE_MISSING, REVIVED, TAUGHT, WAIT
 
 MOST_GROUPS = 8
 
@@ -17,7 +17,7 @@ def figures(run: LoggedRun) -> list[Figure]:
     throughout are left out and listed in the first caption."""
     drawn: list[Figure] = []
     zero: list[str] = []
-    for make in (_learning, _optimization, _gate, _regime, _prompts, _engine, _time):
+    for make in (_learning, _optimization, _gate, _regime, _prompts, _resampling, _engine, _time):
         figure = make(run)
         shown = tuple(panel for panel in figure.panels if not _is_zero(panel))
         zero += [panel.title for panel in figure.panels if panel not in shown]
@@ -115,6 +115,19 @@ def _prompts(run: LoggedRun) -> Figure:
             Panel("revived prompts", "cumulative prompts", revived),
         ),
         columns=3,
+    )
+
+
+def _resampling(run: LoggedRun) -> Figure:
+    """Return what dynamic sampling took, for runs with `round.resample`."""
+    return Figure(
+        "resampling",
+        "Dynamic sampling",
+        f"Per round: batches sampled beside its own; groups of equal rewards that are left in the batch.{SMOOTHED}",
+        filled(
+            _panel(run, "further batches", "batches per round", RESAMPLE_ATTEMPTS.key),
+            _panel(run, "equal groups left", "groups per round", RESAMPLE_MISSING.key),
+        ),
     )
 
 
