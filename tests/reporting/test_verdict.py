@@ -214,6 +214,19 @@ def test_verdict_says_what_happened_to_dead_prompts(tmp_path: Path) -> None:
     assert verdicts_of(made_run(tmp_path / "old"))[0].dead == []
 
 
+def test_dead_prompts_under_dynamic_sampling_are_not_compared_with_those_without(tmp_path: Path) -> None:
+    alone = counted(made_run(tmp_path / "g", "grpo"), {"ada": [4.0], "bob": [8.0]})
+    resampled = counted(made_run(tmp_path / "s", "grpo"), {"ada": [9.0], "bob": [9.0]})
+    edit_recipe(resampled, lambda recipe: recipe.update(round={"resample": {"max_attempts": 3}}))
+    (verdict,) = verdicts_of(alone, resampled)
+    assert verdict.dead == [
+        "grpo: 6.0 dead at the end (mean over policies and runs).",
+        "grpo resampled: 9.0 dead at the end (mean over policies and runs).",
+        "Dynamic sampling samples more prompts per round and counts the dead ones among them: its number is not to be "
+        "compared with one without.",
+    ]
+
+
 def test_repeated_command_has_the_new_seed_only(tmp_path: Path) -> None:
     command = ["mutualrl", "train", "--pool", "tiny", "--set", "run.seed=1", "--set", "run.steps=20"]
     runs = [made_run(tmp_path / name, name, seed=1, command=command) for name in ("grpo", "sgt")]

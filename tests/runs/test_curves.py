@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from made_runs import made_run
+from made_runs import edit_recipe, made_run
 from mutualrl.reporting import single_run
 from mutualrl.reporting.report_tables import sampled_tokens
 from mutualrl.runs.curves import (
@@ -26,7 +26,6 @@ from mutualrl.runs.curves import (
     window_of,
 )
 from mutualrl.runs.logs import Series, points, read_logged
-from mutualrl.storage.files import write_checksummed
 
 
 def values(*numbers: float, start: int = 1) -> Series:
@@ -140,11 +139,7 @@ def test_run_with_dynamic_sampling_is_an_arm_of_its_own_and_its_tokens_are_those
     tmp_path: Path, attempts: int, arm: str
 ) -> None:
     run = made_run(tmp_path / "r", "grpo", steps=2, finished=False)
-    info = json.loads((run / "run.json").read_text())
-    recipe = {**json.loads(info["recipe"].partition("\n")[2]), "round": {"resample": {"max_attempts": attempts}}}
-    text = json.dumps(recipe)
-    (run / "recipe.yaml").write_text(text)
-    write_checksummed(run / "run.json", {**info, "recipe": text}, root=run)
+    edit_recipe(run, lambda recipe: recipe.update(round={"resample": {"max_attempts": attempts}}))
 
     def change(rows: list[dict[str, Any]]) -> None:
         for row, length, further in zip(rows, (10.0, 8.0), (2.0, 0.0), strict=True):

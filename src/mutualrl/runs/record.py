@@ -158,12 +158,18 @@ class Run(Record):
         sections = {entry["name"]: entry.get("regime") for entry in policies_in(self.recipe)}
         return {name: section for name, section in sections.items() if isinstance(section, dict)}
 
+    @property
+    def resample(self) -> JsonObject | None:
+        """Return the settings of dynamic sampling (`round.resample`); None without."""
+        value = self.section("round").get("resample")
+        return value if isinstance(value, dict) else None
+
     @cached_property
     def arm(self) -> str:
         """Return the regime with its non-default settings, `sgt (weight=0.3)`, overrides of a policy, `sgt (bob:
         weight=0.9)`, dynamic sampling, `grpo resampled`, and the sources that it reads, `sgt with book`."""
         label = self.rule.label(self.section("regime"), self._overrides)
-        if isinstance(resample := self.section("round").get("resample"), dict):
+        if (resample := self.resample) is not None:
             attempts = resample.get("max_attempts")
             label += " resampled" if attempts == Resample().max_attempts else f" resampled (max_attempts={attempts})"
         sources = ", ".join(sorted({**self.info.sources, **self.info.asked_sources}))

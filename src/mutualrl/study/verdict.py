@@ -65,6 +65,12 @@ def dead_by_arm(comparison: Comparison) -> list[str]:
         last = [count for count in counts if count is not None]
         if last:
             sentences.append(f"{arm}: {statistics.fmean(last):,.1f} dead at the end (mean over policies and runs).")
+    kinds = {run.resample is not None for runs in comparison.arms.values() for run in runs}
+    if len(kinds) > 1 and sentences:
+        sentences.append(
+            "Dynamic sampling samples more prompts per round and counts the dead ones among them: its number is not to "
+            "be compared with one without."
+        )
     return sentences
 
 
