@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import IterableDataset
+from datasets import Dataset, IterableDataset
 
 from conftest import Cli
 from mutualrl.engines.transformers_engine import load_tokenizer
@@ -300,6 +300,18 @@ def test_own_loss_and_streamed_data_are_refused_by_name(tiny: dict[str, Path], t
             reward_funcs=alternating,
             args=config(tmp_path / "streamed"),
             train_dataset=IterableDataset.from_generator(lambda: iter([{"prompt": "1 + 1 ="}])),
+            processing_class=load_tokenizer(str(tiny["ada"])),
+            resample=Resample(),
+        )
+
+
+def test_data_with_images_is_refused_before_the_first_step(tiny: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"resample: train_dataset: found a column 'image', expected prompts of text"):
+        MutualGRPOTrainer(
+            model=str(tiny["ada"]),
+            reward_funcs=alternating,
+            args=config(tmp_path / "out"),
+            train_dataset=Dataset.from_list([{"prompt": "1 + 1 =", "image": None}] * 32),
             processing_class=load_tokenizer(str(tiny["ada"])),
             resample=Resample(),
         )

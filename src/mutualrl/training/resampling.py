@@ -70,6 +70,11 @@ def resampling_problems(trainer: HookedGRPOTrainer) -> list[str]:
             f"train_dataset: found {type(trainer.train_dataset).__name__}, expected a datasets.Dataset: further "
             "prompts are rows of it"
         )
+    elif pictures := {"image", "images"} & set(trainer.train_dataset.column_names):
+        problems.append(
+            f"train_dataset: found a column {min(pictures)!r}, expected prompts of text: a row may have several "
+            "images, and a batch of them is not put together anew"
+        )
     if not has_trl_loss(trainer):
         problems.append(
             f"{type(trainer).__name__} overrides TRL's loss, which may read more of a batch than is put together anew; "
