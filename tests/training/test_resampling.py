@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
@@ -95,6 +96,13 @@ class Patient(Kept):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, resample=Resample(max_attempts=5), **kwargs)
+
+
+class Once(Kept):
+    """The same with one attempt."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, resample=Resample(max_attempts=1), **kwargs)
 
 
 def is_rare(prompt_id: str) -> bool:
@@ -315,6 +323,81 @@ def test_data_with_images_is_refused_before_the_first_step(tiny: dict[str, Path]
             processing_class=load_tokenizer(str(tiny["ada"])),
             resample=Resample(),
         )
+
+
+def test_settings_of_a_trainer_without_a_sharing_are_checked_too(tiny: dict[str, Path], tmp_path: Path) -> None:
+    for number, (keys, message) in enumerate(
+        (
+            ({"multi_objective_aggregation": "normalize_then_sum"}, "expected 'sum_then_normalize'"),
+            ({"remove_unused_columns": True}, "remove_unused_columns: found True, expected False"),
+        )
+    ):
+        with pytest.raises(UsageError, match=message):
+            train(ReplayedResampled, tiny["ada"], tmp_path / str(number), **keys)
+
+
+class Sometimes:
+    """Reward that logs a column in some of its calls only."""
+
+    __name__ = "sometimes"
+
+    def __init__(self, calls: set[int]) -> None:
+        self.calls, self.number = calls, -1
+
+    def __call__(self, completions: list[str], prompt_id: list[str], log_extra: Any, **_: Any) -> list[float]:
+        self.number += 1
+        if self.number in self.calls:
+            log_extra("seen", [self.number] * len(completions))
+        return rare(completions, prompt_id)
+
+
+@pytest.mark.parametrize("calls", [{0}, {1, 2}, {4}, set()])
+def test_column_that_a_reward_logs_in_some_batches_only_is_kept_for_these(
+    tiny: dict[str, Path], tmp_path: Path, calls: set[int]
+) -> None:
+    """Two rounds of one further batch each: calls 0 and 1, then 2 and 3."""
+    keys = {"log_completions": True, "num_completions_to_print": 0, "max_steps": 2}
+    trainer = train(Once, tiny["ada"], tmp_path / "out", reward=Sometimes(calls), **keys)
+    for step, file in enumerate(sorted((tmp_path / "out" / "completions").glob("*.parquet"))):
+        table = pq.read_table(file)
+        batch = trainer.kept_rounds[step]
+        first = sampled_rounds(PLACES, step + 1)[step]
+        expected = [
+            next(
+                (call for call in (2 * step, 2 * step + 1) if call in calls and (key in first) == (call % 2 == 0)), None
+            )
+            for key in batch["ids"]
+        ]
+        assert table.num_rows == 32
+        found = table["seen"].to_pylist() if "seen" in table.column_names else [None] * 32
+        assert found == expected
+
+
+class OneRatioPerSequence(ReplayedResampled):
+    """Trainer whose rows have one ratio each, as those of vLLM have by default: here the sum of the row's token ids."""
+
+    checked = 0
+
+    def sample_batch(self, inputs: list[Inputs]) -> Any:
+        part = super().sample_batch(inputs)
+        if self.model.training:
+            part.batch["importance_sampling_ratio"] = sums(part.generation.completion_ids)
+        return part
+
+    def on_generated(self, batch: Inputs, generation: Any) -> None:
+        super().on_generated(batch, generation)
+        if self.model.training and generation.dropped:
+            assert torch.equal(batch["importance_sampling_ratio"], sums(generation.completion_ids))
+            self.checked += 1
+
+
+def sums(completion_ids: list[list[int]]) -> torch.Tensor:
+    return torch.tensor([[float(sum(ids))] for ids in completion_ids])
+
+
+def test_ratio_of_a_sequence_is_not_padded(tiny: dict[str, Path], tmp_path: Path) -> None:
+    trainer = train(OneRatioPerSequence, tiny["ada"], tmp_path / "out", pad_to_multiple_of=8)
+    assert trainer.checked > 0
 
 
 def test_recipe_takes_true_or_a_section_and_refuses_regimes_that_read_peers(cli_here: Cli) -> None:

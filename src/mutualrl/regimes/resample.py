@@ -54,7 +54,8 @@ def filled(prompts: Sequence[Sequence[str]], live: Sequence[npt.NDArray[np.bool_
     """Return the group at each place of the batch, shape (places,): the round's own if its rewards differ, else the
     next further one whose rewards do, in the order of sampling; the own one where there is none.
 
-    `prompts`: the prompt ids of each batch, by place. `live`: whether the rewards differ. A prompt is trained on once.
+    `prompts`: the prompt ids of each batch, by place. `live`: whether the rewards differ. A further prompt is trained
+    on once.
     """
     groups = [SampledGroup(0, place) for place in range(len(prompts[0]))]
     used = {prompts[0][place] for place in range(len(groups)) if live[0][place]}

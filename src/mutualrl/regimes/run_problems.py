@@ -75,9 +75,15 @@ def _resample_problems(regime: Regime, facts: RunFacts) -> list[str]:
         problems.append(f"regime {regime.name!r} begins rollouts of the round's prompts, which are known before it")
     elif regime.traits.shares:
         problems.append(f"regime {regime.name!r} plans the advantages of all groups, of which some would be dropped")
-    if facts.trainer.get("multi_objective_aggregation", SUMMED) != SUMMED:
-        problems.append(
-            "trainer.multi_objective_aggregation normalizes over the rewards of the round before they are summed, so "
-            f"that groups of equal rewards count; expected {SUMMED!r}"
-        )
+    problems += resample_problems_of(facts.trainer)
     return [f"found true, but {problem} (leave round.resample out)" for problem in problems]
+
+
+def resample_problems_of(trainer: Settings) -> list[str]:
+    """Return why groups cannot be replaced under these settings of a trainer, whatever the regime."""
+    if trainer.get("multi_objective_aggregation", SUMMED) == SUMMED:
+        return []
+    return [
+        "trainer.multi_objective_aggregation normalizes over the rewards of the round before they are summed, so "
+        f"that groups of equal rewards count; expected {SUMMED!r}"
+    ]

@@ -29,6 +29,7 @@ from mutualrl.regimes.resample import (
     missing,
     order_of,
 )
+from mutualrl.regimes.run_problems import resample_problems_of
 from mutualrl.storage.metrics import RESAMPLE_ATTEMPTS, RESAMPLE_DROPPED, RESAMPLE_MISSING, RESAMPLE_TOKENS
 from mutualrl.training.round_prompts import id_or_prompt
 from mutualrl.training.trl_compat import (
@@ -75,6 +76,11 @@ def resampling_problems(trainer: HookedGRPOTrainer) -> list[str]:
             f"train_dataset: found a column {min(pictures)!r}, expected prompts of text: a row may have several "
             "images, and a batch of them is not put together anew"
         )
+    problems += resample_problems_of(vars(trainer.args))
+    if trainer.args.remove_unused_columns:
+        problems.append(
+            "remove_unused_columns: found True, expected False: further prompts are rows of the data with all columns"
+        )
     if not has_trl_loss(trainer):
         problems.append(
             f"{type(trainer).__name__} overrides TRL's loss, which may read more of a batch than is put together anew; "
@@ -95,6 +101,7 @@ class Attempts:
 
     def sample(self, inputs: list[Inputs], prompts: list[str]) -> None:
         """Sample a batch: this rank's data rows, and the prompt ids of all ranks' groups."""
+        replace_completion_table(self.trainer, {})  # else a column that this batch lacks keeps the rows of the last one
         part = self.trainer.sample_batch(inputs)
         self.sampled.append(part)
         self.prompts.append(prompts)
@@ -137,7 +144,6 @@ def resampled_round(
         rows = attempts.next_rows(attempt) if attempts.missing() else []
         if not rows:
             break
-        replace_completion_table(trainer, {})  # else a column that the next batch lacks keeps these rows
         own = _of_rank(trainer, [row for row in rows for _ in range(size)])
         attempts.sample([dict(data[row]) for row in own], [id_or_prompt(data[row]) for row in rows])
         tokens += last_value(trainer, "completions/mean_length") * len(rows) * size
@@ -173,6 +179,7 @@ def _put_together(attempts: Attempts) -> tuple[Inputs, GenerationBatch]:
     size, rank = trainer.num_generations, trainer.accelerator.process_index
     indices = _indices(attempts.prompts, groups, size)
     if len(sampled) == 1:
+        replace_completion_table(trainer, _table(sampled, [(0, row) for row in range(len(indices[0]))]))
         return sampled[0].batch, sampled[0].generation
     places = [(group.batch, group.place * size + row) for group in groups for row in range(size)]  # in gathered order
     own = len(sampled[0].generation.inputs)
@@ -191,12 +198,7 @@ def _put_together(attempts: Attempts) -> tuple[Inputs, GenerationBatch]:
         totals = total_rewards(trainer, rewards).double().cpu().numpy()
         scaled = _of_rank(trainer, batch_scaled(totals, size).tolist())
         batch["advantages"] = torch.tensor(scaled, dtype=batch["advantages"].dtype, device=batch["advantages"].device)
-    names = sorted({name for part in sampled for name in part.logged})
-    columns = {}
-    for name in names:
-        if all(len(part.logged.get(name, ())) == len(rewards) for part in sampled):
-            columns[name] = [sampled[number].logged[name][row] for number, row in places]
-    replace_completion_table(trainer, columns)
+    replace_completion_table(trainer, _table(sampled, places))
     trained = set(places)
     dropped = []
     for number, part in enumerate(sampled):
@@ -211,6 +213,15 @@ def _put_together(attempts: Attempts) -> tuple[Inputs, GenerationBatch]:
         tuple(dropped),
     )
     return batch, generation
+
+
+def _table(sampled: Sequence[ScoredBatch], places: Sequence[tuple[int, int]]) -> dict[str, list[object]]:
+    """Return the columns of TRL's table of completions for rows of these batches; None where a batch lacks a column."""
+    table: dict[str, list[object]] = {}
+    for name in {name for part in sampled for name, column in part.logged.items() if column}:
+        columns = [part.logged.get(name) or [None] * len(places) for part in sampled]
+        table[name] = [columns[number][row] for number, row in places]
+    return table
 
 
 def _indices(prompts: Sequence[Sequence[str]], groups: Sequence[SampledGroup], size: int) -> list[list[int]]:
@@ -263,8 +274,8 @@ def _batch(trainer: HookedGRPOTrainer, rows: Sequence[RolloutRow], like: Inputs)
         if key in _OF_BATCH:
             continue
         column = [row.values[key] for row in rows]
-        if key in _PER_ROW:
-            batch[key] = torch.stack(column).to(value.device)
+        if key in _PER_ROW or (value.dim() > 1 and value.size(1) == 1 < like["completion_ids"].size(1)):
+            batch[key] = torch.stack(column).to(value.device)  # also a ratio per sequence, shape (rows, 1)
             continue
         fill = token if key.endswith("_ids") else _AFTER.get(key, 0)
         side = "left" if key in _PROMPT else "right"

@@ -312,10 +312,15 @@ def replace_advantages(trainer: GRPOTrainer, batch: Inputs, advantages: Sequence
 
 
 def replace_completion_table(trainer: GRPOTrainer, columns: Mapping[str, Sequence[object]]) -> None:
-    """Replace the rows in TRL's table of completions; a column that is not given is emptied."""
+    """Replace the rows in TRL's table of completions, whose columns are of one length: a column of the user's
+    (`log_extra`) that is not given is removed."""
     for name, column in completion_table(trainer).items():
         column.clear()
         column.extend(columns.get(name, ()))
+        if not column and name.startswith("extra/"):
+            del trainer._logs["extra"][name.removeprefix("extra/")]
+    for name in columns.keys() - completion_table(trainer).keys():
+        trainer._logs["extra"][name.removeprefix("extra/")].extend(columns[name])
 
 
 def completion_table(trainer: GRPOTrainer) -> dict[str, deque[object]]:
