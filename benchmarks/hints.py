@@ -40,9 +40,7 @@ def write_predictions(out: Path, prompts: int) -> None:
 
 def main() -> None:
     """Make the missing runs, and write the table."""
-    parser = harness.options(__doc__)
-    parser.add_argument("--runs", type=Path, default=Path("runs") / "hints", help="directory of the sweep")
-    parser.add_argument("--table", action="store_true", help="run nothing, only write the table of the existing pieces")
+    parser = sweeps.options(__doc__, "hints")
     parser.add_argument("--add", action="store_true", help="the same, added to the pieces in the results file")
     args = harness.parse(parser)
     file = sweeps.SWEEPS / "hints.yaml"

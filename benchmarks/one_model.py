@@ -66,9 +66,7 @@ def fine_tune(pairs: list[tuple[str, str]], target: Path) -> None:
 
 def main() -> None:
     """Make the missing models and runs, and write the table."""
-    parser = harness.options(__doc__)
-    parser.add_argument("--runs", type=Path, default=Path("runs") / "one-model", help="directory of the sweep")
-    parser.add_argument("--table", action="store_true", help="run nothing, only write the table of the existing pieces")
+    parser = sweeps.options(__doc__, "one-model")
     parser.add_argument("--add", action="store_true", help="the same, added to the pieces in the results file")
     args = harness.parse(parser)
     file = sweeps.SWEEPS / "one-model.yaml"

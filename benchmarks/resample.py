@@ -9,17 +9,13 @@ It runs `mutualrl sweep benchmarks/sweeps/resample.yaml` on the embedded pools `
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import harness
 import sweep_results as sweeps
 
 
 def main() -> None:
     """Make the missing runs, and write the table."""
-    parser = harness.options(__doc__)
-    parser.add_argument("--runs", type=Path, default=Path("runs") / "resample", help="directory of the sweep")
-    parser.add_argument("--table", action="store_true", help="run nothing, only write the table of the existing pieces")
+    parser = sweeps.options(__doc__, "resample")
     args = harness.parse(parser)
     file = sweeps.SWEEPS / "resample.yaml"
     if args.smoke:

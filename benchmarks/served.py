@@ -75,9 +75,7 @@ def answers() -> bool:
 
 def main() -> None:
     """Make the missing runs, and write the table."""
-    parser = harness.options(__doc__)
-    parser.add_argument("--runs", type=Path, default=Path("runs") / "served", help="directory of the sweep")
-    parser.add_argument("--table", action="store_true", help="run nothing, only write the table of the existing pieces")
+    parser = sweeps.options(__doc__, "served")
     args = harness.parse(parser)
     file = sweeps.SWEEPS / "served.yaml"
     if args.smoke:

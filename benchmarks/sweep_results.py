@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import shutil
@@ -111,6 +112,14 @@ def smoke_sweep(
     copy = directory / f"{name}.yaml"
     copy.write_text(yaml.safe_dump(sweep, sort_keys=False), encoding="utf-8")
     return copy
+
+
+def options(description: str | None, name: str) -> argparse.ArgumentParser:
+    """Return the parser of a benchmark that runs a sweep: where its runs are, and whether only its table is written."""
+    parser = harness.options(description)
+    parser.add_argument("--runs", type=Path, default=Path("runs") / name, help="directory of the sweep")
+    parser.add_argument("--table", action="store_true", help="run nothing, only write the table of the existing pieces")
+    return parser
 
 
 def run_sweep(file: Path, runs: Path, *options: str) -> None:

@@ -38,6 +38,7 @@ from mutualrl.mwra.placement import Placement, place
 from mutualrl.recipes import Recipe, load_run
 from mutualrl.recipes.agreement import source_digests
 from mutualrl.recipes.run_sources import Prediction, recorded_digests
+from mutualrl.storage.allocation import BatchPlan
 from mutualrl.storage.hub import hub_problem
 from mutualrl.storage.run_info import Fingerprint
 from mutualrl.storage.rundir import RunDirectory
@@ -184,12 +185,17 @@ def _count_steps(made: StartPlan) -> None:
     if made.placement is not None and made.inputs is not None:
         batch = made.placement.allocations[0].batch
         made.recipe, made.fingerprint = check_batch(made.recipe, batch, made.inputs)
-        if (resample := made.recipe.round.resample) is not None:
-            rows = batch.prompts * batch.rollouts
-            made.notes.append(
-                f"dynamic sampling: a round samples {rows:,} to {rows * (1 + resample.max_attempts):,} rollouts, and "
-                f"trains on {rows:,} (round.resample)"
-            )
+        made.notes += _resample_notes(made.recipe, batch)
+
+
+def _resample_notes(recipe: Recipe, batch: BatchPlan) -> list[str]:
+    """Return what dynamic sampling may cost; nothing without it."""
+    if recipe.round.resample is None:
+        return []
+    rows = batch.prompts * batch.rollouts
+    most = rows * (1 + recipe.round.resample.max_attempts)
+    note = f"a round samples {rows:,} to {most:,} rollouts, and trains on {rows:,}"
+    return [f"dynamic sampling: {note} (round.resample)"]
 
 
 def _check_asked(made: StartPlan, resumed: RunDirectory | None) -> None:

@@ -51,14 +51,16 @@ def ratio_problems(settings: Settings, *, traced: bool) -> list[Problem]:
     return problems
 
 
-def aggregation_problem(settings: Settings, *, moves_advantages: bool) -> list[Problem]:
-    """Return (key, problem) if a regime computes advantages from summed rewards and TRL is set to normalize first."""
+def aggregation_problem(
+    settings: Settings, *, moves_advantages: bool, why: str = "the regime shares one reward per rollout"
+) -> list[Problem]:
+    """Return (key, problem) if a regime computes advantages from summed rewards, for which `why` is the reason, and TRL
+    is set to normalize first."""
     if moves_advantages and settings.get("multi_objective_aggregation") == "normalize_then_sum":
         return [
             (
                 "multi_objective_aggregation",
-                "found 'normalize_then_sum', but the regime shares one reward per rollout; expected "
-                "'sum_then_normalize'",
+                f"found 'normalize_then_sum', but {why}; expected 'sum_then_normalize'",
             )
         ]
     return []

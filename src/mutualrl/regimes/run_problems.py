@@ -10,8 +10,6 @@ from mutualrl.regimes.ratios import aggregation_problem, ratio_problems
 from mutualrl.regimes.regime import Problem, Regime, Settings
 from mutualrl.traits import SourceTraits
 
-SUMMED = "sum_then_normalize"  # TRL's default
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
@@ -70,20 +68,16 @@ def _resample_problems(regime: Regime, facts: RunFacts) -> list[str]:
         return []
     problems = []
     if regime.traits.reads_peers:
-        problems.append(f"regime {regime.name!r} reads rollouts on the same prompts, which further prompts are not")
+        problems.append(f"regime {regime.name!r} reads rollouts on the same prompts, of peers or sources")
     elif regime.traits.guides:
         problems.append(f"regime {regime.name!r} begins rollouts of the round's prompts, which are known before it")
     elif regime.traits.shares:
         problems.append(f"regime {regime.name!r} plans the advantages of all groups, of which some would be dropped")
-    problems += resample_problems_of(facts.trainer)
-    return [f"found true, but {problem} (leave round.resample out)" for problem in problems]
+    refused = [f"found true, but {problem} (leave round.resample out)" for problem in problems]
+    return refused + [f"trainer.{key}: {problem}" for key, problem in equal_sums_problem(facts.trainer)]
 
 
-def resample_problems_of(trainer: Settings) -> list[str]:
-    """Return why groups cannot be replaced under these settings of a trainer, whatever the regime."""
-    if trainer.get("multi_objective_aggregation", SUMMED) == SUMMED:
-        return []
-    return [
-        "trainer.multi_objective_aggregation normalizes over the rewards of the round before they are summed, so "
-        f"that groups of equal rewards count; expected {SUMMED!r}"
-    ]
+def equal_sums_problem(trainer: Settings) -> list[Problem]:
+    """Return (key, problem) if groups of equal rewards cannot be told by the sums of their rewards."""
+    why = "dynamic sampling tells equal groups by their summed rewards"
+    return aggregation_problem(trainer, moves_advantages=True, why=why)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ from mutualrl.regimes.resample import (
     missing,
     order_of,
 )
-from mutualrl.regimes.run_problems import resample_problems_of
+from mutualrl.regimes.run_problems import equal_sums_problem
 from mutualrl.storage.metrics import RESAMPLE_ATTEMPTS, RESAMPLE_DROPPED, RESAMPLE_MISSING, RESAMPLE_TOKENS
 from mutualrl.training.round_prompts import id_or_prompt
 from mutualrl.training.trl_compat import (
@@ -43,12 +43,12 @@ from mutualrl.training.trl_compat import (
     log_value,
     micro_step,
     micro_steps_per_round,
+    of_rank,
+    replace_advantages,
     replace_completion_table,
     tokenizer_of,
     total_rewards,
 )
-
-R = TypeVar("R")
 
 #: what fills the columns after a completion, by key of the generation batch; the masks hide all of them
 _AFTER: dict[str, float] = {
@@ -76,7 +76,7 @@ def resampling_problems(trainer: HookedGRPOTrainer) -> list[str]:
             f"train_dataset: found a column {min(pictures)!r}, expected prompts of text: a row may have several "
             "images, and a batch of them is not put together anew"
         )
-    problems += resample_problems_of(vars(trainer.args))
+    problems += [f"{key}: {problem}" for key, problem in equal_sums_problem(vars(trainer.args))]
     if trainer.args.remove_unused_columns:
         problems.append(
             "remove_unused_columns: found True, expected False: further prompts are rows of the data with all columns"
@@ -127,9 +127,9 @@ class Attempts:
         trained = {
             self.prompts[group.batch][group.place] for group in self.groups() if self.live[group.batch][group.place]
         }
-        every = {prompt_id for prompts in self.prompts for prompt_id in prompts}
+        sampled = {prompt_id for prompts in self.prompts for prompt_id in prompts}
         order = order_of(len(data), seed, number, attempt)
-        return further_rows(order, lambda row: id_or_prompt(data[row]), every, trained, len(self.prompts[0]))
+        return further_rows(order, lambda row: id_or_prompt(data[row]), sampled, trained, len(self.prompts[0]))
 
 
 def resampled_round(
@@ -144,7 +144,7 @@ def resampled_round(
         rows = attempts.next_rows(attempt) if attempts.missing() else []
         if not rows:
             break
-        own = _of_rank(trainer, [row for row in rows for _ in range(size)])
+        own = of_rank(trainer, [row for row in rows for _ in range(size)])
         attempts.sample([dict(data[row]) for row in own], [id_or_prompt(data[row]) for row in rows])
         tokens += last_value(trainer, "completions/mean_length") * len(rows) * size
     equal = sum(int((~live).sum()) for live in attempts.live)
@@ -153,13 +153,6 @@ def resampled_round(
     log_value(trainer, RESAMPLE_MISSING.key, float(attempts.missing()))
     log_value(trainer, RESAMPLE_TOKENS.key, float(round(tokens)))
     return _put_together(attempts)
-
-
-def _of_rank(trainer: HookedGRPOTrainer, rows: Sequence[R]) -> list[R]:
-    """Return this rank's part of rows in gathered order."""
-    count = len(rows) // trainer.accelerator.num_processes
-    first = trainer.accelerator.process_index * count
-    return list(rows[first : first + count])
 
 
 # ---- the batch to train on
@@ -176,43 +169,59 @@ class RolloutRow(NamedTuple):
 def _put_together(attempts: Attempts) -> tuple[Inputs, GenerationBatch]:
     """Return the batch of the groups to train on, and what is dropped."""
     trainer, sampled, groups = attempts.trainer, attempts.sampled, attempts.groups()
-    size, rank = trainer.num_generations, trainer.accelerator.process_index
-    indices = _indices(attempts.prompts, groups, size)
-    if len(sampled) == 1:
-        replace_completion_table(trainer, _table(sampled, [(0, row) for row in range(len(indices[0]))]))
-        return sampled[0].batch, sampled[0].generation
+    size = trainer.num_generations
     places = [(group.batch, group.place * size + row) for group in groups for row in range(size)]  # in gathered order
-    own = len(sampled[0].generation.inputs)
-    on_cpu = [_on_cpu(part.batch) for part in sampled]  # copied once: each read from a GPU waits until the GPU is idle
-    moving: dict[tuple[int, int], RolloutRow] = {}  # of this rank, to any rank
-    for number, row in places:
-        if row // own == rank:
-            moving[number, row] = _row(on_cpu[number], sampled[number].generation, row % own)
-    rows: dict[tuple[int, int], RolloutRow] = {}
-    for part in gather_object([moving]):
-        rows |= part
-    mine = [rows[place] for place in _of_rank(trainer, places)]
+    replace_completion_table(trainer, _table(sampled, places))
+    if len(sampled) == 1:
+        return sampled[0].batch, sampled[0].generation
+    rows = _moved(trainer, sampled, places)
     rewards = torch.stack([sampled[number].generation.rewards[row] for number, row in places])
-    batch = _batch(trainer, mine, like=sampled[0].batch)
+    batch = _batch(trainer, rows, like=sampled[0].batch)
     if trainer.scale_rewards == "batch":
         totals = total_rewards(trainer, rewards).double().cpu().numpy()
-        scaled = _of_rank(trainer, batch_scaled(totals, size).tolist())
-        batch["advantages"] = torch.tensor(scaled, dtype=batch["advantages"].dtype, device=batch["advantages"].device)
-    replace_completion_table(trainer, _table(sampled, places))
-    trained = set(places)
-    dropped = []
-    for number, part in enumerate(sampled):
-        left = [row for row in range(own) if (number, rank * own + row) not in trained]
-        numbered = GenerationBatch(*part.generation[:3], _of_rank(trainer, indices[number]))
-        dropped.append(Dropped(part.batch, numbered, left))
+        replace_advantages(trainer, batch, batch_scaled(totals, size).tolist())
+    indices = _indices(attempts.prompts, groups, size)
     generation = GenerationBatch(
-        [row.data for row in mine],
-        [row.completion_ids for row in mine],
+        [row.data for row in rows],
+        [row.completion_ids for row in rows],
         rewards,
-        _of_rank(trainer, [indices[number][row] for number, row in places]),
-        tuple(dropped),
+        of_rank(trainer, [indices[number][row] for number, row in places]),
+        _dropped(trainer, sampled, places, indices),
     )
     return batch, generation
+
+
+def _moved(
+    trainer: HookedGRPOTrainer, sampled: Sequence[ScoredBatch], places: Sequence[tuple[int, int]]
+) -> list[RolloutRow]:
+    """Return this rank's rows of the batch to train on, wherever they were sampled. `places`: of all ranks' rows, the
+    batch and the row in gathered order."""
+    per_rank, rank = len(sampled[0].generation.inputs), trainer.accelerator.process_index
+    on_cpu = [_on_cpu(part.batch) for part in sampled]  # copied once: each read from a GPU waits until the GPU is idle
+    sent: dict[tuple[int, int], RolloutRow] = {}
+    for number, row in places:
+        if row // per_rank == rank:
+            sent[number, row] = _row(on_cpu[number], sampled[number].generation, row % per_rank)
+    received: dict[tuple[int, int], RolloutRow] = {}
+    for part in gather_object([sent]):
+        received |= part
+    return [received[place] for place in of_rank(trainer, places)]
+
+
+def _dropped(
+    trainer: HookedGRPOTrainer,
+    sampled: Sequence[ScoredBatch],
+    places: Sequence[tuple[int, int]],
+    indices: Sequence[Sequence[int]],
+) -> tuple[Dropped, ...]:
+    """Return each batch with this rank's rows that are not trained on. `indices`: of the rollouts, by batch and row."""
+    trained, dropped = set(places), []
+    for number, part in enumerate(sampled):
+        rows = of_rank(trainer, range(len(part.generation.rewards)))
+        left = [place for place, row in enumerate(rows) if (number, row) not in trained]
+        numbered = GenerationBatch(*part.generation[:3], of_rank(trainer, indices[number]))
+        dropped.append(Dropped(part.batch, numbered, left))
+    return tuple(dropped)
 
 
 def _table(sampled: Sequence[ScoredBatch], places: Sequence[tuple[int, int]]) -> dict[str, list[object]]:
@@ -228,10 +237,10 @@ def _indices(prompts: Sequence[Sequence[str]], groups: Sequence[SampledGroup], s
     """Return the index of every row of every batch, in gathered order: the number of the rollout among those of its
     prompt in this round, those that are trained on first."""
     trained = set(groups)
-    every = [SampledGroup(batch, place) for batch, ids in enumerate(prompts) for place in range(len(ids))]
+    sampled = [SampledGroup(batch, place) for batch, ids in enumerate(prompts) for place in range(len(ids))]
     seen = Counter[str]()
     first: dict[SampledGroup, int] = {}
-    for group in sorted(every, key=lambda group: group not in trained):
+    for group in sorted(sampled, key=lambda group: group not in trained):
         prompt_id = prompts[group.batch][group.place]
         first[group] = seen[prompt_id] * size
         seen[prompt_id] += 1

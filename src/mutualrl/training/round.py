@@ -54,6 +54,7 @@ from mutualrl.training.trl_compat import (
     log_value,
     micro_step,
     micro_steps_per_round,
+    of_rank,
     replace_advantages,
     tokenizer_of,
     total_rewards,
@@ -384,10 +385,7 @@ class Rounds:
 
     def own_rewards(self, generation: GenerationBatch) -> list[float]:
         """Return the rewards of this rank's rollouts, summed over reward functions; NaN: unscorable."""
-        rows = len(generation.inputs)
-        start = self.trainer.accelerator.process_index * rows
-        rewards: list[float] = total_rewards(self.trainer, generation.rewards)[start : start + rows].tolist()
-        return rewards
+        return of_rank(self.trainer, total_rewards(self.trainer, generation.rewards).tolist())
 
     # ---- parts of the steps
 

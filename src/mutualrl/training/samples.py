@@ -20,6 +20,7 @@ from mutualrl.training.trl_compat import (
     HookedGRPOTrainer,
     Inputs,
     evaluating,
+    of_rank,
     prompt_tokens,
     sampled_and_scored,
     token_logps,
@@ -120,8 +121,7 @@ def _sampled(
     """Return this rank's rollouts of a batch. `traced`: whether log-probs of any rank's samples are requested."""
     shown = [{**row.data, "prompt": row.shown} for row in rows]
     generation = sampled_and_scored(trainer, shown, environments, judged_on=[row.data for row in rows])
-    first = trainer.accelerator.process_index * len(rows)
-    rewards = total_rewards(trainer, generation.rewards)[first : first + len(rows)].tolist()
+    rewards = of_rank(trainer, total_rewards(trainer, generation.rewards).tolist())
     completions = generation.completion_ids
     trainer.model.eval()  # see above
     traces = _logprobs(trainer, rows, completions) if traced else None

@@ -11,7 +11,7 @@ import os
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -23,6 +23,7 @@ from trl.trainer.utils import RepeatSampler
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+R = TypeVar("R")
 Inputs = dict[str, Any]
 Environments = dict[Any, list[Any]]  # instances by name
 
@@ -300,11 +301,17 @@ def last_value(trainer: GRPOTrainer, name: str) -> float:
     return float(trainer._metrics["train"][name][-1])
 
 
+def of_rank(trainer: GRPOTrainer, rows: Sequence[R]) -> list[R]:
+    """Return this rank's part of all ranks' rows in gathered order, of which each rank has equally many."""
+    per_rank = len(rows) // trainer.accelerator.num_processes
+    first = trainer.accelerator.process_index * per_rank
+    return list(rows[first : first + per_rank])
+
+
 def replace_advantages(trainer: GRPOTrainer, batch: Inputs, advantages: Sequence[float]) -> None:
     """Replace TRL's advantages with `advantages`, of all ranks' rows, also in TRL's completions table."""
     own = batch["advantages"]
-    first = trainer.accelerator.process_index * len(own)
-    batch["advantages"] = torch.tensor(advantages[first : first + len(own)], dtype=own.dtype, device=own.device)
+    batch["advantages"] = torch.tensor(of_rank(trainer, advantages), dtype=own.dtype, device=own.device)
     logged = trainer._logs["advantages"]
     for _ in range(min(len(advantages), len(logged))):
         logged.pop()

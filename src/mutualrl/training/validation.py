@@ -24,6 +24,7 @@ from mutualrl.training.data import as_dataset
 from mutualrl.training.trl_compat import (
     Environments,
     evaluating,
+    of_rank,
     replaced,
     sampled_and_scored,
     tokenizer_of,
@@ -76,8 +77,7 @@ class Validator:
             for first in range(0, len(prompts), self._batch_size):
                 rows = list(as_dataset(prompts[first : first + self._batch_size], tokenizer_of(trainer)))
                 scored = total_rewards(trainer, sampled_and_scored(trainer, rows, self._environments).rewards)
-                start = trainer.accelerator.process_index * len(rows)
-                rewards += scored[start : start + len(rows)].tolist()
+                rewards += of_rank(trainer, scored.tolist())
         return rewards
 
     @contextmanager
