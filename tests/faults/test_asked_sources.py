@@ -145,8 +145,9 @@ def test_a_run_that_is_killed_while_it_asks_resumes_to_the_same_bytes(tmp_path: 
             assert [row.get(key) for row in run.metrics(policy)] == [row.get(key) for row in unbroken.metrics(policy)]
     assert asked.keys() == once.keys()  # no other question
     again = sum(asked.values()) - len(asked)
-    assert 1 <= again <= 2 * 4  # two processes ended with at most four in flight
-    assert again == sum(account.asked_again for account in accounts(run.path).values())
+    counted = sum(account.asked_again for account in accounts(run.path).values())
+    # A question is stored as asked before it is sent: a kill between the two leaves one that no server saw.
+    assert 1 <= again <= counted <= 2 * 4  # two processes ended with at most four in flight
     assert verify_intact(run.path)["damaged"] == []
 
 

@@ -78,7 +78,7 @@ def launch(spec: list[dict[str, Any]], tmp_path: Path, tiny: dict[str, Path], ra
         text=True,
         timeout=PATIENCE,
     )
-    assert result.returncode == 0, result.stderr[-4000:]
+    assert result.returncode == 0, result.stderr
     return {
         run["name"]: [json.loads((tmp_path / f"{run['name']}.{rank}.json").read_text()) for rank in range(ranks)]
         for run in spec

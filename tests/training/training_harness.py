@@ -25,6 +25,7 @@ from mutualrl.rollouts import SCHEMA
 from mutualrl.see import Exchange, WaitTimeouts
 from mutualrl.sources.script import recorded_source
 from mutualrl.sources.source import Source, StoredSource
+from mutualrl.storage.files import write_atomic
 from mutualrl.tasks import TaskSource, get_task
 from mutualrl.tasks.boxed import boxed_reward, boxed_score
 from mutualrl.thl import retokenize
@@ -145,7 +146,8 @@ def book(directory: Path, *, verified: bool) -> StoredSource:
         if number % 4
     ]
     file = directory / "book.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    write_atomic(file, text.encode())  # every rank writes it
     data = [{"prompt": p.text, "prompt_id": p.id} for p in PROMPTS]
     source = recorded_source("book", str(file), data)
     if not verified:
