@@ -255,18 +255,6 @@ def xdist_worker_number() -> int:
     return int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the drawing of a report's figures, nearly all of its time: for tests of what it reads and writes."""
-
-    def empty(figure: Any, directory: Path) -> str:
-        for suffix in ("png", "svg"):
-            (directory / f"{figure.name}.{suffix}").write_bytes(b"")
-        return "<svg></svg>"
-
-    monkeypatch.setattr("mutualrl.reporting.report.draw_figure", empty)
-
-
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 

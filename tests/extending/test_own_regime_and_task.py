@@ -90,7 +90,6 @@ def test_user_regime_and_task_resume_to_the_unbroken_run_unless_their_code_chang
     assert "regime_sha256" in result.stderr
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_reports_do_not_execute_code_named_in_a_run(tmp_path: Path, cli_here: Cli) -> None:
     from made_runs import made_run, set_recipe
 

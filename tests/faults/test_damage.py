@@ -126,7 +126,6 @@ def test_malformed_results_are_reported_before_a_summary_is_written(copy: Path, 
         ("recipe.yaml", "its recipe.yaml is missing or was changed"),
     ],
 )
-@pytest.mark.usefixtures("undrawn")
 def test_reports_leave_out_corrupted_files_with_a_note(copy: Path, cli_here: Cli, name: str, message: str) -> None:
     flip(copy / name)
     result = cli_here("report", "r", "--out", "page", "--json")
@@ -248,7 +247,6 @@ TRAPPED = [(name, "pipe") for name in NAMES] + [
 
 @pytest.mark.extended
 @pytest.mark.parametrize(("name", "trap"), TRAPPED)
-@pytest.mark.usefixtures("undrawn")
 def test_commands_do_not_block_on_pipes_and_endless_files(copy: Path, cli_here: Cli, name: str, trap: str) -> None:
     (copy / name).unlink()
     TRAPS[trap](copy / name)
@@ -281,7 +279,6 @@ def nested(n: int) -> str:
         "\u0000" * 100,
     ],
 )
-@pytest.mark.usefixtures("undrawn")
 def test_yaml_bombs_in_recipes_are_rejected_without_a_traceback(copy: Path, cli_here: Cli, text: str) -> None:
     info = read_checksummed(copy / "run.json")
     assert info is not None

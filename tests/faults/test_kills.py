@@ -71,8 +71,9 @@ def assert_equals_undisturbed(run: Run, unbroken: FinishedRun) -> None:
         assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
         assert [row["see/round"] for row in rows if "see/round" in row] == [0, 1, 2]  # each round used once
         expected = unbroken.metrics(policy)
-        rescues = [each.path / "policies" / policy / "rescues.jsonl" for each in (run, unbroken)]
-        assert rescues[0].read_bytes() == rescues[1].read_bytes()  # each pair once
+        for log in ("rescues.jsonl", "samples.jsonl"):
+            logs = [each.path / "policies" / policy / log for each in (run, unbroken)]
+            assert logs[0].read_bytes() == logs[1].read_bytes() != b""  # each pair and each sample once
         for key in ("loss", "reward", "sgt/pairs", "see/bytes", "num_tokens", "ppo_kl"):
             assert [row.get(key) for row in rows] == [row.get(key) for row in expected]
 

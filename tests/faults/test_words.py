@@ -87,7 +87,6 @@ TEACHING = {"sgt", "hinted"}
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     "regime",
     [
@@ -125,7 +124,6 @@ def test_what_a_run_says_agrees_with_its_exchange(cli: Cli, cli_here: Cli, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
 def test_one_model_and_a_file(cli: Cli, cli_here: Cli, tmp_path: Path) -> None:
     run = tmp_path / "r"
     trained(cli, run, "--regime", "sgt", "--pool", "tiny-recorded")
@@ -145,7 +143,6 @@ def test_one_model_and_a_file(cli: Cli, cli_here: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.extended
 def test_one_model_and_an_endpoint(cli: Cli, cli_here: Cli, tmp_path: Path) -> None:
     """The endpoint counts what it was asked, and fails on one question of four; the rest has a budget."""
@@ -190,7 +187,6 @@ def test_one_model_and_an_endpoint(cli: Cli, cli_here: Cli, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.extended
 def test_an_endpoint_without_answers_and_a_spent_budget_are_said(cli: Cli, tmp_path: Path) -> None:
     def refuse(number: int, endpoint: Endpoint, handler: Any) -> bool:
@@ -215,7 +211,6 @@ def test_an_endpoint_without_answers_and_a_spent_budget_are_said(cli: Cli, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.extended
 def test_dead_prompts_are_the_same_rows_whether_a_run_publishes_or_not(cli: Cli, tmp_path: Path) -> None:
     """`tiny` has 234 rows with 211 texts: two rows of one text are two prompts in every run."""

@@ -19,6 +19,7 @@ from made_runs import edit_recipe, made_run, publish, rescue, set_recipe, with_r
 from mutualrl.paper.figures import across, figures
 from mutualrl.recipes import Request, resolve
 from mutualrl.reporting.comparability import comparisons
+from mutualrl.reporting.signs import Signs
 from mutualrl.runs.logs import read_runs
 from mutualrl.storage.files import write_checksummed
 from mutualrl.storage.rundir import RunDirectory, hold
@@ -76,7 +77,7 @@ class Page(HTMLParser):
 
     def rescues(self) -> list[dict[str, Any]]:
         """Return all records of the rescue browser."""
-        blocks = [d for d, s in zip(self.data, self.scripts, strict=True) if s.get("class") == "rescue-data"]
+        blocks = [d for d, s in zip(self.data, self.scripts, strict=True) if s.get("class") == "rescues-data"]
         return [record for block in blocks for record in json.loads(block)]
 
 
@@ -113,7 +114,7 @@ def test_numbers_of_a_finished_run_match_its_files(cli_here: Cli, unbroken: Any,
         pairs = next(row for row in page.tables["table-2-2"] if row[0] == name)[3]
         assert int(pairs) == result["rescued_pairs"] == sum(row.get("sgt/pairs", 0) for row in metrics[name])
     figures = {figure["name"]: figure for figure in data["figures"]}
-    assert set(figures) == {"learning", "optimization", "gate", "prompts", "time"}
+    assert set(figures) == {"learning", "groups", "optimization", "gate", "prompts", "time"}
     lines = {
         (panel["title"], line["label"]): dict(zip(line["x"], line["y"], strict=True))
         for figure in figures.values()
@@ -130,13 +131,10 @@ def test_numbers_of_a_finished_run_match_its_files(cli_here: Cli, unbroken: Any,
             assert lines[title, name] == {row["step"]: row[key] for row in metrics[name] if key in row}
         waits = {row["step"]: row["see/wait_seconds"] for row in metrics[name] if "see/wait_seconds" in row}
         assert lines["waiting for peers", name] == waits
-    for name in figures:
-        assert (tmp_path / "page" / "figures" / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
-        assert "<svg" in (tmp_path / "page" / "figures" / f"{name}.svg").read_text()
+    assert not (tmp_path / "page" / "figures").exists()
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
 def test_every_rescued_pair_is_in_the_rescue_browser(cli_here: Cli, unbroken: Any, tmp_path: Path) -> None:
     import pyarrow as pa
 
@@ -161,7 +159,6 @@ def test_every_rescued_pair_is_in_the_rescue_browser(cli_here: Cli, unbroken: An
 
 
 @pytest.mark.extended
-@pytest.mark.usefixtures("undrawn")
 def test_live_crashed_and_failed_runs_have_pages(cli_here: Cli, tmp_path: Path) -> None:
     live = made_run(tmp_path / "live", "sgt", finished=False)
     with ExitStack() as stack:
@@ -185,7 +182,6 @@ def test_live_crashed_and_failed_runs_have_pages(cli_here: Cli, tmp_path: Path) 
         assert any(outcome.partition(": ")[2] in note for note in page.notes)
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_ten_runs_are_compared_by_arm_with_mean_and_spread_over_seeds(cli_here: Cli, tmp_path: Path) -> None:
     runs = [made_run(tmp_path / f"grpo-{seed}", "grpo", seed=seed, gain=0.1) for seed in range(4)]
     runs += [made_run(tmp_path / f"sgt-{seed}", "sgt", seed=seed, gain=0.3) for seed in range(3)]
@@ -288,7 +284,6 @@ def test_main_figures_show_the_published_arms_and_captions_name_the_others(tmp_p
 
 
 @pytest.mark.extended
-@pytest.mark.usefixtures("undrawn")
 def test_evaluations_are_drawn_as_bars_by_task(cli_here: Cli, tmp_path: Path) -> None:
     tasks = {name: {"n": 100, "max_new_tokens": 3072} for name in ("math", "arc")}
     runs = []
@@ -321,7 +316,6 @@ def test_evaluations_are_drawn_as_bars_by_task(cli_here: Cli, tmp_path: Path) ->
     assert [len(f["panels"][0]["bars"]) for f in data["figures"] if "-tasks" in f["name"]] == [2, 1]
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_distillation_is_drawn_as_bars(cli_here: Cli, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     bars = {"sequential distillation": {"points": -0.1, "relative": -0.2}, "sgt": {"points": 0.1, "relative": 0.25}}
@@ -356,7 +350,6 @@ def test_torn_and_damaged_lines_are_reported_and_the_rest_is_shown(cli_here: Cli
     assert len(page.rescues()) == 1
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_empty_runs_have_pages_and_other_formats_and_invalid_paths_are_rejected(cli_here: Cli, tmp_path: Path) -> None:
     other = cli_here("report", made_run(tmp_path / "other", format=7))
     assert other.returncode == 2
@@ -386,7 +379,6 @@ def test_empty_runs_have_pages_and_other_formats_and_invalid_paths_are_rejected(
     assert (result.returncode, "--out" in result.stderr) == (2, True)
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_runs_of_different_tasks_or_settings_are_not_silently_compared(cli_here: Cli, tmp_path: Path) -> None:
     runs = [
         made_run(tmp_path / "a"),
@@ -407,14 +399,12 @@ def test_runs_of_different_tasks_or_settings_are_not_silently_compared(cli_here:
     assert "Run d2: Greedy accuracy" in page.text
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_runs_with_the_same_name_are_distinguished(cli_here: Cli, tmp_path: Path) -> None:
     runs = [made_run(tmp_path / parent / "r", seed=n) for n, parent in enumerate(("one", "two"))]
     _, data, _ = make_report(cli_here, *runs, "--out", "page")
     assert [run["name"] for run in data["runs"]] == ["r", "two/r"]
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_later_answers_come_from_the_exchange_and_damage_is_reported(cli_here: Cli, tmp_path: Path) -> None:
     run = with_rescues(
         made_run(tmp_path / "r", "sgt"), "ada", [rescue(1, "p"), rescue(1, "q"), rescue(3, "p"), rescue(1, "z")]
@@ -439,7 +429,6 @@ def test_later_answers_come_from_the_exchange_and_damage_is_reported(cli_here: C
     assert any("round 2 of 'ada' is left out" in note for note in summary["notes"])
 
 
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("with_control", [False, True])
 def test_fractions_after_a_rescue_are_those_of_the_exchange(cli_here: Cli, tmp_path: Path, with_control: bool) -> None:
     """Recompute the summary above the cards with pyarrow, from the exchange and rescues.jsonl alone."""
@@ -504,8 +493,7 @@ def test_page_fetches_nothing_and_escapes_hostile_text(cli_here: Cli, tmp_path: 
     page, _, _ = make_report(cli_here, run, "--out", "page")
     recipe = "../%3Ci%3Er/recipe.yaml"
     assert page.fetched.count(recipe) == 1
-    links = [link for link in page.fetched if link != recipe]
-    assert all(re.fullmatch(r"figures/[\w.-]+\.(png|svg)", link) for link in links), links
+    assert [link for link in page.fetched if link != recipe] == []
     assert len([script for script in page.scripts if script.get("type") != "application/json"]) == 1
     assert "<img" not in page.text
     assert "\u202e" not in page.text
@@ -516,16 +504,25 @@ def test_page_fetches_nothing_and_escapes_hostile_text(cli_here: Cli, tmp_path: 
     assert not re.search(r"https?://(?!www\.w3\.org)", page.text)
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_new_report_in_the_same_directory_leaves_no_stale_figure(cli_here: Cli, tmp_path: Path) -> None:
-    make_report(cli_here, made_run(tmp_path / "s", "sgt"), "--out", "page")
-    user_file = tmp_path / "page" / "figures" / "mine.png"
-    user_file.touch()
-    _, data, _ = make_report(cli_here, made_run(tmp_path / "g"), "--out", "page")
-    names = {path.stem for path in user_file.parent.glob("*.svg")}
-    assert names == {figure["name"] for figure in data["figures"]}
-    assert "gate" not in names
-    assert user_file.exists()
+def test_figures_for_papers_are_written_on_demand_with_captions(cli_here: Cli, tmp_path: Path) -> None:
+    runs = [made_run(tmp_path / f"{name}-{seed}", name, seed=seed) for name in ("grpo", "sgt") for seed in range(2)]
+    _, data, _ = make_report(cli_here, *runs, "--out", "page", "--figures", "drawn")
+    names = {figure["name"] for figure in data["figures"]}
+    assert {path.name for path in (tmp_path / "drawn").iterdir()} == {
+        "captions.md",
+        *(f"{name}.{kind}" for name in names for kind in ("png", "svg")),
+    }
+    captions = (tmp_path / "drawn" / "captions.md").read_text()
+    assert all(f"**{name}**" in captions for name in names)
+    assert "In the paper: Outcome-level sharing gives the best stability-support point" in captions
+    probes = next(name for name in names if name.endswith("-probes"))
+    drawing = (tmp_path / "drawn" / f"{probes}.svg").read_text()
+    signs = Signs(["grpo", "sgt"])
+    assert all(signs.colour(arm) in drawing for arm in ("grpo", "sgt"))
+    assert (tmp_path / "drawn" / f"{probes}.png").read_bytes()[:4] == b"\x89PNG"
+    (tmp_path / "taken").touch()
+    result = cli_here("report", runs[0], "--figures", tmp_path / "taken")
+    assert (result.returncode, "--figures" in result.stderr) == (2, True)
 
 
 def notes_of(summary: dict[str, Any]) -> str:
@@ -533,7 +530,6 @@ def notes_of(summary: dict[str, Any]) -> str:
 
 
 @pytest.mark.extended
-@pytest.mark.usefixtures("undrawn")
 def test_lost_policy_or_unreadable_result_has_no_final_accuracy(cli_here: Cli, tmp_path: Path) -> None:
     complete, lost = (made_run(tmp_path / f"r{n}", seed=n) for n in range(2))
     summary = json.loads((lost / "summary.json").read_text())
@@ -562,7 +558,6 @@ def test_lost_policy_or_unreadable_result_has_no_final_accuracy(cli_here: Cli, t
     assert "it finished but has no readable summary" in notes_of(output)
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_reaching_grpos_accuracy_counts_from_step_0_over_finished_runs(cli_here: Cli, tmp_path: Path) -> None:
     runs = [
         made_run(tmp_path / "g", gain=-0.1),
@@ -573,7 +568,6 @@ def test_reaching_grpos_accuracy_counts_from_step_0_over_finished_runs(cli_here:
     assert [row[-1] for row in page.tables["table-2-1"][1:]] == ["0", "0"]
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_differing_data_versions_and_seeds_are_reported(cli_here: Cli, tmp_path: Path) -> None:
     plan = {"task": "arithmetic", "prompts_per_round": 8, "data_sha256": "a" * 64}
     one = made_run(tmp_path / "one", fingerprint=plan)

@@ -13,7 +13,7 @@ import made_runs
 from conftest import Cli
 from made_runs import edit_recipe, made_run
 from mutualrl.reporting.comparability import comparisons
-from mutualrl.reporting.page import Verdict
+from mutualrl.reporting.page import Dead, Verdict
 from mutualrl.runs.logs import read_runs
 from mutualrl.storage.files import read_checksummed, write_checksummed
 from mutualrl.study.verdict import verdicts
@@ -40,7 +40,8 @@ def test_single_run_without_a_baseline_gets_the_command_for_one(tmp_path: Path) 
     run = made_run(tmp_path / "r", "sgt", command=command)
     (verdict,) = verdicts_of(run)
     assert "it has no baseline" in verdict.answer
-    assert "64 problems" in verdict.answer
+    assert (verdict.word, verdict.number, verdict.interval) == ("No baseline yet", "0.300 → 0.510", "")
+    assert verdict.basis == "accuracy (greedy, mean of the pool), 64 problems; one seed"
     baseline_command = shlex.split(verdict.commands[0])
     assert baseline_command == ["mutualrl", "train", "--steps", "20", "--run-dir", f"{run}-grpo", "--regime", "grpo"]
     assert shlex.split(verdict.commands[1]) == ["mutualrl", "report", str(run), f"{run}-grpo"]
@@ -71,7 +72,7 @@ def test_run_over_a_bucket_gets_no_command_that_would_reuse_the_bucket(tmp_path:
     joined = made_run(tmp_path / "joined", "sgt", command=["mutualrl", "join", "s3://b/r", "--policy", "ada"])
     shared = made_run(tmp_path / "shared", "sgt")
     edit_recipe(shared, lambda recipe: recipe.update(exchange={"url": "s3://b/r"}))
-    assert verdicts_of(joined)[0].commands == verdicts_of(shared)[0].commands == ()
+    assert [*verdicts_of(joined)[0].commands, *verdicts_of(shared)[0].commands] == []
 
 
 def test_run_with_results_of_some_policies_names_the_missing_ones(tmp_path: Path) -> None:
@@ -83,7 +84,8 @@ def test_run_with_results_of_some_policies_names_the_missing_ones(tmp_path: Path
     write_checksummed(run / "summary.json", summary, root=run)
     (verdict,) = verdicts_of(run)
     assert "no result of bob here" in verdict.answer
-    assert verdict.commands == ()
+    assert (verdict.word, verdict.number) == ("Not measured", "")
+    assert not verdict.commands
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,7 @@ def test_run_with_results_of_some_policies_names_the_missing_ones(tmp_path: Path
 )
 def test_command_that_names_code_or_is_malformed_is_not_offered(tmp_path: Path, command: Any) -> None:
     (verdict,) = verdicts_of(made_run(tmp_path / "r", "sgt", command=command))
-    assert verdict.commands == ()
+    assert not verdict.commands
 
 
 def test_per_policy_settings_and_pools_of_one_get_no_baseline_command(tmp_path: Path) -> None:
@@ -107,58 +109,60 @@ def test_per_policy_settings_and_pools_of_one_get_no_baseline_command(tmp_path: 
 
     edit_recipe(per_policy, change)
     alone = made_run(tmp_path / "alone", "grpo", policies=("ada",))
-    assert verdicts_of(per_policy)[0].commands == verdicts_of(alone)[0].commands == ()
+    assert [*verdicts_of(per_policy)[0].commands, *verdicts_of(alone)[0].commands] == []
 
 
 def test_custom_rewards_are_not_called_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     boxed = made_runs.validation
     monkeypatch.setattr(made_runs, "validation", lambda accuracy: {**boxed(accuracy), "no_box": None})
     run = made_run(tmp_path / "r", "sgt")
-    assert verdicts_of(run)[0].answer.startswith("Mean reward went from")
+    assert verdicts_of(run)[0].basis.startswith("mean reward (greedy")
 
 
 def test_baseline_alone_suggests_a_regime_that_shares(tmp_path: Path) -> None:
     (verdict,) = verdicts_of(made_run(tmp_path / "r", "grpo"))
     assert "This is a baseline" in verdict.answer
+    assert verdict.word == "Baseline only"
     assert "--regime sgt" in verdict.commands[0]
 
 
 def test_unfinished_run_has_no_result(tmp_path: Path) -> None:
     (verdict,) = verdicts_of(made_run(tmp_path / "r", "sgt", finished=False))
-    assert "no result yet" in verdict.answer
+    assert verdict.word == "No result yet"
     assert "--resume" in verdict.commands[0]
 
 
 @pytest.mark.parametrize(
-    ("gains", "answer"),
+    ("gains", "word", "number", "interval"),
     [
-        ([(0.2, 0.1), (0.3, 0.21), (0.25, 0.14)], "3 seeds: sgt (weight=0.3) ended above grpo."),
-        ([(0.1, 0.2), (0.21, 0.3), (0.14, 0.25)], "3 seeds: sgt (weight=0.3) ended below grpo."),
-        ([(0.3, 0.1), (0.1, 0.3), (0.2, 0.1)], "3 seeds: not decided."),
-        ([(0.3, 0.1)], "seeds: 1; 3 are needed for an interval."),
-        ([(0.3, 0.1), (0.31, 0.11)], "seeds: 2; 3 are needed for an interval."),
+        ([(0.2, 0.1), (0.3, 0.21), (0.25, 0.14)], "Helped", "+0.100", "95 % interval +0.075 to +0.125"),
+        ([(0.1, 0.2), (0.21, 0.3), (0.14, 0.25)], "Hurt", "-0.100", "95 % interval -0.125 to -0.075"),
+        ([(0.3, 0.1), (0.1, 0.3), (0.2, 0.1)], "Not decided", "+0.033", "95 % interval -0.484 to +0.550"),
+        ([(0.3, 0.1)], "Not decided", "+0.200", "no interval: 3 seeds are needed"),
+        ([(0.3, 0.1), (0.31, 0.11)], "Not decided", "+0.200", "no interval: 3 seeds are needed"),
     ],
 )
-def test_arms_are_paired_by_seed_and_the_answer_follows_the_interval(
-    tmp_path: Path, gains: list[tuple[float, float]], answer: str
+def test_arms_are_paired_by_seed_and_the_word_follows_the_interval(
+    tmp_path: Path, gains: list[tuple[float, float]], word: str, number: str, interval: str
 ) -> None:
+    """The intervals by hand: mean ± 4.3027 s / sqrt(3)."""
     runs = []
     for seed, (shared, plain) in enumerate(gains):
         settings = {"weight": 0.3}
         runs.append(made_run(tmp_path / f"sgt-{seed}", "sgt", seed=seed, gain=shared, settings=settings))
         runs.append(made_run(tmp_path / f"grpo-{seed}", "grpo", seed=seed, gain=plain))
     (verdict,) = verdicts_of(*runs)
-    assert answer in verdict.answer
-    decided = "ended" in answer
-    assert bool(verdict.commands) != decided
-    if not decided:
+    assert (verdict.word, verdict.number, verdict.interval) == (word, number, interval)
+    assert verdict.basis.endswith(f"64 problems; seeds: {len(gains)}")
+    assert bool(verdict.commands) == (word == "Not decided")
+    if word == "Not decided":
         assert [f"--seed {len(gains)}" in command for command in verdict.commands] == [True, True]
 
 
 def test_arms_without_a_baseline_or_a_common_seed_are_not_compared(tmp_path: Path) -> None:
     sgt, xgrpo = made_run(tmp_path / "a", "sgt"), made_run(tmp_path / "b", "xgrpo")
     (verdict,) = verdicts_of(sgt, xgrpo)
-    assert "no finished run of the baseline (grpo)" in verdict.answer
+    assert "No finished run of the baseline (grpo)" in verdict.answer
     (verdict,) = verdicts_of(sgt, made_run(tmp_path / "c", "grpo", seed=5))
     assert "have no finished runs with a common seed" in verdict.answer
 
@@ -200,17 +204,11 @@ def counted(run: Path, dead: dict[str, list[float]]) -> Path:
 def test_verdict_says_what_happened_to_dead_prompts(tmp_path: Path) -> None:
     run = counted(made_run(tmp_path / "r", "sgt"), {"ada": [4.0, 9.0, 2.0]})  # bob did not count them
     (verdict,) = verdicts_of(run)
-    assert verdict.dead == [
-        "ada: 2 dead at the end, 9 at most; 3 times a dead one had a success again; it was taught 40 texts in all."
-    ]
+    assert verdict.dead == [Dead("ada", 4, 9, 2, "3 came back; taught 40 texts")]
     alone = counted(made_run(tmp_path / "g", "grpo"), {"ada": [4.0], "bob": [8.0]})
     both = verdicts_of(run, alone)
-    assert [verdict.dead for verdict in both] == [
-        [
-            "grpo: 6.0 dead at the end (mean over policies and runs).",
-            "sgt: 2.0 dead at the end (mean over policies and runs).",
-        ]
-    ]
+    mean = "mean per policy and run"
+    assert [verdict.dead for verdict in both] == [[Dead("grpo", 6, 6, 6, mean), Dead("sgt", 4, 9, 2, mean)]]
     assert verdicts_of(made_run(tmp_path / "old"))[0].dead == []
 
 
@@ -219,12 +217,29 @@ def test_dead_prompts_under_dynamic_sampling_are_not_compared_with_those_without
     resampled = counted(made_run(tmp_path / "s", "grpo"), {"ada": [9.0], "bob": [9.0]})
     edit_recipe(resampled, lambda recipe: recipe.update(round={"resample": {"max_attempts": 3}}))
     (verdict,) = verdicts_of(alone, resampled)
-    assert verdict.dead == [
-        "grpo: 6.0 dead at the end (mean over policies and runs).",
-        "grpo resampled: 9.0 dead at the end (mean over policies and runs).",
-        "Dynamic sampling samples more prompts per round and counts the dead ones among them: its number is not to be "
-        "compared with one without.",
-    ]
+    mean = "mean per policy and run"
+    assert verdict.dead == [Dead("grpo", 6, 6, 6, mean), Dead("grpo resampled", 9, 9, 9, mean)]
+    assert any("its number is not to be compared with one without" in caution for caution in verdict.cautions)
+
+
+def test_baseline_of_dynamic_sampling_is_sampled_once(tmp_path: Path) -> None:
+    """The command drops the setting, and turns off that of a recipe file."""
+    command = ["mutualrl", "train", "r.yaml", "--set", "round.resample.max_attempts=5"]
+    run = made_run(tmp_path / "r", "grpo", command=command)
+    edit_recipe(run, lambda recipe: recipe.update(round={"resample": {"max_attempts": 5}}))
+    (verdict,) = verdicts_of(run)
+    assert verdict.word == "No baseline yet"
+    added = ["--set", "round.resample=false", "--run-dir", f"{run}-grpo", "--regime", "grpo"]
+    assert shlex.split(verdict.commands[0]) == ["mutualrl", "train", "r.yaml", *added]
+
+
+def test_hurt_stands_before_not_decided_and_helped(tmp_path: Path) -> None:
+    runs = []
+    for seed in range(3):
+        for name, gain in (("grpo", 0.2), ("sgt", 0.3 + 0.01 * seed), ("xgrpo", 0.1), ("prp", 0.2 + 0.1 * (seed - 1))):
+            runs.append(made_run(tmp_path / f"{name}-{seed}", name, seed=seed, gain=gain))
+    found = [(verdict.word, verdict.subject.partition(" ")[0]) for verdict in verdicts_of(*runs)]
+    assert found == [("Hurt", "xgrpo"), ("Not decided", "prp"), ("Helped", "sgt")]
 
 
 def test_repeated_command_has_the_new_seed_only(tmp_path: Path) -> None:
@@ -256,7 +271,7 @@ def test_one_model_with_a_source_is_told_to_train_without_it(tmp_path: Path) -> 
         (verdict,) = verdicts_of(run)
         assert "nobody to share with" not in verdict.answer
         assert f"One run does not show what {name} gave" in verdict.answer
-        assert "mean of the pool" not in verdict.answer
+        assert "mean of the pool" not in verdict.basis
         assert shlex.split(verdict.commands[0])[-2:] == ["--regime", "grpo"]
     alone = made_run(tmp_path / "alone", "grpo", policies=("ada",))
     (verdict,) = verdicts_of(alone)
@@ -274,7 +289,7 @@ def test_more_seeds_are_no_advice_for_a_few_held_out_problems(tmp_path: Path, mo
     (verdict,) = verdicts_of(*runs)
     assert any("5 held-out prompts will hardly decide anything" in caution for caution in verdict.cautions)
     assert not any("More seeds" in caution for caution in verdict.cautions)
-    assert verdict.commands == ()
+    assert not verdict.commands
 
 
 def test_no_command_writes_into_the_directory_of_a_sweep(tmp_path: Path) -> None:
@@ -282,4 +297,4 @@ def test_no_command_writes_into_the_directory_of_a_sweep(tmp_path: Path) -> None
     runs = [made_run(pieces / f"{name}-0", name, gain=gain) for name, gain in (("grpo", 0.1), ("sgt", 0.2))]
     assert verdicts_of(*runs)[0].commands
     (tmp_path / "sweep" / "sweep.json").write_text("{}")
-    assert verdicts_of(*runs)[0].commands == verdicts_of(runs[1])[0].commands == ()
+    assert [*verdicts_of(*runs)[0].commands, *verdicts_of(runs[1])[0].commands] == []

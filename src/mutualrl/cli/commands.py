@@ -116,7 +116,7 @@ class Distill(WithJson):
 
 @dataclass(frozen=True, kw_only=True)
 class Report(WithJson):
-    """Write an HTML report of runs: curves, rescues, regimes side by side, the paper's figures. Works offline.
+    """Write an HTML report of runs: did it help, curves, rescues, samples, regimes side by side. Works offline.
 
     Example: mutualrl report runs/grpo-0 runs/sgt-0 --out page
     """
@@ -132,6 +132,9 @@ class Report(WithJson):
     out: Annotated[
         Path | None,
         Option("Output directory; RUN/report for a single run (RUN-report for one in a bucket), else report."),
+    ] = None
+    figures: Annotated[
+        Path | None, Option("Also write the figures to this directory, as PNG and SVG, with the paper's captions.")
     ] = None
 
 

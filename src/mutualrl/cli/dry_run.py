@@ -249,7 +249,7 @@ def waiting(recipe: Recipe, placement: Placement | None) -> str | None:
     return f"{text}. `mutualrl report` of a run shows what other values would have saved"
 
 
-MIRRORED = 2  # files that grow during the run: metrics, rescues
+MIRRORED = 3  # files that grow during the run: metrics, rescues, samples
 
 
 def requests(recipe: Recipe) -> dict[str, int]:

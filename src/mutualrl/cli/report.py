@@ -22,9 +22,9 @@ from mutualrl.study.sweep_directory import SWEEP
 from mutualrl.study.verdict import verdicts
 
 
-def page_of(runs: Sequence[Path], out: Path) -> WrittenReport:
+def page_of(runs: Sequence[Path], out: Path, drawings: Path | None = None) -> WrittenReport:
     """Write the report of runs with the verdicts of the study and the paper's figures."""
-    return write_report(runs, out, " ".join(command_line()), ComparedRuns(verdicts, figures, across))
+    return write_report(runs, out, " ".join(command_line()), ComparedRuns(verdicts, figures, across), drawings)
 
 
 def _runs_of(path: str) -> list[str]:
@@ -46,7 +46,7 @@ def report(options: Report) -> None:
         target = Path(f"{run_name(given)}-report") if is_bucket(given) else user_path(Path(given)) / "report"
     with ExitStack() as fetched:
         directories = [fetched.enter_context(run_directory(run)) for run in runs]
-        written = page_of(directories, target)
+        written = page_of(directories, target, options.figures)
     note_all(written.notes)
     if options.as_json:
         emit({"page": str(written.page), "figures": written.figures, "notes": list(written.notes)})

@@ -10,13 +10,15 @@ from mutualrl.runs.curves import Bars, Curve
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """One pair of axes with curves or bars, by label."""
+    """One pair of axes with curves or bars, by label. `singles`: curves of single runs, by run, with the label of their
+    mean."""
 
     title: str
     y: str
     lines: Mapping[str, Curve] = field(default_factory=dict)
     bars: Mapping[str, Bars] = field(default_factory=dict)
     x: str = "optimizer step"
+    singles: Mapping[str, tuple[str, Curve]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
         """Return all plotted values, as plain values."""
@@ -25,12 +27,14 @@ class Panel:
             "y": self.y,
             "lines": [_line(label, curve) for label, curve in self.lines.items()],
             "bars": [_bars(label, bars) for label, bars in self.bars.items()],
+            "runs": [{"run": run, **_line(label, curve)} for run, (label, curve) in self.singles.items()],
         }
 
 
 @dataclass(frozen=True, eq=False)
 class Figure:
-    """Figure. `name`: file name; `paper`: title of the corresponding figure in the paper, if any."""
+    """Figure. `name`: file name; `title`: the question that it answers; `paper`: title of the paper's figure that it
+    corresponds to, if any."""
 
     name: str
     title: str

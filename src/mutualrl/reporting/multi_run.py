@@ -8,7 +8,8 @@ from mutualrl.process.status import RunState
 from mutualrl.regimes import baseline
 from mutualrl.reporting.comparability import Comparison
 from mutualrl.reporting.figure_specs import Figure, Panel, filled
-from mutualrl.runs.curves import Bars, mean, mean_bars, mean_curve, policies_of, smooth
+from mutualrl.reporting.signs import BEFORE
+from mutualrl.runs.curves import Bars, Curve, curve, mean, mean_bars, mean_curve, policies_of, smooth
 from mutualrl.runs.logs import LoggedRun, Series
 from mutualrl.runs.record import StoredEvaluation
 
@@ -77,10 +78,14 @@ def panels_of(arms: Arms, metric: str, unit: str, extract: Extract, *, smoothed:
     names, panels = policy_names(arms), []
     transform = smooth if smoothed else _unchanged
     for name in names:
-        lines = {}
+        lines: dict[str, Curve] = {}
+        singles: dict[str, tuple[str, Curve]] = {}
         for arm, runs in arms.items():
-            lines[arm] = mean_curve(transform(extract(run, name)) for run in _with_policy(runs, name))
-        panels.append(Panel(f"{name}: {metric}", unit, lines))
+            by_run = {run.name: transform(extract(run, name)) for run in _with_policy(runs, name)}
+            lines[arm] = mean_curve(by_run.values())
+            if len(by_run) > 1:
+                singles |= {run: (arm, curve(values)) for run, values in by_run.items() if len(values)}
+        panels.append(Panel(f"{name}: {metric}", unit, lines, singles=singles))
     if average and len(names) > 1:
         lines = {}
         for arm, runs in arms.items():
@@ -140,9 +145,9 @@ def _columns(arms: Arms) -> int:
 def _probes(arms: Arms, slug: str, omitted: str) -> Figure:
     return Figure(
         f"{slug}-probes",
-        "Probe comparison",
-        "Greedy validation accuracy (top) and training reward (bottom, moving average) of each policy and of the "
-        f"pool's mean; {spread(arms)}.{omitted}",
+        "Which arm scored higher?",
+        "Greedy validation accuracy and training reward (moving average) of each policy and of the pool's mean; "
+        f"{spread(arms)}.{omitted}",
         filled(
             *accuracy_panels(arms, average=True),
             *panels_of(arms, "training reward", "mean reward", metric_of("reward"), smoothed=True, average=True),
@@ -157,7 +162,7 @@ def _regularizers(arms: Arms, slug: str, omitted: str) -> Figure:
         panels += panels_of(arms, metric, "nats per token", metric_of(key), smoothed=True, average=False)
     return Figure(
         f"{slug}-regularizers",
-        "Optimization diagnostics by regime",
+        "Did training stay stable?",
         f"Entropy, PPO KL and KL to the initial model; moving averages, {spread(arms)}.{omitted}",
         filled(*panels),
         columns=max(1, len(policy_names(arms))),
@@ -167,8 +172,9 @@ def _regularizers(arms: Arms, slug: str, omitted: str) -> Figure:
 def _gates(arms: Arms, slug: str) -> Figure:
     return Figure(
         f"{slug}-gate",
-        "Gate rate over time",
-        f"Fraction of a round's prompts on which the gate opens; moving average, {spread(arms)}.",
+        "When could another member help?",
+        "The gate of a regime opens on a prompt where it has something to teach: the fraction of a round's prompts; "
+        f"moving average, {spread(arms)}.",
         filled(
             *panels_of(
                 arms,
@@ -189,10 +195,7 @@ def _further(arms: Arms, shown: set[str], slug: str) -> Figure | None:
     remaining = {arm: runs for arm, runs in arms.items() if arm not in shown or arm == grpo}
     if not set(remaining) - {grpo}:
         return None
-    return accuracy_figure(remaining, f"{slug}-further-arms", "Further arms")
-
-
-BEFORE = "before training"
+    return accuracy_figure(remaining, f"{slug}-further-arms", "How did the further arms do?")
 
 
 def _evaluations(arms: Arms, slug: str) -> list[Figure]:
@@ -238,7 +241,7 @@ def _task_bars(
         note += " For the models before training: mutualrl eval --run RUN --initial."
     return Figure(
         f"{slug}-tasks" if number == 1 else f"{slug}-tasks-{number}",
-        "Accuracy by task",
+        "On which tasks?",
         f"Accuracy of the models by task (mutualrl eval); {spread(arms)}.{note}",
         filled(*panels),
         columns=1 if len(tasks) > 4 else max(1, min(len(panels), 2)),
@@ -266,7 +269,7 @@ def _group_bars(arms: Arms, slug: str) -> Figure | None:
         panels.append(Panel(f"{name}: final accuracy by group", "greedy accuracy", bars=bars))
     return Figure(
         f"{slug}-groups",
-        "Accuracy by group",
+        "On which prompts?",
         f"Final greedy accuracy by group (for a mixture, by task); {spread(arms)}.",
         filled(*panels),
         columns=1 if len(groups) > 4 else max(1, min(len(names), 2)),

@@ -7,96 +7,166 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files
+from typing import Any, Literal, TypeAlias
 from urllib.parse import quote
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from mutualrl.console.display import clean
+from mutualrl.reporting.charts import chart
 from mutualrl.reporting.figure_specs import Figure
 from mutualrl.reporting.report_tables import Table
 from mutualrl.reporting.rescues import RescueReport
+from mutualrl.reporting.signs import Signs
 from mutualrl.runs.curves import Bars, Curve
+from mutualrl.storage.files import JsonObject
 
-CHUNK = 500  # rescues per data block; a block is parsed on first use
+CHUNK = 500  # cards per data block; a block is parsed on first use
 TOLD = 17  # points per curve in its table
+MOST_COMMANDS = 2
 _NUMERIC = re.compile(r"[-+]?[0-9][0-9.,]*( ± [0-9.]+)?( \[.*\])?")
+SCRIPTS = ("charts.js", "cards.js", "page.js")
 
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """Section of the page: warnings, and figures with their SVG. Its tables are shown with all others below."""
+    """Section of the page: warnings, and figures. Its tables are shown with all others below."""
 
     title: str
     notes: Sequence[str]
     tables: Sequence[Table]
-    figures: Sequence[tuple[Figure, str]]
+    figures: Sequence[Figure]
+
+
+#: result of a comparison or of a run
+Word: TypeAlias = Literal[
+    "Hurt", "Not decided", "Helped", "No baseline yet", "Baseline only", "No result yet", "Not measured"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """Dead prompts of a policy or an arm after its first round, the most in any round, and at the end."""
+
+    label: str
+    first: float
+    most: float
+    last: float
+    words: str
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Verdict on runs: one sentence, its caveats, the commands that would decide the open questions, and what happened
-    to the prompts on which every rollout failed."""
+    """Verdict on a run or a comparison, `subject`: a word; a number with its interval and what it is based on; what the
+    number does not say, caveats, dead prompts, what sources cost and gave; the commands that would decide more."""
 
-    answer: str
-    cautions: Sequence[str]
-    commands: Sequence[str]
-    dead: Sequence[str] = ()
+    word: Word
+    subject: str
+    answer: str = ""
+    number: str = ""
+    interval: str = ""
+    basis: str = ""
+    cautions: Sequence[str] = ()
+    commands: Sequence[str] = ()
+    dead: Sequence[Dead] = ()
+    costs: Sequence[str] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """Return the fields as plain values."""
+        return asdict(self)
 
 
-def render(
-    title: str,
-    command: str,
-    version: str,
-    verdicts: Sequence[Verdict],
-    sections: Sequence[PageSection],
-    made: Sequence[Table],
-    recipes: Sequence[tuple[str, str]],
-    rescued: RescueReport,
-    rescue_figures: Sequence[tuple[Figure, str]],
-    *,
-    several: bool,
-) -> str:
-    """Return the page: verdicts, figures, rescues, tables.
+@dataclass(frozen=True)
+class PageContent:
+    """What a page shows. `recipes`: run names with the paths of their recipes relative to the page; `samples`: records
+    of `sampled.collect_samples`; `most_points`: per curve, None for all; `signs`: of arms and policies; `runs`: their
+    number."""
 
-    `recipes`: run names with the paths of their recipes relative to the page. All text is escaped; model output is in
-    JSON blocks that a script inserts as text, and a content security policy (by hash) allows only that script.
+    title: str
+    command: str
+    version: str
+    verdicts: Sequence[Verdict]
+    sections: Sequence[PageSection]
+    made: Sequence[Table]
+    recipes: Sequence[tuple[str, str]]
+    rescued: RescueReport
+    samples: Sequence[JsonObject]
+    signs: Signs
+    runs: int
+    most_points: int | None = None
+    charts: dict[str, Any] = field(default_factory=dict)
+
+    def drawn(self, figure: Figure, key: str) -> dict[str, object]:
+        """Return what the template shows of a figure; what the script draws of it is remembered in `charts`."""
+        self.charts[key] = chart(figure, self.signs, self.most_points, singles=self.most_points is None)
+        rows = [[panel.title, label, _points(curve)] for panel in figure.panels for label, curve in panel.lines.items()]
+        rows += [[panel.title, label, _heights(bars)] for panel in figure.panels for label, bars in panel.bars.items()]
+        return {
+            "id": key,
+            "title": clean(figure.title, 200),
+            "caption": clean(figure.caption),
+            "paper": figure.paper,
+            "rows": [list(map(clean, row)) for row in rows],
+        }
+
+
+def render(page: PageContent) -> str:
+    """Return the page: verdicts, charts, rescues, samples, tables.
+
+    All text is escaped; model output is in JSON blocks that a script inserts as text, and a content security policy (by
+    hash) allows only that script.
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.tests["number"] = lambda value: bool(_NUMERIC.fullmatch(str(value)))
-    prefixed = sum(bool(section.tables) for section in sections) > 2  # the first section has the overview table
+    prefixed = sum(bool(section.tables) for section in page.sections) > 2  # the first section has the overview table
     assets = files("mutualrl.reporting") / "assets"
-    script = (assets / "page.js").read_text("utf-8")
+    parts = "\n".join((assets / name).read_text("utf-8") for name in SCRIPTS)
+    script = f'"use strict";\n{parts}'
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    rescued = page.rescued
+    several = page.runs > 1
+    sections = [
+        {
+            "id": f"section-{number}",
+            "title": clean(section.title, 200),
+            "notes": [clean(note) for note in section.notes],
+            "figures": [page.drawn(figure, f"figure-{number}-{i}") for i, figure in enumerate(section.figures, 1)],
+        }
+        for number, section in enumerate(page.sections, 1)
+    ]
+    rescues = {
+        **_cards(rescued.records),
+        "notes": [clean(note) for note in rescued.notes],
+        "tables": [_table(table, f"rescued-{number}") for number, table in enumerate(rescued.tables, 1)],
+        "figures": [page.drawn(figure, f"rescue-figure-{i}") for i, figure in enumerate(rescued.figures, 1)],
+    }
+    drawn = {"signs": page.signs.to_json(), "figures": page.charts}
     return environment.from_string((assets / "page.html.j2").read_text("utf-8")).render(
-        title=clean(title, 200),
-        command=clean(command, 2000),
-        version=version,
+        title=clean(page.title, 200),
+        command=clean(page.command, 2000),
+        version=page.version,
         css=Markup((assets / "page.css").read_text("utf-8")),
         script=Markup(script),
         script_hash=f"sha256-{digest}",
-        verdicts=list(map(_verdict, verdicts)),
-        sections=[_section(number, section) for number, section in enumerate(sections, 1)],
+        verdicts=[_verdict(verdict, page.signs) for verdict in page.verdicts],
+        commands=_commands(page.verdicts),
+        cautions=list(dict.fromkeys(clean(c) for verdict in page.verdicts for c in verdict.cautions)),
+        sections=sections,
         tables=[
             _table(table, f"table-{number}-{place}", f"{section.title}: " if prefixed else "")
-            for number, section in enumerate(sections, 1)
+            for number, section in enumerate(page.sections, 1)
             for place, table in enumerate(section.tables, 1)
         ],
-        made=[_table(table, f"made-{number}") for number, table in enumerate(made, 1)],
-        recipes=[{"run": clean(run, 200), "href": quote(path)} for run, path in recipes],
-        rescues={
-            "total": len(rescued.records),
-            "size": CHUNK,
-            "several": several,
-            "policies": sorted({str(rescue["policy"]) for rescue in rescued.records}),
-            "notes": [clean(note) for note in rescued.notes],
-            "tables": [_table(table, f"rescued-{number}") for number, table in enumerate(rescued.tables, 1)],
-            "figures": [_figure(f, svg, f"rescue-figure-{i}") for i, (f, svg) in enumerate(rescue_figures, 1)],
-            "chunks": [Markup(as_block(rescued.records[i : i + CHUNK])) for i in range(0, len(rescued.records), CHUNK)],
-        },
+        made=[_table(table, f"made-{number}") for number, table in enumerate(page.made, 1)],
+        recipes=[{"run": clean(run, 200), "href": quote(path)} for run, path in page.recipes],
+        several=several,
+        rescues=rescues,
+        samples=_cards(page.samples),
+        charts=Markup(as_block(drawn)),
     )
 
 
@@ -106,22 +176,42 @@ def as_block(value: object) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _verdict(verdict: Verdict) -> dict[str, object]:
+def _cards(records: Sequence[JsonObject]) -> dict[str, object]:
+    """Return what the template shows of the records of cards: their policies, and the blocks of their data."""
     return {
-        "answer": clean(verdict.answer, 2000),
+        "total": len(records),
+        "size": CHUNK,
+        "policies": sorted({str(record["policy"]) for record in records}),
+        "chunks": [Markup(as_block(records[i : i + CHUNK])) for i in range(0, len(records), CHUNK)],
+    }
+
+
+def _verdict(verdict: Verdict, signs: Signs) -> Mapping[str, object]:
+    most = max((each.most for each in verdict.dead), default=0.0)
+    bars = []
+    for each in verdict.dead:
+        shares = {key: round(100 * getattr(each, key) / most, 1) if most else 0 for key in ("first", "most", "last")}
+        counts = [_count(value) for value in (each.first, each.most, each.last)]
+        bars.append({"label": clean(each.label, 200), "counts": counts, "words": clean(each.words), **shares})
+        bars[-1]["colour"] = signs.colour(each.label)
+    return {
+        "word": verdict.word,
+        "kind": {"Helped": "good", "Hurt": "bad"}.get(verdict.word, "open"),
+        **{key: clean(getattr(verdict, key), 2000) for key in ("subject", "answer", "number", "interval", "basis")},
         "cautions": [clean(caution) for caution in verdict.cautions],
-        "dead": [clean(sentence) for sentence in verdict.dead],
-        "commands": [clean(command, 4000) for command in verdict.commands],
+        "costs": [clean(cost) for cost in verdict.costs],
+        "dead": bars,
     }
 
 
-def _section(number: int, section: PageSection) -> dict[str, object]:
-    return {
-        "id": f"section-{number}",
-        "title": clean(section.title, 200),
-        "notes": [clean(note) for note in section.notes],
-        "figures": [_figure(figure, svg, f"figure-{number}-{i}") for i, (figure, svg) in enumerate(section.figures, 1)],
-    }
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
+
+
+def _commands(verdicts: Sequence[Verdict]) -> list[str]:
+    """Return the commands of the first verdict that has any, at most MOST_COMMANDS."""
+    commands = next((verdict.commands for verdict in verdicts if verdict.commands), ())
+    return [clean(command, 4000) for command in commands[:MOST_COMMANDS]]
 
 
 def _table(table: Table, key: str, prefix: str = "") -> dict[str, object]:
@@ -130,20 +220,6 @@ def _table(table: Table, key: str, prefix: str = "") -> dict[str, object]:
         "title": clean(prefix + table.title, 200),
         "head": [clean(head, 200) for head in table.head],
         "rows": [list(map(clean, row)) for row in table.rows],
-    }
-
-
-def _figure(figure: Figure, svg: str, key: str) -> dict[str, object]:
-    rows = [[panel.title, label, _points(curve)] for panel in figure.panels for label, curve in panel.lines.items()]
-    rows += [[panel.title, label, _heights(bars)] for panel in figure.panels for label, bars in panel.bars.items()]
-    return {
-        "id": key,
-        "title": clean(figure.title, 200),
-        "caption": clean(figure.caption),
-        "paper": figure.paper,
-        "file": figure.name,
-        "svg": Markup(svg),
-        "rows": [list(map(clean, row)) for row in rows],
     }
 
 

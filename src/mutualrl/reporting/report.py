@@ -14,16 +14,21 @@ from mutualrl.console.plots import directory_for
 from mutualrl.console.user_path import user_path
 from mutualrl.errors import UsageError
 from mutualrl.reporting import report_tables, rescues, single_run
+from mutualrl.reporting.charts import constants
 from mutualrl.reporting.comparability import Comparison, comparisons
 from mutualrl.reporting.distilled import RESULT, distillation_bars
-from mutualrl.reporting.drawing import draw_figure
+from mutualrl.reporting.drawing import draw_figures
 from mutualrl.reporting.figure_specs import Figure
-from mutualrl.reporting.page import PageSection, Verdict, render
+from mutualrl.reporting.page import PageContent, PageSection, Verdict, render
+from mutualrl.reporting.rescues import MANY
+from mutualrl.reporting.sampled import collect_samples
+from mutualrl.reporting.signs import Signs
 from mutualrl.runs.logs import LoggedRun, points, read_runs
-from mutualrl.storage.files import read_checksummed, try_read_json, write_atomic
+from mutualrl.storage.files import read_checksummed, write_atomic
 from mutualrl.storage.rundir import RunDirectory
 
-INDEX, DATA, FIGURES = "index.html", "report.json", "figures"
+INDEX, DATA = "index.html", "report.json"
+POINTS_OF_MANY = 200  # per curve, on a page of more than MANY runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,74 +50,83 @@ class ComparedRuns:
     across: Callable[[Sequence[Comparison]], list[Figure]]
 
 
-def write_report(paths: Sequence[Path], out: Path, command: str, compared: ComparedRuns) -> WrittenReport:
-    """Write `out`/index.html, report.json (all plotted values) and figures/*.png, *.svg for runs and for directories
-    written by `mutualrl paper distill`. Raises UsageError for any other path."""
+def write_report(
+    paths: Sequence[Path], out: Path, command: str, compared: ComparedRuns, figures: Path | None = None
+) -> WrittenReport:
+    """Write `out`/index.html and report.json (all plotted values) for runs and for directories written by `mutualrl
+    paper distill`; to `figures`, its figures as PNG and SVG files. Raises UsageError for any other path."""
     distilled = [user_path(path) for path in paths if (user_path(path) / RESULT).is_file()]
     runs = read_runs([path for path in paths if user_path(path) not in distilled])
     directory = directory_for(out, "--out")
-    drawings = directory_for(directory / FIGURES, "--out")
-    drawn: list[Figure] = []
-
-    def drawing(figures: Sequence[Figure]) -> list[tuple[Figure, str]]:
-        drawn.extend(figures)
-        return [(figure, draw_figure(figure, drawings)) for figure in figures]
-
+    drawings = None if figures is None else directory_for(figures, "--figures")
     groups = comparisons(runs)
-    sections = [PageSection("Runs", _general_notes(runs, groups), [report_tables.overview(runs)] if runs else [], [])]
+    sections = [_overview(runs, groups)]
     for number, comparison in enumerate(groups, 1):
-        if len(comparison.runs) == 1:
-            run = comparison.runs[0]
-            prefix = "" if len(groups) == 1 else f"{number}-"
-            renamed = [replace(figure, name=f"{prefix}{figure.name}") for figure in single_run.figures(run)]
-            tables = [report_tables.accuracy(run), report_tables.sharing(run), report_tables.sources(run)]
-            tables += [report_tables.asked_sources(run), report_tables.pace(run)]
-            tables = [table for table in tables if table.rows]
-            notes = [*run.notes, *report_tables.asked_notes(run)]
-            sections.append(PageSection(f"Run {run.name}", notes, tables, drawing(renamed)))
-        else:
-            slug = f"{number}-{_slug(comparison.name)}"
-            notes = [*comparison.notes, *(f"{run.name}: {note}" for run in comparison.runs for note in run.notes)]
-            tables = [report_tables.arms(comparison)]
-            sections.append(PageSection(comparison.name, notes, tables, drawing(compared.figures(comparison, slug))))
+        sections.append(_section(comparison, number, len(groups), compared.figures))
     if pools := compared.across(groups):
-        sections.append(PageSection("By pool", (), (), drawing(pools)))
+        sections.append(PageSection("Did it help in every pool?", (), (), pools))
     if bars := _distillations(distilled):
-        sections.append(PageSection("Sequential distillation", (), (), drawing(bars)))
+        sections.append(PageSection("Is sharing during training worth more than distilling after it?", (), (), bars))
     rescued = rescues.collect_rescues(runs)
+    samples = collect_samples(runs, rescued.notes)
+    drawn = [*(figure for section in sections for figure in section.figures), *rescued.figures]
+    signs = _signs(groups)
+    verdicts = compared.verdicts(groups)
     provenance = [report_tables.commands(runs), *(report_tables.settings(run) for run in runs[:1])]
     title = f"{len(runs)} runs side by side" if runs else "Distillation"
     if len(runs) == 1:
         title = f"Run {runs[0].name}"
-    page = render(
-        title,
-        command,
-        __version__,
-        compared.verdicts(groups),
-        sections,
-        provenance,
-        _recipes(runs, directory),
-        rescued,
-        drawing(rescued.figures),
-        several=len(runs) > 1,
+    page = PageContent(
+        title=title,
+        command=command,
+        version=__version__,
+        verdicts=verdicts,
+        sections=sections,
+        made=provenance,
+        recipes=_recipes(runs, directory),
+        rescued=rescued,
+        samples=samples,
+        signs=signs,
+        runs=len(runs),
+        most_points=None if len(runs) <= MANY else POINTS_OF_MANY,
     )
-    _clear_stale(directory, {figure.name for figure in drawn})
-    data = json.dumps(_data(command, runs, drawn), allow_nan=False)
+    text = render(page)
+    if drawings is not None:
+        draw_figures(drawn, drawings, signs)
+    data = json.dumps(_data(command, runs, drawn, verdicts), allow_nan=False)
     write_atomic(directory / DATA, data.encode(), durable=False)
-    write_atomic(directory / INDEX, page.encode("utf-8", "replace"))
+    write_atomic(directory / INDEX, text.encode("utf-8", "replace"))
     notes = [note for section in sections for note in section.notes]
     return WrittenReport(directory / INDEX, len(drawn), tuple(dict.fromkeys([*notes, *rescued.notes])))
 
 
-def _clear_stale(directory: Path, drawn: set[str]) -> None:
-    """Remove the figures of a previous report in this directory that the new one does not have."""
-    previous = (try_read_json(directory / DATA) or {}).get("figures")
-    figures = previous if isinstance(previous, list) else []
-    names = [figure.get("name") for figure in figures if isinstance(figure, dict)]
-    for name in names:
-        if isinstance(name, str) and name not in drawn and _slug(name) == name:
-            for suffix in ("png", "svg"):
-                (directory / FIGURES / f"{name}.{suffix}").unlink(missing_ok=True)
+def _overview(runs: Sequence[LoggedRun], groups: Sequence[Comparison]) -> PageSection:
+    return PageSection("Runs", _general_notes(runs, groups), [report_tables.overview(runs)] if runs else [], [])
+
+
+def _section(
+    comparison: Comparison, number: int, of: int, compared: Callable[[Comparison, str], list[Figure]]
+) -> PageSection:
+    """Return the section of one comparison, the `number`th `of` all; of one run, if it has no other."""
+    if len(comparison.runs) > 1:
+        notes = [*comparison.notes, *(f"{run.name}: {note}" for run in comparison.runs for note in run.notes)]
+        drawn, constant = constants(compared(comparison, f"{number}-{_slug(comparison.name)}"))
+        tables = [report_tables.arms(comparison), constant]
+        return PageSection(comparison.name, notes, [table for table in tables if table.rows], drawn)
+    run = comparison.runs[0]
+    prefix = "" if of == 1 else f"{number}-"
+    drawn, constant = constants(single_run.figures(run))
+    tables = [report_tables.accuracy(run), report_tables.sharing(run), report_tables.sources(run)]
+    tables += [report_tables.asked_sources(run), report_tables.pace(run), constant]
+    notes = [*run.notes, *report_tables.asked_notes(run)]
+    renamed = [replace(figure, name=f"{prefix}{figure.name}") for figure in drawn]
+    return PageSection(f"Run {run.name}", notes, [table for table in tables if table.rows], renamed)
+
+
+def _signs(groups: Sequence[Comparison]) -> Signs:
+    """Return the signs of a report: of the arms of its comparisons, then of the policies."""
+    arms = [arm for comparison in groups if len(comparison.runs) > 1 for arm in comparison.arms]
+    return Signs([*arms, *(name for comparison in groups for run in comparison.runs for name in run.policies)])
 
 
 def _recipes(runs: Sequence[LoggedRun], directory: Path) -> list[tuple[str, str]]:
@@ -149,11 +163,14 @@ def _slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-")[:60]
 
 
-def _data(command: str, runs: Sequence[LoggedRun], figures: Sequence[Figure]) -> dict[str, object]:
+def _data(
+    command: str, runs: Sequence[LoggedRun], figures: Sequence[Figure], verdicts: Sequence[Verdict]
+) -> dict[str, object]:
     return {
         "version": __version__,
         "command": command,
         "runs": list(map(_run_json, runs)),
+        "verdicts": [verdict.to_json() for verdict in verdicts],
         "figures": [figure.to_json() for figure in figures],
     }
 

@@ -12,20 +12,22 @@ from typing import Any
 from mutualrl.console.display import clean
 from mutualrl.errors import MutualRLError
 from mutualrl.regimes import baseline
-from mutualrl.reporting.figure_specs import Figure, Panel
+from mutualrl.reporting.figure_specs import Figure, Panel, filled
 from mutualrl.reporting.report_tables import Table
-from mutualrl.runs.curves import curve, series
+from mutualrl.runs.curves import by_arm, curve, series
 from mutualrl.runs.logs import LoggedRun
 from mutualrl.see.inspection import Reader
 from mutualrl.storage.files import JsonObject, finite_number
 
 MOST = 50_000  # rescues per page
-LARGEST = 100_000_000  # characters of all rescues of a page
+LARGEST = 100_000_000  # bytes of all rescues of a page
+MANY = 12  # runs on a page, above which it shows arms, few rescues, and no samples
+LARGEST_OF_MANY = 800_000  # bytes of all rescues of a page of more runs
 LONGEST = 4_000  # characters per text
 UNKNOWN = "unknown"  # next visit, if rounds are missing before it
 MOST_VISITS = 12  # later visits in the summary
 MOST_FRACTIONS = 40  # later visits on a card
-RESCUED, NOT_RESCUED = "rescued", "failed, not rescued"
+RESCUED, NOT_RESCUED, FAILED_IN_BASELINE = "rescued", "failed, not rescued", f"failed in {baseline().name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,13 @@ class Tally:
     correct: int = 0
     rollouts: int = 0
 
+    def join(self, other: Tally) -> None:
+        """Add the counts of another."""
+        self.visits += other.visits
+        self.solved += other.solved
+        self.correct += other.correct
+        self.rollouts += other.rollouts
+
     def add(self, visit: Visit) -> None:
         """Count a visit."""
         self.visits += 1
@@ -85,43 +94,66 @@ class RescueReport:
 def collect_rescues(runs: Sequence[LoggedRun]) -> RescueReport:
     """Return the rescues of all runs by run and step, and what followed them.
 
-    A record: `run`, `policy`, `step`, `prompt`, `own` (text, reward), `peer`, `answer`, `hint` (the peer's, where the
-    answer is the policy's own; else empty), `later`: the next visit (`round`, `correct`, `of`, `text`), None if the
-    prompt did not recur, UNKNOWN if it may have in missing rounds; `visits`: [correct, of] of all later visits.
+    A record: `run`, `policy`, `step`, `id` of the prompt, `prompt`, `own` (text, reward), `peer`, `answer`, `hint` (the
+    peer's, where the answer is the policy's own; else empty), each text as `messages` returns it; `later`: the next
+    visit (`round`, `correct`, `of`, `text`), None if the prompt did not recur, UNKNOWN if it may have in missing
+    rounds; `visits`: [correct, of] of all later visits.
     """
     report = RescueReport()
-    for run in runs:
+    arms = by_arm(runs)
+    for arm, members in arms.items():
+        controls = {run.name: _control(run, runs) for run in members if any(run.rescues.values())}
+        beside = all(controls.values())  # else every run beside its own failures
         tallies: dict[str, dict[str, list[Tally]]] = {}
-        control = _control(run, runs)
-        for policy, rows in run.rescues.items():
-            if not rows:
-                continue
-            rescued = rescue_events(rows)
-            visits = _visits(run, policy, report.notes.append, {key for key, _ in rescued})
-            if visits.missing:
-                problem = f"rounds of {policy!r} are missing from the exchange"
-                report.notes.append(f"{run.name}: {problem}; some later answers are unknown")
-            report.records += [_record(run, policy, row, visits) for row in rows]
-            tallies[policy] = _followed(policy, rescued, visits, control, report.notes.append)
+        for run in members:
+            for policy, rows in run.rescues.items():
+                if not rows:
+                    continue
+                rescued = rescue_events(rows)
+                visits = _visits(run, policy, report.notes.append, {key for key, _ in rescued})
+                if visits.missing:
+                    problem = f"rounds of {policy!r} are missing from the exchange"
+                    report.notes.append(f"{run.name}: {problem}; some later answers are unknown")
+                report.records += [_record(run, policy, row, visits) for row in rows]
+                control = controls[run.name] if beside else None
+                followed = _followed(policy, rescued, visits, control, report.notes.append)
+                _add(tallies.setdefault(policy, {}), followed)
         if any(any(lists.values()) for lists in tallies.values()):
-            report.tables.append(_table(run, tallies, control))
-            report.figures.append(_figure(run, tallies, control))
+            of = f" under {arm}" if len(arms) > 1 else ""
+            report.tables.append(_table(of, tallies))
+            report.figures.append(_figure(of, tallies, members, with_control=beside))
     report.records.sort(key=lambda rescue: (rescue["run"], rescue["step"], rescue["policy"]))
-    _thin(report)
+    report.records = thinned(report.records, LARGEST if len(runs) <= MANY else LARGEST_OF_MANY, report.notes)
     return report
 
 
-def _thin(report: RescueReport) -> None:
-    """Keep at most MOST records, and LARGEST characters."""
-    entries, size = report.records, 0
-    for entry in entries:
-        size += sum(len(entry[key]) for key in ("prompt", "answer", "hint"))
-        size += sum(len(text) for text, _ in entry["own"])
-    most = min(MOST, int(len(entries) * min(1.0, LARGEST / max(size, 1))))
-    if len(entries) > most:
-        note = f"this page has {most} of {len(entries)} rescues, evenly spaced; rescues.jsonl has all of them"
-        report.notes.append(note)
-        report.records = [entries[index * len(entries) // most] for index in range(most)]
+def _add(to: dict[str, list[Tally]], tallies: Mapping[str, Sequence[Tally]]) -> None:
+    """Add tallies to those of other runs."""
+    for kind, counted in tallies.items():
+        sums = to.setdefault(kind, [])
+        for number, tally in enumerate(counted):
+            if number == len(sums):
+                sums.append(Tally())
+            sums[number].join(tally)
+
+
+def thinned(records: list[JsonObject], most_bytes: int, notes: list[str]) -> list[JsonObject]:
+    """Return at most MOST evenly spaced records, of about `most_bytes` as JSON; a note says how many are left out."""
+    size = sum(map(_size, records))
+    most = min(MOST, int(len(records) * min(1.0, most_bytes / max(size, 1))))
+    if len(records) <= most:
+        return records
+    notes.append(f"this page has {most} of {len(records)} rescues, evenly spaced; rescues.jsonl has all of them")
+    return [records[index * len(records) // most] for index in range(most)]
+
+
+def _size(value: object) -> int:
+    """Return about as many bytes as a value of JSON takes."""
+    if isinstance(value, str):
+        return len(value) + 3
+    if isinstance(value, Mapping):
+        return sum(_size(key) + _size(each) for key, each in value.items())
+    return sum(map(_size, value)) + 2 if isinstance(value, list | tuple) else 6
 
 
 # ---- what followed
@@ -165,7 +197,7 @@ def _followed(
         prompts = dict.fromkeys(key for key, _ in rescued)
         return {
             RESCUED: later_visits(visits, rescued),
-            control.name: later_visits(of_control, failures(of_control, prompts)),
+            FAILED_IN_BASELINE: later_visits(of_control, failures(of_control, prompts)),
         }
     known = set(rescued)
     others = [event for event in failures(visits, visits.by_prompt) if event not in known]
@@ -192,51 +224,60 @@ def _has_rounds(run: LoggedRun) -> bool:
         return False
 
 
-def _beside(run: LoggedRun, control: LoggedRun | None) -> str:
+def _beside(members: Sequence[LoggedRun], *, with_control: bool) -> str:
     """Return what the rescues are shown beside, for a caption."""
-    if control is None:
+    if not with_control:
         return (
             "after a failure that was not rescued, since no peer had solved the prompt: other prompts, at other times "
-            "of training, which may be harder or easier. A grpo run of the same recipe with --exchange full, reported "
-            "beside this one, shows the same prompts without rescue"
+            f"of training, which may be harder or easier. A {baseline().name} run of the same recipe with --exchange "
+            "full, reported beside this one, shows the same prompts without rescue"
         )
-    return f"after the prompts rescued in {run.name} failed in {control.name}, which shares nothing"
+    rescued = members[0].name if len(members) == 1 else "these runs"
+    return f"after the prompts rescued in {rescued} failed under {baseline().name}, which shares nothing"
 
 
-def _table(run: LoggedRun, tallies: Mapping[str, Mapping[str, Sequence[Tally]]], control: LoggedRun | None) -> Table:
+def _table(of: str, tallies: Mapping[str, Mapping[str, Sequence[Tally]]]) -> Table:
     rows = []
+    kinds = list(dict.fromkeys(kind for by_kind in tallies.values() for kind in by_kind))
     for policy, by_kind in tallies.items():
         longest = max(map(len, by_kind.values()))
         for number in range(longest):
             cells = [policy, str(number + 1)]
-            for kind in by_kind.values():
-                cells += _cells(kind[number]) if number < len(kind) else ["0", "", ""]
+            for kind in kinds:
+                counted = by_kind.get(kind, ())
+                cells += _cells(counted[number]) if number < len(counted) else ["0", "", ""]
             rows.append(cells)
-    other = NOT_RESCUED if control is None else f"failed in {control.name}"
     head = ["policy", "visits since"]
-    for name in (RESCUED, other):
+    for name in kinds:
         head += [f"{name}: visits", f"{name}: with a correct rollout", f"{name}: correct rollouts"]
-    return Table(f"What followed rescues and other failures, {run.name}", head, rows)
+    return Table(f"What followed rescues and other failures{of}", head, rows)
 
 
 def _cells(tally: Tally) -> list[str]:
     return [str(tally.visits), f"{tally.solved / tally.visits:.3f}", f"{tally.correct / tally.rollouts:.3f}"]
 
 
-def _figure(run: LoggedRun, tallies: Mapping[str, Mapping[str, Sequence[Tally]]], control: LoggedRun | None) -> Figure:
+def _figure(
+    of: str,
+    tallies: Mapping[str, Mapping[str, Sequence[Tally]]],
+    members: Sequence[LoggedRun],
+    *,
+    with_control: bool,
+) -> Figure:
     panels = []
     for policy, by_kind in tallies.items():
         lines = {}
         for kind, counted in by_kind.items():
             solved = {number: tally.solved / tally.visits for number, tally in enumerate(counted, 1)}
             lines[kind] = curve(series(solved))
-        panels.append(Panel(policy, "visits with a correct rollout", lines, x="visits since"))
+        panels.append(Panel(policy, "fraction of visits with a correct rollout", lines, x="visits since"))
+    over = f", over {len(members)} runs" if len(members) > 1 else ""
     return Figure(
-        f"after-a-rescue-{_slug(run.name)}",
-        f"What followed a rescue, {run.name}",
-        f"Fraction of the first, second, ... later visits that have a correct rollout: after a rescue, and "
-        f"{_beside(run, control)}.",
-        tuple(panels),
+        f"after-a-rescue{_slug(of)}",
+        f"What followed a rescue{of}?",
+        f"Fraction of the first, second, ... later visits that have a correct rollout{over}: after a rescue, and "
+        f"{_beside(members, with_control=with_control)}.",
+        filled(*panels),
     )
 
 
@@ -285,7 +326,7 @@ def _visits(run: LoggedRun, policy: str, notify: Callable[[str], None], with_tex
     return Visits(visits, frozenset(missing))
 
 
-def _record(run: LoggedRun, policy: str, row: JsonObject, visits: Visits) -> dict[str, object]:
+def _record(run: LoggedRun, policy: str, row: JsonObject, visits: Visits) -> JsonObject:
     own = row.get("own") if isinstance(row.get("own"), list) else []
     rescue_round = int(finite_number(row.get("round")) or 0)
     later = visits.after(str(row.get("prompt_id")), rescue_round)
@@ -293,11 +334,12 @@ def _record(run: LoggedRun, policy: str, row: JsonObject, visits: Visits) -> dic
         "run": run.name,
         "policy": policy,
         "step": row["step"],
-        "prompt": _text(row.get("prompt")),
-        "own": [[_text(r.get("text")), finite_number(r.get("reward"))] for r in own or () if isinstance(r, dict)],
+        "id": clean(str(row.get("prompt_id")), 200),
+        "prompt": messages(row.get("prompt")),
+        "own": [[messages(r.get("text")), finite_number(r.get("reward"))] for r in own or () if isinstance(r, dict)],
         "peer": _text(row.get("peer")),
-        "answer": _text(row.get("answer")),
-        "hint": _text(row.get("hint", "")),
+        "answer": messages(row.get("answer")),
+        "hint": messages(row.get("hint", "")),
         "later": _next(later, rescue_round, visits),
         "visits": [[visit.correct, visit.of] for visit in later[:MOST_FRACTIONS]],
     }
@@ -311,6 +353,13 @@ def _next(later: Sequence[Visit], rescue_round: int, visits: Visits) -> Any:
         return None
     text = None if following.text is None else _text(following.text)
     return {"round": following.round, "correct": following.correct, "of": following.of, "text": text}
+
+
+def messages(value: Any) -> str | list[list[str]]:
+    """Return a text, or messages (`role`, `content`) as [role, content], sanitized and truncated for a page."""
+    if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+        return [[_text(each.get("role", "")), _text(each.get("content", ""))] for each in value]
+    return _text(value)
 
 
 def _text(value: Any) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from mutualrl.console.display import group_label
 from mutualrl.reporting.figure_specs import Figure, Panel, filled
 from mutualrl.runs.curves import curve, smooth_curve, tokens_per_second
 from mutualrl.runs.logs import LoggedRun
@@ -13,27 +12,9 @@ MOST_GROUPS = 8
 
 
 def figures(run: LoggedRun) -> list[Figure]:
-    """Return the figures of learning, optimization, sharing and time for which the run has data. Panels that are zero
-    throughout are left out and listed in the first caption."""
-    drawn: list[Figure] = []
-    zero: list[str] = []
-    for make in (_learning, _optimization, _gate, _regime, _prompts, _resampling, _engine, _time):
-        figure = make(run)
-        shown = tuple(panel for panel in figure.panels if not _is_zero(panel))
-        zero += [panel.title for panel in figure.panels if panel not in shown]
-        if shown:
-            drawn.append(replace(figure, panels=shown))
-    if zero and drawn:
-        sentence = f"{drawn[0].caption} Zero throughout and not drawn: {', '.join(zero)}."
-        drawn[0] = replace(drawn[0], caption=sentence)
-    return drawn
-
-
-def _is_zero(panel: Panel) -> bool:
-    """Return whether every curve of a panel is zero at every step; an accuracy of zero is a result and is drawn."""
-    if panel.bars or "accuracy" in panel.y:
-        return False
-    return all((drawn["value"] == 0.0).all() for drawn in panel.lines.values())
+    """Return the figures of learning, sharing, prompts, optimization and time for which the run has data."""
+    made = (_learning, _groups, _gate, _regime, _prompts, _optimization, _resampling, _engine, _time)
+    return [figure for figure in (make(run) for make in made) if figure.panels]
 
 
 SMOOTHED = " Curves are moving averages over a twentieth of their points."
@@ -46,30 +27,39 @@ def _panel(run: LoggedRun, title: str, unit: str, key: str) -> Panel:
 
 def _learning(run: LoggedRun) -> Figure:
     measure = "accuracy" if run.measures_accuracy else "reward"
-    panels = [_panel(run, "training reward", "mean reward of the step's rollouts", "reward")]
-    for name in run.policies:
-        lines = {"all": curve(run.accuracy_of(name))}
-        groups = run.groups(name)
-        if 1 < len(groups) <= MOST_GROUPS:
-            lines |= {group: curve(run.accuracy_of(name, group)) for group in groups}
-        panels.append(Panel(f"{name}: validation {measure}", f"greedy {measure}", lines))
-    validated = f", and greedy {measure} on held-out prompts (not smoothed)" if any(map(_validated, panels[1:])) else ""
+    accuracy = {name: curve(run.accuracy_of(name)) for name in run.policies}
+    validated = f", and greedy {measure} on held-out prompts (not smoothed)" if any(map(len, accuracy.values())) else ""
     return Figure(
         "learning",
-        "Learning",
-        f"Training reward (moving average over a twentieth of its points){validated}.",
-        filled(*panels),
+        "Did it learn?",
+        f"Reward of its own rollouts in training (moving average over a twentieth of its points){validated}.",
+        filled(
+            Panel(f"validation {measure}", f"greedy {measure}", accuracy),
+            _panel(run, "training reward", "mean reward of the step's rollouts", "reward"),
+        ),
     )
 
 
-def _validated(panel: Panel) -> bool:
-    return any(map(len, panel.lines.values()))
+def _groups(run: LoggedRun) -> Figure:
+    measure = "accuracy" if run.measures_accuracy else "reward"
+    groups = sorted({group for name in run.policies for group in run.groups(name)})
+    panels = []
+    for group in groups if 1 < len(groups) <= MOST_GROUPS else ():
+        lines = {name: curve(run.accuracy_of(name, group)) for name in run.policies}
+        panels.append(Panel(f"{group_label(group)}: validation {measure}", f"greedy {measure}", lines))
+    return Figure(
+        "groups",
+        "Where did it learn?",
+        f"Greedy {measure} on held-out prompts, by group of the data (of a mixture, by task).",
+        filled(*panels),
+        columns=3,
+    )
 
 
 def _optimization(run: LoggedRun) -> Figure:
     return Figure(
         "optimization",
-        "Optimization diagnostics",
+        "Did training stay stable?",
         "Entropy of the policy's own rollouts, mean log-ratio to the sampling policy (PPO KL), and KL to the initial "
         f"model (KL loss).{SMOOTHED}",
         filled(
@@ -86,9 +76,9 @@ def _gate(run: LoggedRun) -> Figure:
     pairs = {name: curve(run.series(name, TAUGHT.key).cumsum()) for name in run.policies}
     return Figure(
         "gate",
-        f"The gate of {run.info.regime}",
-        "Fraction of a round's prompts on which the gate opens (moving average over a twentieth of its points); "
-        "cumulative texts taught.",
+        "When could another member help?",
+        f"The gate of {run.info.regime} opens on a prompt where it has something to teach: the fraction of a round's "
+        "prompts (moving average over a twentieth of its points), and the texts that were taught, cumulative.",
         filled(Panel("gate rate", "fraction of prompts", rates), Panel("texts taught", "cumulative texts", pairs)),
     )
 
@@ -97,7 +87,7 @@ def _regime(run: LoggedRun) -> Figure:
     """Return the figure of further metrics that the regime declares for plotting."""
     panels = [_panel(run, m.panel, m.unit, m.key) for m in run.rule.metrics if m.panel is not None]
     meanings = "; ".join(f"{m.panel}: {m.meaning}" for m in run.rule.metrics if m.panel is not None)
-    return Figure("regime", f"Metrics of {run.info.regime}", f"{meanings}.{SMOOTHED}", filled(*panels))
+    return Figure("regime", f"What did {run.info.regime} change?", f"{meanings}.{SMOOTHED}", filled(*panels))
 
 
 def _prompts(run: LoggedRun) -> Figure:
@@ -106,9 +96,9 @@ def _prompts(run: LoggedRun) -> Figure:
     revived = {name: curve(run.series(name, REVIVED.key).cumsum()) for name in run.policies}
     return Figure(
         "prompts",
-        "Prompts with and without a success",
-        "Fraction of rollouts with a reward above 0 (moving average over a twentieth of its points); prompts without "
-        "such a rollout in their last group; cumulative prompts that had one again.",
+        "What became of failed prompts?",
+        "Capability: the fraction of rollouts with a reward above 0 (moving average over a twentieth of its points). "
+        "Dead: prompts without such a rollout in their last group. Revived: dead ones that had one again, cumulative.",
         filled(
             Panel("capability", "fraction of rollouts", capability),
             Panel("dead prompts", "prompts", dead),
@@ -122,7 +112,7 @@ def _resampling(run: LoggedRun) -> Figure:
     """Return what dynamic sampling took, for runs with `round.resample`."""
     return Figure(
         "resampling",
-        "Dynamic sampling",
+        "How much was sampled again?",
         f"Per round: batches sampled beside its own; groups of equal rewards that are left in the batch.{SMOOTHED}",
         filled(
             _panel(run, "further batches", "batches per round", RESAMPLE_ATTEMPTS.key),
@@ -136,7 +126,7 @@ def _engine(run: LoggedRun) -> Figure:
     ratios = "sampling/importance_sampling_ratio"
     return Figure(
         "engine",
-        "Engine versus trainer",
+        "Did the engine and the trainer agree?",
         "Log-probs of the sampled tokens under vLLM versus the trainer, and the importance ratios that correct for the "
         "difference, after truncation or masking (trainer.vllm_importance_sampling_mode): a minimum of 0 is a masked "
         f"completion.{SMOOTHED}",
@@ -154,7 +144,7 @@ def _time(run: LoggedRun) -> Figure:
     speeds = {name: smooth_curve(tokens_per_second(run, name)) for name in run.policies}
     return Figure(
         "time",
-        "Time",
+        "Where did the time go?",
         "Seconds per step waiting for peers; prompt and completion tokens per second of step time, with generation and "
         f"waiting, without validation.{SMOOTHED}",
         filled(Panel(str(WAIT.panel), "seconds per step", waits), Panel("speed", "tokens per second", speeds)),

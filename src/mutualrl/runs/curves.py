@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
+import numpy as np
 import pandas as pd
 
 from mutualrl.regimes import baseline
@@ -35,8 +36,8 @@ def last(values: Series) -> float:
 
 
 def curve(values: Series) -> Curve:
-    """Return a curve without a band, thinned out to at most MOST_POINTS evenly spaced points, the last included."""
-    return _thin(values.to_frame("value"))
+    """Return a curve without a band, of at most MOST_POINTS points (`keeping_extremes`)."""
+    return keeping_extremes(values.to_frame("value"), MOST_POINTS)
 
 
 def smooth(values: Series) -> Series:
@@ -62,7 +63,7 @@ def mean_curve(runs: Iterable[Series]) -> Curve:
     if table.shape[1] > 1:
         spread = table.std(axis=1)
         drawn = drawn.assign(low=drawn["value"] - spread, high=drawn["value"] + spread)
-    return _thin(drawn)
+    return keeping_extremes(drawn, MOST_POINTS)
 
 
 def mean(several: Sequence[Series]) -> Series:
@@ -135,7 +136,13 @@ def policies_of(runs: Sequence[Run]) -> list[str]:
     return [name for name in runs[0].policies if name in shared] if runs else []
 
 
-def _thin(values: Curve) -> Curve:
-    if len(values) <= MOST_POINTS:
+def keeping_extremes(values: Curve, most: int) -> Curve:
+    """Return a curve of at most `most` points (4 or more), with the first, the last, and the smallest and the largest
+    value of each of equal spans of its points between them."""
+    if len(values) <= most:
         return values
-    return values.iloc[[i * (len(values) - 1) // (MOST_POINTS - 1) for i in range(MOST_POINTS)]]
+    kept = {0, len(values) - 1}
+    inner = values["value"].iloc[1:-1].to_numpy()
+    for span in np.array_split(np.arange(len(inner)), (most - 2) // 2):
+        kept |= {1 + int(span[inner[span].argmin()]), 1 + int(span[inner[span].argmax()])}
+    return values.iloc[sorted(kept)]

@@ -44,6 +44,7 @@ def policy_facts(values: Values) -> PolicyFacts:
     dead = values(DEAD.key)
     return PolicyFacts(
         dead=int(dead[-1]) if dead else None,
+        first_dead=int(dead[0]) if dead else None,
         most_dead=int(max(dead)) if dead else None,
         revived=int(sum(values(REVIVED.key))),
         taught=int(sum(values(TAUGHT.key))),

@@ -131,6 +131,12 @@ def read_logged(path: Path) -> LoggedRun:
     return LoggedRun(**fields, metrics=frame(rows), steps=steps, rescues=rescues, accounts=accounts)
 
 
+def read_samples(run: LoggedRun, policy: str, notes: list[str]) -> tuple[JsonObject, ...]:
+    """Return the lines of a policy's samples.jsonl; what is wrong with it is noted."""
+    files = RunDirectory(run.root).policy(policy)
+    return _lines(files.samples, recorded_sums(files).get(files.samples), notes, run.root)
+
+
 def read_runs(paths: Sequence[Path]) -> list[LoggedRun]:
     """Return the runs in order, with unique names. Raises UsageError if a path is given twice."""
     roots = [user_path(path).resolve() for path in paths]

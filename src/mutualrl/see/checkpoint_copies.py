@@ -28,7 +28,7 @@ from mutualrl.storage.rundir import RunDirectory
 POINTER = "checkpoint.json"
 COPY = "checkpoint."
 LARGEST_POINTER = 2**26  # bytes
-LOGS = ("before.json", "metrics.jsonl", "rescues.jsonl")  # mirrored files that a resumed policy needs
+LOGS = ("before.json", "metrics.jsonl", "rescues.jsonl", "samples.jsonl")  # mirrored files that a resumed policy needs
 
 
 class CheckpointCopies:

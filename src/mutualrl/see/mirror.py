@@ -1,7 +1,7 @@
 """Copies of a policy's small files in the run's bucket, so that the run can be followed from anywhere.
 
-Objects `mirror.NAME` in the policy's namespace: run.json, the validation before training, metrics, rescues, and the
-result. They are for users: no training process reads them.
+Objects `mirror.NAME` in the policy's namespace: run.json, the validation before training, metrics, rescues,
+samples, and the result. They are for users: no training process reads them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from mutualrl.console.display import last_parts
 from mutualrl.see.store import ExchangeStore
 from mutualrl.storage.files import checksummed_bytes, read_checksummed, read_regular
+from mutualrl.storage.run_logs import log_paths
 from mutualrl.storage.rundir import PolicyFiles, RunDirectory
 
 PREFIX = "mirror."
@@ -25,7 +26,7 @@ BEATS = 6
 
 def policy_files(files: PolicyFiles) -> dict[str, Path]:
     """Return the files of a policy's directory that are mirrored, by name."""
-    return {path.name: path for path in (files.before, files.metrics, files.rescues, files.result)}
+    return {path.name: path for path in (files.before, *log_paths(files), files.result)}
 
 
 class Mirror:

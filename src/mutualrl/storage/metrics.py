@@ -44,6 +44,8 @@ SAMPLES = Metric("plan/samples", "samples", "that a regime asked for beside own 
 SAMPLED_TOKENS = Metric("plan/sampled_tokens", "tokens", "of these samples")
 SAMPLES_TOO_LONG = Metric("plan/samples_too_long", "samples", "left out: their prompt leaves no room")
 
+SAMPLE_SECONDS = Metric("samples/seconds", "seconds", "in which samples.jsonl was written; part of `step_time`")
+
 TOO_LONG = Metric("thl/too_long", "texts", "left out: longer than the learner's completions")
 CHANGED = Metric("thl/changed", "texts", "left out: the learner's tokens spell another text")
 REASONING = Metric("thl/reasoning", "texts", "left out: they close or open reasoning that the prompt has opened")
@@ -62,7 +64,7 @@ REQUESTED = (PASSAGES, PASSAGE_TOKENS, TEXTS_SCORED, SAMPLES, SAMPLED_TOKENS, SA
 #: all of them, in the order of the documentation
 FRAMEWORK = (
     *(DEAD, REVIVED, ROUND, PEERS, BYTES, WAIT, LAG, LATE_ROWS, EXTRA_ROWS, EXTRA_TOKENS, TAUGHT),
-    *(*REQUESTED, TOO_LONG, CHANGED, REASONING, *RESAMPLE),
+    *(*REQUESTED, TOO_LONG, CHANGED, REASONING, *RESAMPLE, SAMPLE_SECONDS),
 )
 
 

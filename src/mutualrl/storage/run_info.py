@@ -99,11 +99,13 @@ def measured(validation: Validation | None) -> float | None:
 
 class PolicyFacts(Stored):
     """What a policy's prompts and rounds came to. `dead`: prompts whose last group had no reward above 0, at the end;
-    `most_dead`: the most in any round (both None: not counted); `revived`: how often one of them had a success again.
+    `first_dead`: after the first round; `most_dead`: the most in any round (None: not counted); `revived`: how often
+    one of them had a success again.
     `taught`: rows whose text it was taught; `extra_rows`, `extra_tokens`: all that joined its loss beside its own
     rollouts."""
 
     dead: int | None = None
+    first_dead: int | None = None
     most_dead: int | None = None
     revived: int = 0
     taught: int = 0

@@ -1,4 +1,4 @@
-"""Logs of a policy, `metrics.jsonl` and `rescues.jsonl`: they grow line by line and have no checksum.
+"""Logs of a policy, `metrics.jsonl`, `rescues.jsonl` and `samples.jsonl`: they grow line by line and have no checksum.
 
 Size and sha256 of their content so far are recorded with each checkpoint and at the policy's end; readers compare."""
 
@@ -18,7 +18,7 @@ LOGS = "logs"  # key of the sums in result.json and in the progress of a checkpo
 
 def log_paths(files: PolicyFiles) -> tuple[Path, ...]:
     """Return the paths of a policy's logs, which need not exist."""
-    return files.metrics, files.rescues
+    return files.metrics, files.rescues, files.samples
 
 
 def current_sums(files: PolicyFiles) -> JsonObject:

@@ -55,6 +55,11 @@ class PolicyFiles:
         return self.root / "rescues.jsonl"
 
     @property
+    def samples(self) -> Path:
+        """Return the path of the file with one JSON line per round: some of its rollouts."""
+        return self.root / "samples.jsonl"
+
+    @property
     def logs(self) -> Path:
         """Return the directory of the processes' output."""
         return self.root / "logs"

@@ -1,4 +1,4 @@
-"""Verdicts on runs, in a few sentences: the first part of a report."""
+"""Verdicts on runs: a word, a number and its certainty, the first part of a report."""
 
 from __future__ import annotations
 
@@ -14,104 +14,111 @@ from mutualrl.recipes.agreement import few_held_out
 from mutualrl.regimes import baseline
 from mutualrl.regimes.sgt import SGT
 from mutualrl.reporting.comparability import Comparison
-from mutualrl.reporting.page import Verdict
+from mutualrl.reporting.page import Dead, Verdict, Word
 from mutualrl.runs.facts import cost_of_source
 from mutualrl.runs.logs import LoggedRun
 from mutualrl.runs.record import Run
 from mutualrl.study.statistics import MIN_VALUES, paired
 from mutualrl.study.sweep_directory import in_sweep
 
+#: results in the order of a table: what hurt first
+ORDER = ("Hurt", "Not decided", "Helped")
+
 
 def verdicts(comparisons: Sequence[Comparison]) -> list[Verdict]:
-    """Return for each comparison its result, how certain that is, and the commands that would decide more."""
+    """Return for each comparison its result, how certain that is, and the commands that would decide more: those that
+    hurt first, then those not decided, then those that helped, then those without a baseline or a result."""
     results: list[Verdict] = []
     for comparison in comparisons:
         if len(comparison.runs) == 1:
             run = comparison.runs[0]
-            results.append(replace(_of_one(run), dead=dead_of_run(run)))
+            results.append(replace(_of_one(run), dead=dead_of_run(run), costs=costs_of_run(run)))
         else:
-            first, *others = _of_several(comparison)
-            results += [replace(first, dead=dead_by_arm(comparison)), *others]
-    return results
+            results += _of_several(comparison)
+    return sorted(results, key=lambda verdict: (*ORDER, verdict.word).index(verdict.word))
 
 
-def dead_of_run(run: LoggedRun) -> list[str]:
-    """Return what happened to the prompts without a reward above 0 in their last group: one sentence per policy that
-    counted them, and one per source that was asked, with what it cost."""
-    sentences = []
+def dead_of_run(run: LoggedRun) -> list[Dead]:
+    """Return what happened to the prompts without a reward above 0 in their last group, of each policy that counted
+    them: also how many came back, and how many texts it was taught."""
+    counted = []
     for policy in run.policies:
         facts = run.facts(policy)
-        if facts.dead is None:
+        if facts.dead is None or facts.most_dead is None or facts.first_dead is None:
             continue
-        teaches = facts.taught or run.rule.metric("rescues") is not None
-        lessons = f"; it was taught {facts.taught:,} texts in all" if teaches else ""
-        sentences.append(
-            f"{policy}: {facts.dead:,} dead at the end, {facts.most_dead:,} at most; {facts.revived:,} times a dead "
-            f"one had a success again{lessons}."
-        )
-    for name in run.info.asked_sources:
-        cost = run.source_facts(name)
-        if cost.asked:
-            sentences.append(cost_of_source(name, cost))
-    return sentences
+        words = f"{facts.revived:,} came back"
+        if facts.taught or run.rule.metric("rescues") is not None:
+            words += f"; taught {facts.taught:,} texts"
+        counted.append(Dead(policy, facts.first_dead, facts.most_dead, facts.dead, words))
+    return counted
 
 
-def dead_by_arm(comparison: Comparison) -> list[str]:
-    """Return the dead prompts of each arm at the end, a mean over the policies of its finished runs."""
-    sentences = []
-    for arm, runs in comparison.arms.items():
-        ended = [run for run in runs if run.state == RunState.FINISHED]
-        counts = [run.facts(policy).dead for run in ended for policy in run.policies]
-        last = [count for count in counts if count is not None]
-        if last:
-            sentences.append(f"{arm}: {statistics.fmean(last):,.1f} dead at the end (mean over policies and runs).")
-    kinds = {run.resample is not None for runs in comparison.arms.values() for run in runs}
-    if len(kinds) > 1 and sentences:
-        sentences.append(
+def costs_of_run(run: LoggedRun) -> list[str]:
+    """Return what each source that was asked cost and gave."""
+    costs = ((name, run.source_facts(name)) for name in run.info.asked_sources)
+    return [cost_of_source(name, cost) for name, cost in costs if cost.asked]
+
+
+def dead_by_arm(comparison: Comparison, arms: Sequence[str]) -> tuple[list[Dead], list[str]]:
+    """Return the dead prompts of arms, means over the policies of their finished runs, and what forbids comparing
+    them."""
+    counted = []
+    for arm in arms:
+        ended = [run for run in comparison.arms[arm] if run.state == RunState.FINISHED]
+        facts = [run.facts(policy) for run in ended for policy in run.policies]
+        known = [each for each in facts if each.dead is not None]
+        if known:
+            first, most, last = (
+                statistics.fmean(getattr(each, key) for each in known) for key in ("first_dead", "most_dead", "dead")
+            )
+            counted.append(Dead(arm, first, most, last, "mean per policy and run"))
+    kinds = {run.resample is not None for arm in arms for run in comparison.arms[arm]}
+    if len(kinds) > 1 and counted:
+        return counted, [
             "Dynamic sampling samples more prompts per round and counts the dead ones among them: its number is not to "
             "be compared with one without."
-        )
-    return sentences
+        ]
+    return counted, []
 
 
 def _of_one(run: LoggedRun) -> Verdict:
     final = run.accuracy
     if run.state == RunState.RUNNING:
-        return Verdict(f"{run.name} is running: no result yet.", (), (f"mutualrl watch {_quoted(run)}",))
+        watch = f"mutualrl watch {_quoted(run)}"
+        return Verdict("No result yet", run.name, f"{run.name} is running.", commands=(watch,))
     if run.state == RunState.FINISHED and run.info.scripts:
-        return Verdict(f"{run.name} was trained by scripts, which measure no accuracy: the gain is unknown.", (), ())
-    if run.state != RunState.FINISHED and run.info.scripts:
-        return Verdict(f"{run.name} has not finished ({run.state}): no result yet.", (), ())
+        answer = f"{run.name} was trained by scripts, which measure no accuracy: the gain is unknown."
+        return Verdict("Not measured", run.name, answer)
     if run.state != RunState.FINISHED:
-        again = (f"mutualrl train --resume --run-dir {_quoted(run)}",) if run.is_local else ()
-        return Verdict(f"{run.name} has not finished ({run.state}): no result yet.", (), again)
+        resume = f"mutualrl train --resume --run-dir {_quoted(run)}"
+        commands = (resume,) if run.is_local and not run.info.scripts else ()
+        return Verdict("No result yet", run.name, f"{run.name} has not finished ({run.state}).", commands=commands)
     if final is None:
         missing = [name for name, policy in run.policies.items() if policy.final is None]
         answer = f"{run.name} has no result of {', '.join(missing) or 'its policies'} here: the pool's gain is unknown."
-        return Verdict(answer, (), ())
+        return Verdict("Not measured", run.name, answer)
     first = [measured[0] for name in run.policies if 0 in (measured := run.accuracy_of(name)).index]
-    began = f" from {statistics.fmean(first):.3f}" if len(first) == len(run.policies) else ""
-    moved = f"{_measure([run]).capitalize()} went{began} to {final:.3f} (greedy{_averaged([run])}{_problems([run])})."
+    began = f"{statistics.fmean(first):.3f} → " if len(first) == len(run.policies) else ""
+    number, basis = f"{began}{final:.3f}", f"{_basis([run])}; one seed"
+    few = _few([run])
     if run.arm == baseline().name:
         if len(run.policies) == 1 and not run.setting("sources"):
             (alone,) = run.policies
-            answer = f"{moved} {alone} trained alone: there is nobody to share with, no other policy and no source."
-            return Verdict(answer, _few([run]), ())
+            answer = f"{alone} trained alone: there is nobody to share with, no other policy and no source."
+            return Verdict("Baseline only", run.name, answer, number, basis=basis, cautions=few)
         other = SGT.name
-        answer = f"{moved} This is a baseline: train the same recipe with a regime that shares, and compare the two."
+        answer = "This is a baseline: train the same recipe with a regime that shares, and compare the two."
     else:
         other = baseline().name
         gain = "the gain of sharing" if len(run.policies) > 1 else f"what {' and '.join(run.sources) or run.arm} gave"
-        answer = f"{moved} One run does not show {gain}: it has no baseline. Train the same recipe without it."
+        answer = f"One run does not show {gain}: it has no baseline. Train the same recipe without it."
+    word: Word = "No baseline yet" if other == baseline().name else "Baseline only"
     directory = f"{run.root}-{other}"
-    commands = _again(run, regime=other, directory=directory)
-    if commands:
-        commands = (*commands, f"mutualrl report {_quoted(run)} {shlex.quote(directory)}")
-    return Verdict(
-        answer,
-        (f"One seed has no interval: {MIN_VALUES} or more per arm show how certain a gain is.", *_few([run])),
-        commands,
-    )
+    again = [*_again(run, regime=other, directory=directory)]
+    if again:
+        again.append(f"mutualrl report {_quoted(run)} {shlex.quote(directory)}")
+    seeds = f"One seed has no interval: {MIN_VALUES} or more per arm show how certain a gain is."
+    return Verdict(word, run.name, answer, number, basis=basis, cautions=(seeds, *few), commands=again)
 
 
 def _of_several(comparison: Comparison) -> list[Verdict]:
@@ -120,51 +127,64 @@ def _of_several(comparison: Comparison) -> list[Verdict]:
         ended = [(run.seed, run.accuracy) for run in runs if run.state == RunState.FINISHED]
         by_arm[arm] = {seed: value for seed, value in ended if type(seed) is int and value is not None}
     plain = by_arm.get(baseline().name)
+    dead, unlike = dead_by_arm(comparison, list(by_arm))
     if not plain:
         run = comparison.runs[0]
         directory = f"{run.root}-{baseline().name}"
-        answer = f"{comparison.name}: no finished run of the baseline ({baseline().name}), so no gain can be measured."
-        return [Verdict(answer, (), _again(run, regime=baseline().name, directory=directory))]
+        answer = f"No finished run of the baseline ({baseline().name}), so no gain can be measured."
+        commands = _again(run, regime=baseline().name, directory=directory)
+        return [Verdict("No baseline yet", comparison.name, answer, commands=commands, dead=dead, cautions=unlike)]
     results = []
     for arm, finals in by_arm.items():
         if arm != baseline().name:
-            results.append(_difference(comparison, arm, finals, plain))
-    return results or [Verdict(f"{comparison.name}: every run is a baseline; train one with sharing.", (), ())]
+            dead, unlike = dead_by_arm(comparison, [baseline().name, arm])
+            verdict = _difference(comparison, arm, finals, plain)
+            results.append(replace(verdict, dead=dead, cautions=(*verdict.cautions, *unlike)))
+    alone = Verdict("Baseline only", comparison.name, "Every run is a baseline; train one with sharing.", dead=dead)
+    return results or [alone]
 
 
 def _difference(comparison: Comparison, arm: str, finals: dict[int, float], plain: dict[int, float]) -> Verdict:
     """Return the verdict on an arm against the baseline, paired by seed; it claims no more than the interval shows."""
+    subject = f"{arm} against {baseline().name} ({comparison.name})"
     seeds = [seed for seed in finals if seed in plain]
     members = comparison.arms[arm]
     if not seeds:
-        return Verdict(
-            f"{comparison.name}: {arm} and {baseline().name} have no finished runs with a common seed.", (), ()
-        )
+        answer = f"{arm} and {baseline().name} have no finished runs with a common seed."
+        return Verdict("Not decided", subject, answer)
     count = _count(members)
     resolution = 1 / count if count else 0.0
     estimate = paired([finals[seed] for seed in seeds], [plain[seed] for seed in seeds], resolution=resolution)
-    change = f"{estimate.mean:+.3f} in {_measure(members)} (greedy{_averaged(members)}{_problems(members)})"
     cautions = list(_few(members))
     if any(note.startswith("not matched") for note in comparison.notes):
         cautions.append("The arms differ in more than the regime: see the notes in the section below.")
-    decided = estimate.reading != "not decided"
+    words: dict[str, Word] = {"above": "Helped", "below": "Hurt"}
+    word = words.get(estimate.reading, "Not decided")
+    interval = f"95 % interval {estimate.low:+.3f} to {estimate.high:+.3f}"
     if estimate.n < MIN_VALUES:
-        answer = (
-            f"{arm} minus {baseline().name}: {change}, seeds: {estimate.n}; {MIN_VALUES} are needed for an interval."
-        )
-    else:
-        result = f"{arm} ended {estimate.reading} {baseline().name}" if decided else estimate.reading
-        interval = f"[{estimate.low:+.3f}, {estimate.high:+.3f}]"
-        answer = f"{arm} minus {baseline().name}: {change}, 95 % interval {interval}, {estimate.n} seeds: {result}."
+        interval, word = f"no interval: {MIN_VALUES} seeds are needed", "Not decided"
     commands: tuple[str, ...] = ()
-    if not decided and not _few(members):  # else more seeds are no help
+    if word == "Not decided" and not _few(members):  # else more seeds are no help
         both = (*comparison.arms[baseline().name], *members)
         unused = 1 + max(run.seed for run in both if type(run.seed) is int)
         cautions.append("More seeds would narrow it; a sweep file runs many (mutualrl sweep).")
         pair = [comparison.arms[baseline().name][0], members[0]]
         for run in pair:
             commands += _again(run, seed=unused, directory=f"{run.root}-{unused}")
-    return Verdict(f"{comparison.name}: {answer}", tuple(cautions), commands)
+    return Verdict(
+        word,
+        subject,
+        number=f"{estimate.mean:+.3f}",
+        interval=interval,
+        basis=f"{_basis(members)}; seeds: {estimate.n}",
+        cautions=tuple(cautions),
+        commands=commands,
+    )
+
+
+def _basis(runs: Sequence[Run]) -> str:
+    """Return what was measured, on how many problems."""
+    return f"{_measure(runs)} (greedy{_averaged(runs)}){_problems(runs)}"
 
 
 def _few(runs: Sequence[Run]) -> tuple[str, ...]:
@@ -232,6 +252,8 @@ def _again(run: Run, *, directory: str, regime: str | None = None, seed: int | N
                 repeated += ["--set", assignment]
         else:
             repeated.append(word)
+    if regime is not None and run.resample is not None:
+        repeated += ["--set", "round.resample=false"]  # else the baseline would be sampled again, too
     if any("trust" in word or is_import_path(word.rpartition("=")[2]) for word in repeated):
         return ()
     return (shlex.join([*repeated, *(word for pair in changed.items() for word in pair)]),)
@@ -239,9 +261,13 @@ def _again(run: Run, *, directory: str, regime: str | None = None, seed: int | N
 
 def _replaced(assignment: str, changed: Mapping[str, str]) -> bool:
     """Return whether an assignment of `--set` is to something that changes: the regime, whose keys another one does
-    not have, the seed, or the directory."""
+    not have, and dynamic sampling with it, the seed, or the directory."""
     key = assignment.partition("=")[0]
-    regime = key == "regime" or key.startswith("regime.") or (key.startswith("policies.") and ".regime" in key)
+    regime = (
+        key.startswith(("regime.", "round.resample"))
+        or key == "regime"
+        or (key.startswith("policies.") and ".regime" in key)
+    )
     return ("--regime" in changed and regime) or (key == "run.seed" and "--seed" in changed) or key == "run.dir"
 
 

@@ -44,6 +44,7 @@ from mutualrl.training.member import Member
 from mutualrl.training.peers import PeerLink
 from mutualrl.training.rescues import RescueLog
 from mutualrl.training.safe_deepspeed import enforce_weights_only_load
+from mutualrl.training.sample_log import SampleLog
 from mutualrl.training.sharing import Sharing
 from mutualrl.training.source_rounds import SourceRounds
 from mutualrl.training.trackers import tracker_keys
@@ -111,6 +112,7 @@ def build_trainer(member: Member) -> BuiltTrainer:
         sources=[SourceRounds.of(read(run, name), exchange) for name in recorded],
         asked=asked,
         rescues=RescueLog(member.files.rescues),
+        samples=SampleLog(member.files.samples),
         whiten=recipe.round.whiten_advantages,
     )
     model = resolve_path(recipe.policy(policy).model)

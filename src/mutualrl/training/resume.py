@@ -137,8 +137,8 @@ def resume_point(trainer: GRPOTrainer, progress: PolicyProgress, files: PolicyFi
 
 
 def cut_logs(files: PolicyFiles, marker: CheckpointMarker | None) -> None:
-    """Truncate `metrics.jsonl` and `rescues.jsonl` to their content at a checkpoint, so that a resumed run has each
-    step once. A missing file is not recreated.
+    """Truncate the logs (`log_paths`) to their content at a checkpoint, so that a resumed run has each step once. A
+    missing file is not recreated.
 
     Raises FileDamagedError when a file does not begin with its content at the checkpoint.
     """

@@ -26,7 +26,7 @@ from mutualrl.regimes.losses import BY_ROWS
 from mutualrl.regimes.round import PHASES
 from mutualrl.rollouts import Rollouts
 from mutualrl.see.liveness import Phase
-from mutualrl.storage.metrics import LATE_ROWS, LEFT_OUT, REQUESTED, of_source
+from mutualrl.storage.metrics import LATE_ROWS, LEFT_OUT, REQUESTED, SAMPLE_SECONDS, of_source
 from mutualrl.tasks.messages import ends_in_reasoning
 from mutualrl.thl import decode_completion, end_token, ended, last_tokens
 from mutualrl.training.extra_rows import ExtraRows
@@ -315,7 +315,8 @@ class Rounds:
         self.extra_rows.load(rows, prompts, batch)
 
     def log(self, plans: Sequence[Plan], own: OwnRound) -> None:
-        """Log the metrics of this round's plan, and of the prompts."""
+        """Log the metrics of this round's plan, and of the prompts; some samples."""
+        self._log_samples(plans[-1], own)
         for name, value in self._metrics_of(plans).items():
             log_value(self.trainer, name, value)
         rows = [row for plan in plans for row in plan.rows]
@@ -456,6 +457,15 @@ class Rounds:
         if self.sharing.rescues is not None and self.trainer.accelerator.is_main_process:
             step = self.trainer.state.global_step + 1
             self.sharing.rescues.write(own.number, step, plan.rows, own.rollouts, self.transfer.text_of)
+
+    def _log_samples(self, plan: Plan, own: OwnRound) -> None:
+        trainer, log = self.trainer, self.sharing.samples
+        if log is not None and trainer.accelerator.is_main_process:
+            steps = trainer.state.max_steps * trainer.args.gradient_accumulation_steps
+            rounds = math.ceil(steps / micro_steps_per_round(trainer))
+            step = trainer.state.global_step + 1
+            seconds = log.write(own.number, rounds, step, plan.rows, own.rollouts, self.transfer.text_of)
+            log_value(trainer, SAMPLE_SECONDS.key, seconds)
 
     def _follow(self, rollouts: Rollouts) -> None:
         for name, value in self.sharing.memory.follow(rollouts).items():

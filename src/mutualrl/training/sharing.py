@@ -26,6 +26,7 @@ from mutualrl.storage.rundir import RunDirectory
 from mutualrl.training.memory import Memory
 from mutualrl.training.peers import PeerLink
 from mutualrl.training.rescues import RescueLog
+from mutualrl.training.sample_log import SampleLog
 from mutualrl.training.script_run import ScriptRun
 from mutualrl.training.source_rounds import SourceRounds
 from mutualrl.traits import SourceTraits
@@ -43,10 +44,10 @@ class Sharing:
     nothing. `run_seed`: seed of the regime's draws. `max_length`: limit on a peer's text in the learner's tokens; None
     uses the trainer's `max_completion_length`. `tokenizers`: the peers', by name, for regimes that align traces.
     `sources`: members that publish texts and never learn; `asked`: those with a process of their own, for which the
-    policy waits as for a peer, with what they have. `rescues`: log of texts learnt from peers. `resume`: training
-    claims the policy as a new attempt. `script`: the run that users' own scripts share; None under
-    `mutualrl train`. `whiten`: advantages are whitened over the round. `memory`: what the policy remembers between
-    rounds, the only part that changes.
+    policy waits as for a peer, with what they have. `rescues`: log of texts learnt from peers; `samples`: log of
+    some of its own rollouts (None: not written). `resume`: training claims the policy as a new attempt. `script`: the
+    run that users' own scripts share; None under `mutualrl train`. `whiten`: advantages are whitened over the round.
+    `memory`: what the policy remembers between rounds, the only part that changes.
     """
 
     link: PeerLink
@@ -58,6 +59,7 @@ class Sharing:
     sources: Sequence[SourceRounds] = ()
     asked: Mapping[str, SourceTraits] = field(default_factory=dict)
     rescues: RescueLog | None = None
+    samples: SampleLog | None = None
     resume: bool = False
     script: ScriptRun | None = None
     whiten: bool = False
@@ -80,6 +82,7 @@ class Sharing:
         staleness: int = 0,
         timeouts: WaitTimeouts | None = None,
         whiten_advantages: bool = False,
+        log_samples: bool = False,
         **settings: object,
     ) -> Sharing:
         """Share over a run directory, for `MutualGRPOTrainer` in a user's script.
@@ -92,7 +95,8 @@ class Sharing:
         learn (`mutualrl.sources.script.recorded_source`); with one, `peers` may be empty. A script that resumes from a
         checkpoint (`train(resume_from_checkpoint=...)`) passes `resume=True` and becomes a new attempt of its policy,
         which fences the previous one. A peer may be `staleness` rounds behind before the policy waits for it.
-        `whiten_advantages`: normalise advantages over the round, after TRL's `scale_rewards`.
+        `whiten_advantages`: normalise advantages over the round, after TRL's `scale_rewards`. `log_samples`: log four
+        rollouts per round in `samples.jsonl`, which the report shows behind its curves.
         Raises UsageError when this policy has already published in `root` (rounds of an earlier run must not be
         treated as this run's), for names or settings that are wrong, for a regime that cannot use sources, or when
         tokenizers are missing.
@@ -142,6 +146,7 @@ class Sharing:
             sources=[SourceRounds.of(source, exchange) for source in sources],
             resume=resume,
             rescues=RescueLog(run.policy(policy).rescues),
+            samples=SampleLog(run.policy(policy).samples) if log_samples else None,
             script=ScriptRun(run, run_id, tuple(sorted({policy, *peers})), configured, run_seed, whiten_advantages),
             whiten=whiten_advantages,
         )

@@ -1,0 +1,102 @@
+"""Log of what a policy sampled: `samples.jsonl`, at most `MOST` rollouts per round, for the page.
+
+A line: `step`, `round`, `rollouts` (`prompt_id`, `prompt`, `text`, `reward`) and `taught` (`prompt_id`, `peer`,
+`answer`), the texts that the policy was taught on these prompts. Texts are cut to `TEXT_BYTES`. Rounds are skipped
+evenly where the log could otherwise grow over `LOG_BYTES`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mutualrl.records import Ids, Rollout
+from mutualrl.regimes import ExtraRow
+
+MOST = 4  # rollouts per round
+PROMPTS = 2  # prompts per round
+TEXT_BYTES = 2_000  # per text, in UTF-8
+#: the most that a line can have: prompt, completion and a taught text per rollout, and their ids
+LINE_BYTES = MOST * (3 * 2 * TEXT_BYTES + 1_000)
+LOG_BYTES = 32 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class SampleLog:
+    """Writer of a policy's `samples.jsonl`."""
+
+    path: Path
+
+    def write(
+        self,
+        round_index: int,
+        rounds: int,
+        step: int,
+        rows: Sequence[ExtraRow],
+        rollouts: Iterable[Rollout],
+        text_of: Callable[[Sequence[int] | Ids], str],
+    ) -> float:
+        """Append a round's samples, on the main rank; return the seconds that this took. `rounds`: planned rounds of
+        the run; `step`: the first optimizer step of the round; the rest as `RescueLog.write`."""
+        if round_index % every(rounds):
+            return 0.0
+        began = time.monotonic()
+        learnt = [row for row in rows if row.is_taught]
+        chosen = choose(rollouts, {row.prompt_id for row in learnt})
+        prompts = {rollout.prompt_id for rollout in chosen}
+        sampled = []
+        for rollout in chosen:
+            sampled.append(
+                {
+                    "prompt_id": rollout.prompt_id,
+                    "prompt": cut(rollout.prompt or ""),
+                    "text": cut(text_of(() if rollout.token_ids is None else rollout.token_ids)),
+                    "reward": rollout.reward if math.isfinite(rollout.reward) else None,
+                }
+            )
+        taught: list[dict[str, str]] = []
+        for row in learnt:
+            if row.prompt_id in prompts and len(taught) < MOST:
+                taught.append({"prompt_id": row.prompt_id, "peer": row.source.policy, "answer": cut(row.text)})
+        line = {"step": step, "round": round_index, "rollouts": sampled, "taught": taught}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, allow_nan=False, ensure_ascii=False) + "\n")
+        return time.monotonic() - began
+
+
+def every(rounds: int) -> int:
+    """Return k, so that the samples of every k-th of `rounds` rounds have at most `LOG_BYTES`."""
+    return max(1, math.ceil(rounds * LINE_BYTES / LOG_BYTES))
+
+
+def choose(rollouts: Iterable[Rollout], taught: Collection[str]) -> list[Rollout]:
+    """Return the first rollout of the highest reward and the first of the lowest of `PROMPTS` prompts: those that the
+    policy was taught on, then the others, each in the order of the batch. A reward that is NaN is the lowest."""
+    by_prompt: dict[str, list[Rollout]] = {}
+    for rollout in rollouts:
+        by_prompt.setdefault(rollout.prompt_id, []).append(rollout)
+    prompts = sorted(by_prompt, key=lambda prompt_id: prompt_id not in taught)[:PROMPTS]
+    chosen = []
+    for prompt_id in prompts:
+        group = sorted(by_prompt[prompt_id], key=lambda rollout: rollout.index)
+        best, worst = max(group, key=_reward), min(group, key=_reward)
+        chosen += [best] if best is worst and len(group) == 1 else [best, worst if best is not worst else group[1]]
+    return chosen
+
+
+def _reward(rollout: Rollout) -> float:
+    return rollout.reward if math.isfinite(rollout.reward) else -math.inf
+
+
+def cut(text: str) -> str:
+    """Return `text`, cut to `TEXT_BYTES` of UTF-8 with a note of how many characters are missing; a lone surrogate,
+    which UTF-8 cannot have, becomes a question mark."""
+    data = text.encode("utf-8", "replace")
+    if len(data) <= TEXT_BYTES:
+        return data.decode()
+    kept = data[:TEXT_BYTES].decode("utf-8", "ignore")
+    return f"{kept} [... {len(text) - len(kept)} more characters]"

@@ -1,0 +1,99 @@
+"""The log of what a policy sampled: which rollouts, how many bytes, what a kill and a resume leave."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mutualrl.records import Rollout
+from mutualrl.training.sample_log import LINE_BYTES, LOG_BYTES, MOST, TEXT_BYTES, SampleLog, choose, cut, every
+from runs import FinishedRun
+
+
+def rollout(prompt: str, index: int, reward: float, text: str = "") -> Rollout:
+    ids = np.frombuffer(text.encode("utf-32-le"), dtype=np.int32)
+    return Rollout(prompt, index, reward, True, prompt=f"{prompt}?", token_ids=ids)
+
+
+def text_of(ids: object) -> str:
+    return "".join(map(chr, ids))  # type: ignore[call-overload]
+
+
+def test_best_and_worst_of_two_prompts_and_taught_ones_first() -> None:
+    rollouts = [
+        *(rollout("p", n, reward) for n, reward in enumerate((0.5, 1.0, 0.0, 1.0))),
+        *(rollout("q", n, 0.0) for n in range(4)),
+        *(rollout("r", n, reward) for n, reward in enumerate((0.25, math.nan, 1.0, 0.5))),
+    ]
+
+    def picked(taught: set[str]) -> list[tuple[str, int]]:
+        return [(each.prompt_id, each.index) for each in choose(rollouts, taught)]
+
+    assert picked(set()) == [("p", 1), ("p", 2), ("q", 0), ("q", 1)]
+    assert picked({"r"}) == [("r", 2), ("r", 1), ("p", 1), ("p", 2)]
+    assert picked({"r", "q"}) == [("q", 0), ("q", 1), ("r", 2), ("r", 1)]
+    assert [(each.prompt_id, each.index) for each in choose([rollout("p", 0, 1.0)], ())] == [("p", 0)]
+
+
+@pytest.mark.parametrize("rounds", [1, 100, 1_000, 10_000, 1_000_000])
+def test_log_of_the_longest_texts_stays_within_its_bytes(tmp_path: Path, rounds: int) -> None:
+    """Texts of three bytes per character, cut; the line times the rounds that write one is within the limit."""
+    log = SampleLog(tmp_path / "samples.jsonl")
+    longest = "\u6570" * 10_000
+    rollouts = [rollout("p", n, float(n), longest) for n in range(4)] + [
+        rollout("q", n, 0.0, longest) for n in range(4)
+    ]
+    log.write(0, rounds, 1, [], rollouts, text_of)
+    size = log.path.stat().st_size
+    assert size <= LINE_BYTES
+    assert size * math.ceil(rounds / every(rounds)) <= LOG_BYTES
+    (line,) = map(json.loads, log.path.read_text().splitlines())
+    assert len(line["rollouts"]) == MOST
+    kept = TEXT_BYTES // 3
+    assert line["rollouts"][0]["text"] == "\u6570" * kept + f" [... {10_000 - kept} more characters]"
+
+
+def test_rounds_between_are_skipped_and_take_no_time(tmp_path: Path) -> None:
+    log = SampleLog(tmp_path / "samples.jsonl")
+    rounds = 3 * LOG_BYTES // LINE_BYTES
+    step = every(rounds)
+    assert step > 1
+    seconds = [log.write(n, rounds, n + 1, [], [rollout("p", 0, math.nan)], text_of) for n in range(2 * step)]
+    written = [json.loads(line) for line in log.path.read_text().splitlines()]
+    assert [line["round"] for line in written] == [0, step]
+    assert [n for n, took in enumerate(seconds) if took > 0] == [0, step]
+    assert written[0]["rollouts"][0]["reward"] is None
+
+
+def test_text_that_utf8_cannot_have_is_written(tmp_path: Path) -> None:
+    assert cut("a\ud800b") == "a?b"
+    log = SampleLog(tmp_path / "samples.jsonl")
+    log.write(0, 1, 1, [], [rollout("p\u2028", 0, 1.0)], text_of)
+    assert len(log.path.read_bytes().splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_run_has_samples_of_each_round_as_published_and_taught(unbroken: FinishedRun) -> None:
+    from mutualrl.see.inspection import Reader
+
+    for policy in ("ada", "bob"):
+        files = unbroken.path / "policies" / policy
+        lines = [json.loads(line) for line in (files / "samples.jsonl").read_text().splitlines()]
+        rescues = [json.loads(line) for line in (files / "rescues.jsonl").read_text().splitlines()]
+        reader = Reader(unbroken.path / "exchange", json.loads((unbroken.path / "run.json").read_text())["run_id"])
+        assert [line["round"] for line in lines] == reader.rounds(policy)
+        assert any(line["taught"] for line in lines)
+        for line in lines:
+            published = reader.read(policy, line["round"])
+            assert published is not None
+            rewards = {(key, reward) for key, reward in zip(published.prompt_ids, published.rewards, strict=True)}
+            assert len(line["rollouts"]) == MOST
+            assert all((each["prompt_id"], each["reward"]) in rewards for each in line["rollouts"])
+            answers = {(r["prompt_id"], r["answer"]) for r in rescues if r["round"] == line["round"]}
+            assert {(each["prompt_id"], each["answer"]) for each in line["taught"]} <= answers
+            assert bool(line["taught"]) == bool(answers)
+        assert all("samples/seconds" in row for row in unbroken.metrics(policy) if "see/round" in row)
