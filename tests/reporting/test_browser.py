@@ -89,7 +89,7 @@ def test_tables_sort_and_filter_by_mouse_and_keyboard(cli_here: Cli, tmp_path: P
     for figure in browser.find_elements("css selector", "figure"):
         labelled = figure.get_attribute("aria-labelledby")
         assert browser.find_element("id", labelled).text
-        assert figure.find_element("tag name", "svg").size["width"] > 200
+        assert figure.find_element("css selector", ".plot svg").size["width"] >= 200
     ids = browser.execute_script("return [...document.querySelectorAll('[id]')].map(e => e.id)")
     assert len(ids) == len(set(ids))
     assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
@@ -106,7 +106,7 @@ def test_rescue_browser_pages_and_filters(cli_here: Cli, tmp_path: Path, browser
         [[], *[[(f"p{step}", float(step % 2), " \\boxed{1}" if step % 2 else None)] for step in range(1, 26)]],
     )
     open_page(browser, page_of(cli_here, run))
-    status = browser.find_element("id", "rescue-status")
+    status = browser.find_element("id", "rescues-status")
     assert status.text == "1 to 10 of 26 rescues"
     first = texts(browser, ".rescue")[0]
     assert "ada, step 1, learned from bob" in first
@@ -114,20 +114,20 @@ def test_rescue_browser_pages_and_filters(cli_here: Cli, tmp_path: Path, browser
     assert "Own answers (2)" in first
     assert "(empty)" in first
     assert "in round 1: 1 of 1 correct" in first
-    assert "after-a-rescue" in browser.page_source
-    browser.find_element("id", "rescue-on").click()
-    browser.find_element("id", "rescue-on").click()
+    assert "What followed a rescue?" in texts(browser, "h3")
+    browser.find_element("id", "rescues-on").click()
+    browser.find_element("id", "rescues-on").click()
     assert status.text == "21 to 26 of 26 rescues"
-    assert not browser.find_element("id", "rescue-on").is_enabled()
-    Select(browser.find_element("id", "rescue-policy")).select_by_visible_text("bob")
+    assert not browser.find_element("id", "rescues-on").is_enabled()
+    Select(browser.find_element("id", "rescues-policy")).select_by_visible_text("bob")
     assert status.text == "1 to 1 of 1 rescues"
-    Select(browser.find_element("id", "rescue-policy")).select_by_visible_text("all")
-    Select(browser.find_element("id", "rescue-outcome")).select_by_value("solved")
+    Select(browser.find_element("id", "rescues-policy")).select_by_visible_text("all")
+    Select(browser.find_element("id", "rescues-outcome")).select_by_value("solved")
     assert status.text == "1 to 10 of 13 rescues"  # the odd steps
-    browser.find_element("id", "rescue-search").send_keys("boxed{8}")
+    browser.find_element("id", "rescues-search").send_keys("boxed{8}")
     assert status.text == "1 to 1 of 1 rescues"
     assert "7+1:" in texts(browser, ".rescue")[0]
-    browser.find_element("id", "rescue-search").send_keys("nothing of the kind")
+    browser.find_element("id", "rescues-search").send_keys("nothing of the kind")
     assert status.text == "No rescues match these filters"
 
 
@@ -168,10 +168,10 @@ def test_page_of_50000_records_opens_and_renders_only_those_in_view(
     run = with_rescues(made_run(tmp_path / "r", "sgt"), "ada", rows)
     page = page_of(cli_here, run)
     open_page(browser, page)
-    assert browser.find_element("id", "rescue-status").text == "1 to 10 of 50000 rescues"
+    assert browser.find_element("id", "rescues-status").text == "1 to 10 of 50000 rescues"
     assert browser.execute_script("return document.getElementsByTagName('*').length") < 3000
-    browser.find_element("id", "rescue-search").send_keys("What is 49999 ")
-    assert browser.find_element("id", "rescue-status").text == "1 to 1 of 1 rescues"
+    browser.find_element("id", "rescues-search").send_keys("What is 49999 ")
+    assert browser.find_element("id", "rescues-status").text == "1 to 1 of 1 rescues"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -188,7 +188,7 @@ def test_light_and_dark_schemes_have_enough_contrast(cli_here: Cli, tmp_path: Pa
     box = browser.execute_script(style, ".rescue")[1]
     for selector in (".good", ".bad", "a[href='#made']"):
         assert contrast(browser.execute_script(style, selector)[0], box) > 4.5, selector
-    label = "return getComputedStyle(document.querySelector('figure svg text')).fill"
+    label = "return getComputedStyle(document.querySelector('.plot svg text')).fill"
     assert contrast(browser.execute_script(label), paper) > 7
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
@@ -263,7 +263,7 @@ def test_result_comes_first_and_a_rescue_marks_where_its_texts_differ(
     with_rescues(run, "ada", [rescue(1, own=own_answers, answer=" 15 then \\boxed{15}"), rescue(2, own=[], answer="4")])
     open_page(browser, page_of(cli_here, run))
     heads = texts(browser, "h2")
-    assert (heads[0], heads[-3:]) == ("Did it help?", ["Rescues", "Tables", "How it was made"])
+    assert (heads[0], heads[-3:]) == ("No baseline yet", ["What was rescued?", "All numbers", "How it was made"])
     places = [
         element.rect["y"]
         for element in browser.find_elements("css selector", ".verdict, figure, .rescue, table.sortable")
@@ -309,15 +309,15 @@ def test_page_is_usable_by_keyboard_alone(cli_here: Cli, tmp_path: Path, browser
         name = active.get_attribute("id") or active.tag_name
         reached.append(name)
         assert browser.execute_script("return getComputedStyle(arguments[0]).outlineStyle", active) != "none", name
-        if name == "rescue-on":
+        if name == "rescues-on":
             break
     assert reached[0] == "a"  # the link that skips to the content
-    assert {"summary", "rescue-policy", "rescue-outcome", "rescue-search"} <= set(reached)
+    assert {"summary", "rescues-policy", "rescues-outcome", "rescues-search"} <= set(reached)
     ActionChains(browser).send_keys(Keys.ENTER).perform()
-    assert browser.find_element("id", "rescue-status").text == "11 to 20 of 25 rescues"
+    assert browser.find_element("id", "rescues-status").text == "11 to 20 of 25 rescues"
 
 
-def test_phone_scrolls_tables_and_plots_instead_of_shrinking_them(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
+def test_phone_sees_whole_figures_and_scrolls_tables(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
     long = "a-name-of-a-run-that-is-rather-long"
     runs = [made_run(tmp_path / f"{long}-{regime}", regime, seed=0, gain=0.2) for regime in ("grpo", "sgt")]
     with_rescues(runs[-1], "ada", [rescue(1)])
@@ -336,11 +336,8 @@ def test_phone_scrolls_tables_and_plots_instead_of_shrinking_them(cli_here: Cli,
             " return e.clientWidth / Math.max(1, longest); })"
         )
         assert min(browser.execute_script(lines)) > 6  # pixels per letter: no word of a column name is broken
-        heights = "return [...document.querySelectorAll('figure svg text')].map(e => e.getBoundingClientRect().height)"
-        upright = [height for height in browser.execute_script(heights) if height > 0]
-        assert upright and min(upright) >= 9
-        plot = browser.find_element("css selector", "figure .scroll")
-        assert browser.execute_script("return arguments[0].scrollWidth > arguments[0].clientWidth", plot)
+        inside = "const w = innerWidth; return [...document.querySelectorAll('.plot svg text')].map(e => e.getBoundingClientRect()).every(r => r.left >= 0 && r.right <= w)"
+        assert browser.execute_script(inside)  # the whole figure is in view
         intro = browser.find_element("css selector", "#rescues > p").text
         assert "own answers (above)" in intro and "trained on (below)" in intro
         own, peer = browser.find_elements("css selector", ".rescue .pair > div")
@@ -349,3 +346,269 @@ def test_phone_scrolls_tables_and_plots_instead_of_shrinking_them(cli_here: Cli,
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     open_page(browser, page)
     assert "own answers (left)" in browser.find_element("css selector", "#rescues > p").text
+
+
+# ---- charts
+
+
+def noisy(run: Path) -> Path:
+    """Put a spike of the KL loss at step 7, and values of five digits, into a run's metrics."""
+    for policy in ("ada", "bob"):
+        path = run / "policies" / policy / "metrics.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for row in rows:
+            row["entropy"] = round(0.5 + 0.123457 * (row["step"] % 7), 6)
+            row["kl"] = 900.0 if row["step"] == 7 and policy == "ada" else 0.01 * row["step"]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return run
+
+
+def panel_of(browser: Any, title: str) -> Any:
+    return browser.find_element("xpath", f"//div[@class='panel'][h4[text()='{title}']]")
+
+
+def test_values_by_pointer_and_by_keyboard_are_those_of_the_data(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
+    """All line charts show the same step; a value is the data's, to five significant digits."""
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    run = noisy(made_run(tmp_path / "r", "sgt"))
+    rows = [json.loads(line) for line in (run / "policies" / "ada" / "metrics.jsonl").read_text().splitlines()]
+    open_page(browser, page_of(cli_here, run))
+    entropy, reward = panel_of(browser, "entropy"), panel_of(browser, "training reward")
+    plot = entropy.find_element("css selector", ".plot")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", plot)
+    ActionChains(browser).move_to_element_with_offset(plot, plot.size["width"] // 4, 0).perform()
+    readout = entropy.find_element("css selector", ".readout").text
+    step = int(readout.split("optimizer step ")[1].split(":")[0])
+    assert 10 < step < 20
+    assert f"ada {rows[step - 1]['entropy']:.5g}" in readout
+    assert f"optimizer step {step}:" in reward.find_element("css selector", ".readout").text
+    assert f"ada {rows[step - 1]['reward']:.5g}" in reward.find_element("css selector", ".readout").text
+    plot.send_keys(Keys.HOME)
+    shown = []
+    for _ in range(20):
+        shown.append((plot.get_attribute("aria-valuenow"), plot.get_attribute("aria-valuetext")))
+        plot.send_keys(Keys.ARROW_RIGHT)
+    expected = [f"{row['entropy']:.5g}" for row in rows]
+    assert [now for now, _ in shown] == [str(row["step"]) for row in rows]
+    assert [text.split(": ada ")[1].split(",")[0] for _, text in shown] == expected
+    assert plot.get_attribute("role") == "slider"
+    assert plot.get_attribute("aria-label") == "entropy, optimizer step"
+
+
+def test_a_spike_does_not_flatten_its_axis_and_is_marked(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
+    open_page(browser, page_of(cli_here, noisy(made_run(tmp_path / "r", "sgt"))))
+    panel = panel_of(browser, "KL loss")
+    (mark,) = panel.find_elements("css selector", ".outlier title")
+    assert mark.get_attribute("textContent") == "ada, 7: 900"
+    ticks = [float(each.text) for each in panel.find_elements("css selector", "text[text-anchor=end]")]
+    assert max(ticks[:-1]) < 1
+    panel.find_element("css selector", ".plot").send_keys("\ue011", *["\ue014"] * 6)  # Home, six steps on
+    assert "ada 900" in panel.find_element("css selector", ".readout").text
+
+
+def test_steps_are_whole_and_constant_metrics_are_in_a_table(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
+    run = made_run(tmp_path / "r", "sgt", steps=3)
+    open_page(browser, page_of(cli_here, run))
+    axis = panel_of(browser, "training reward").find_elements("css selector", "text:not([text-anchor=end])")
+    assert {each.text for each in axis} <= {"1", "2", "3"}
+    titles = texts(browser, ".panel h4")
+    assert "waiting for peers" not in titles  # 0.1 at every step
+    table = browser.find_element("xpath", "//table[.//th[.//text()='metric']]")
+    rows = [
+        [cell.text for cell in row.find_elements("tag name", "td")]
+        for row in table.find_elements("xpath", ".//tbody/tr")
+    ]
+    assert ["waiting for peers", "ada", "0.1", "seconds per step", "1 to 3"] in rows
+    assert not [
+        each
+        for each in browser.find_elements("css selector", ".plot")
+        if not each.find_elements("css selector", "path, rect")
+    ]
+
+
+def test_one_colour_per_name_and_arms_are_switched_everywhere(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
+    runs = [
+        made_run(tmp_path / f"{regime}-{seed}", regime, seed=seed, gain=gain + 0.05 * seed)
+        for regime, gain in (("grpo", 0.1), ("sgt", 0.3))
+        for seed in (0, 1)
+    ]
+    open_page(browser, page_of(cli_here, *runs, "--out", "page"))
+    colours = "return [...document.querySelectorAll('.legend button[data-label]')].map(b => [b.dataset.label, b.querySelector('line').getAttribute('stroke'), b.querySelector('line').getAttribute('stroke-dasharray')])"
+    by_name: dict[str, set[tuple[str, str]]] = {}
+    for name, colour, dash in browser.execute_script(colours):
+        by_name.setdefault(name, set()).add((colour, dash))
+    assert all(len(signs) == 1 for signs in by_name.values())  # the same in bars and in curves
+    assert len({sign for signs in by_name.values() for sign in signs}) == len(by_name)
+    drawn = "return [...document.querySelectorAll('.plot path.line')].map(p => p.getAttribute('stroke'))"
+    (sgt,) = by_name["sgt"]
+    assert sgt[0] in browser.execute_script(drawn)
+    button = next(each for each in browser.find_elements("css selector", ".legend button") if each.text == "sgt")
+    button.send_keys("\n")
+    assert sgt[0] not in browser.execute_script(drawn)
+    pressed = {
+        each.get_attribute("aria-pressed") for each in browser.find_elements("css selector", "button[data-label=sgt]")
+    }
+    assert pressed == {"false"}
+    assert not browser.find_elements("css selector", ".plot path.run")
+    browser.find_element("css selector", "button[data-runs]").click()
+    named = {
+        each.get_attribute("textContent") for each in browser.find_elements("css selector", ".plot path.run title")
+    }
+    assert named == {"grpo-0", "grpo-1"}  # those of the arm that is shown
+
+
+@pytest.mark.parametrize("width", [320, 390, 1400])
+def test_text_has_twelve_pixels_and_the_box_fits_a_phone(
+    cli_here: Cli, tmp_path: Path, browser: Any, width: int
+) -> None:
+    rows = [rescue(1)]
+    page = page_of(cli_here, with_samples(with_rescues(counted(made_run(tmp_path / "r", "sgt")), "ada", rows)))
+    size = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        open_page(browser, page)
+        small = (
+            "return [...document.querySelectorAll('main *')].filter(e => e.checkVisibility() && [...e.childNodes]"
+            ".some(n => n.nodeType === 3 && n.textContent.trim()) && parseFloat(getComputedStyle(e).fontSize) < 12)"
+            ".map(e => e.outerHTML)"
+        )
+        assert browser.execute_script(small) == []
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+        if width == 390:
+            box = browser.find_element("css selector", ".verdict").rect
+            assert box["y"] + box["height"] <= 844
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def counted(run: Path) -> Path:
+    """Write dead prompts into the metrics of a run."""
+    for policy in ("ada", "bob"):
+        path = run / "policies" / policy / "metrics.jsonl"
+        rows = [
+            json.loads(line) | {"prompts/dead": 9.0 - n % 5, "prompts/revived": 1.0}
+            for n, line in enumerate(path.read_text().splitlines())
+        ]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return run
+
+
+# ---- samples and links
+
+
+def with_samples(run: Path, policies: tuple[str, ...] = ("ada", "bob"), text: str = " \\boxed{5}") -> Path:
+    """Write samples of every second step: a prompt with a success, and one that was taught."""
+    for policy in policies:
+        lines = []
+        for step in range(1, 20, 2):
+            rollouts = [
+                {"prompt_id": f"p{step}", "prompt": f"{step}+1:", "text": f" \\boxed{{{step + 1}}}", "reward": 1.0},
+                {"prompt_id": f"p{step}", "prompt": f"{step}+1:", "text": text, "reward": 0.0},
+                {"prompt_id": f"q{step}", "prompt": f"{step}*2:", "text": text, "reward": 0.0},
+            ]
+            taught = [{"prompt_id": f"q{step}", "peer": "bob", "answer": f" \\boxed{{{2 * step}}}"}]
+            lines.append(json.dumps({"step": step, "round": step - 1, "rollouts": rollouts, "taught": taught}) + "\n")
+        (run / "policies" / policy / "samples.jsonl").write_text("".join(lines))
+    return run
+
+
+def test_a_click_on_a_step_shows_its_samples(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.select import Select
+
+    open_page(browser, page_of(cli_here, with_samples(made_run(tmp_path / "r", "sgt"))))
+    status = browser.find_element("id", "samples-status")
+    assert status.text == "1 to 4 of 40 samples"
+    plot = panel_of(browser, "training reward").find_element("css selector", ".plot")
+    plot.send_keys(Keys.HOME, *[Keys.ARROW_RIGHT] * 5, Keys.ENTER)  # step 6
+    assert status.text == "1 to 4 of 4 samples, of the round that began at step 5"
+    cards = texts(browser, "#samples-list .card")
+    assert [card.split("\n")[0] for card in cards] == [f"{name}, step 5 link" for name in ("ada", "ada", "bob", "bob")]
+    assert "5+1:" in cards[0] and "Reward 1" in cards[0] and "Reward 0" in cards[0]
+    assert "Taught: bob's text" in cards[1] and "\\boxed{10}" in cards[1]
+    Select(browser.find_element("id", "samples-policy")).select_by_visible_text("ada")
+    Select(browser.find_element("id", "samples-outcome")).select_by_value("taught")
+    assert status.text == "1 to 1 of 1 samples"
+    Select(browser.find_element("id", "samples-outcome")).select_by_value("solved")
+    assert "5+1:" in texts(browser, "#samples-list .card")[0]
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", plot)
+    plot.click()
+    assert browser.find_element("id", "samples-step").get_attribute("value") not in ("", "5")
+
+
+def test_a_link_to_a_card_works_from_outside(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
+    rows = [rescue(step, f"p{step}/'\u00e9", prompt=f"{step}+1:") for step in range(1, 26)]
+    page = page_of(cli_here, with_samples(with_rescues(made_run(tmp_path / "r", "sgt"), "ada", rows)))
+    open_page(browser, page)
+    for name, place in (("rescues", 14), ("samples", 3)):
+        if name == "rescues":
+            browser.find_element("id", "rescues-on").click()
+        links = browser.find_elements("css selector", f"#{name}-list .card a.link")
+        address = links[place % 10].get_attribute("href")
+        wanted = texts(browser, f"#{name}-list .card")[place % 10]
+        browser.get("about:blank")
+        browser.get(address)
+        (target,) = browser.find_elements("css selector", ".card.target")
+        assert target.text == wanted
+        assert browser.execute_script(
+            "const r = arguments[0].getBoundingClientRect(); return r.top < innerHeight && r.bottom > 0", target
+        )
+        open_page(browser, page)
+    browser.get(page.as_uri() + "#rescues:none/ada/1/p")
+    assert browser.find_element("id", "rescues-status").text == "No rescues have this link"
+
+
+def test_conversations_are_shown_by_role_and_are_inert(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
+    said = [{"role": "user", "content": "2*3?"}, {"role": "assistant", "content": HOSTILE}]
+    own = [{"text": [{"role": "assistant", "content": "5"}, {"role": "tool", "content": ""}], "reward": 0.0}]
+    row = rescue(1, prompt=said, own=own, answer=[{"role": "assistant", "content": "6"}])
+    run = with_samples(with_rescues(made_run(tmp_path / "r", "sgt"), "ada", [row]), text=HOSTILE)
+    open_page(browser, page_of(cli_here, run))
+    (card,) = browser.find_elements("css selector", "#rescues-list .card")
+    assert [each.text for each in card.find_elements("css selector", ".role")] == [
+        "user",
+        "assistant",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+    assert "(empty)" in card.text and "window.taken=1" in card.text
+    assert browser.execute_script("return window.taken") is None
+    assert not browser.find_elements("css selector", "main img, main b:not(.readout b)")
+    browser.find_element("id", "rescues-search").send_keys("assistant: 6")
+    assert browser.find_element("id", "rescues-status").text == "1 to 1 of 1 rescues"
+
+
+def test_commands_are_copied(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    command = ["mutualrl", "train", "--pool", "tiny"]
+    open_page(browser, page_of(cli_here, made_run(tmp_path / "r", "sgt", command=command)))
+    buttons = browser.find_elements("css selector", "button.copy")
+    codes = texts(browser, ".command code")
+    assert len(buttons) == len(codes) == 2
+    for button, code in zip(buttons, codes, strict=True):
+        button.click()
+        deadline = time.monotonic() + PATIENCE
+        while not button.text.startswith("Copied"):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        field = browser.find_element("css selector", "section input[type=search]")
+        field.clear()
+        field.send_keys(Keys.CONTROL, "v")
+        assert field.get_attribute("value") == code
+
+
+def test_several_comparisons_are_rows_of_a_table(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
+    runs = [
+        made_run(tmp_path / f"{name}-{seed}", name, seed=seed, gain=gain + 0.01 * seed * (name == "sgt"))
+        for name, gain in (("grpo", 0.2), ("sgt", 0.3), ("xgrpo", 0.1))
+        for seed in range(3)
+    ]
+    open_page(browser, page_of(cli_here, *runs, "--out", "page"))
+    box = browser.find_element("css selector", ".verdict")
+    assert [each.text for each in box.find_elements("css selector", "tbody th")] == ["Hurt", "Helped"]
+    assert "xgrpo against grpo" in box.find_elements("css selector", "tbody tr")[0].text
+    assert "+0.110" in box.find_elements("css selector", "tbody tr")[1].text
