@@ -17,7 +17,7 @@ from mutualrl.storage.files import read_checksummed, write_checksummed
 from mutualrl.storage.format import FORMAT
 from mutualrl.storage.run_info import PolicyResult, Summary, Validation
 
-REGIMES = {
+REGIMES: dict[str, dict[str, Any]] = {
     "grpo": {"name": "grpo"},
     "sgt": {"name": "sgt", "weight": 0.1, "success_above": 0.8, "failure_below": 0.2},
     "prp": {"name": "prp", "denominator": "peer"},
@@ -82,7 +82,7 @@ def made_run(
         rows = []
         for step in range(1, steps + 1):
             progress = step / steps
-            row = {
+            row: dict[str, Any] = {
                 "step": step,
                 "loss": -0.01 * progress,
                 "reward": 0.3 + gain * progress + 0.01 * seed,

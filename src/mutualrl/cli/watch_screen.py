@@ -24,21 +24,10 @@ from textual_plotext import PlotextPlot
 from mutualrl.console.display import clean, duration
 from mutualrl.errors import MutualRLError
 from mutualrl.process.status import RunState
+from mutualrl.reporting.signs import Signs, rgb
 from mutualrl.runs.live import Curve, LivePolicy, LiveRun
 from mutualrl.storage.files import JsonObject
 
-COLOURS = (  # of curves, and of the policies' names
-    (86, 156, 214),
-    (230, 145, 56),
-    (78, 201, 150),
-    (197, 134, 222),
-    (240, 100, 110),
-    (220, 205, 90),
-    (95, 205, 228),
-    (190, 190, 190),
-    (225, 130, 175),
-    (140, 160, 250),
-)
 COLUMNS = ("policy", "step", "reward", "accuracy", "gate", "waiting", "doing")
 MOST_SHOWN = 20  # rescues
 LONGEST = 300  # characters per text of a rescue
@@ -116,6 +105,7 @@ class WatchScreen(App[None]):
         self._look, self._stop, self._report = look, stop, report
         self._state: str = RunState.RUNNING
         self._reporting = False
+        self._signs = Signs(live.policies)  # as on the page of the run
         self._shown: dict[str, str] = {}  # last content of each widget: only changes are redrawn
 
     def compose(self) -> ComposeResult:
@@ -187,7 +177,7 @@ class WatchScreen(App[None]):
         self._put("#head", Text(self._head(), no_wrap=True, overflow="ellipsis"))
         policies = list(self._live.policies.values())
         self._put_table([self._cells(policy) for policy in policies])
-        self._draw("#reward", "reward", policies, [policy.reward for policy in policies])
+        self._draw("#reward", "training reward", policies, [policy.reward for policy in policies])
         self._draw("#accuracy", self._measure, policies, [policy.accuracy for policy in policies])
         self._draw("#gate", "gate rate", policies, [policy.gate_rate for policy in policies])
         self._put("#rescue-texts", rescue_texts(policies))
@@ -205,8 +195,8 @@ class WatchScreen(App[None]):
             return
         self._shown["#policies"] = repr(rows)
         table = Table(*COLUMNS, box=None, padding=(0, 2, 0, 0), header_style="bold")
-        for place, row in enumerate(rows):
-            red, green, blue = COLOURS[place % len(COLOURS)]
+        for row in rows:
+            red, green, blue = rgb(self._signs.colour(row[0]))
             name, *cells = (Text(value, no_wrap=True) for value in row)
             name.stylize(f"rgb({red},{green},{blue})")
             table.add_row(name, *cells)
@@ -239,10 +229,10 @@ class WatchScreen(App[None]):
         plot = self._main.query_one(selector, PlotextPlot)
         plot.plt.clear_data()
         plot.plt.title(title)
-        for place, (policy, curve) in enumerate(zip(policies, curves, strict=True)):
+        for policy, curve in zip(policies, curves, strict=True):
             if curve.points:
                 steps, values = zip(*curve.points, strict=True)
-                colour = COLOURS[place % len(COLOURS)]
+                colour = rgb(self._signs.colour(policy.name))
                 plot.plt.plot(steps, values, label=policy.name, color=colour, marker="braille")
         recorded = [step for curve in curves for step, _ in curve.points]
         ticks = whole_ticks(min(recorded), max(recorded)) if recorded else []
