@@ -68,6 +68,7 @@ SMOKE: dict[str, tuple[str, ...]] = {
     "resample": (),
     "kill_matrix": (),
     "paper": (),
+    "page": (),
     "pictures": (),
     "prediction": (),
     "ray_overhead": (),
@@ -119,7 +120,7 @@ BEFORE_A_RELEASE = {
     *("bf16_on_cpu", "evaluation", "fidelity", "gpu_smol_pair", "gpu_step_time", "hints", "hints_countdown"),
     "resample",
     *("kill_matrix", "one_model", "prediction", "ray_overhead", "regime_cost", "round", "served", "smol", "staleness"),
-    *("diagnostics", "pictures", "step_time", "text_source", "thl", "thl_speed"),
+    *("diagnostics", "page", "pictures", "step_time", "text_source", "thl", "thl_speed"),
 }
 
 
@@ -137,7 +138,7 @@ def test_smallest_form_of_a_benchmark_runs_and_names_its_commit(
     arguments = [inputs.get(argument, argument) for argument in SMOKE[name]]
     if "SHARED" in SMOKE[name] and not Path(inputs["SHARED"]).is_dir():
         pytest.skip("no tokenizers: ../shared/data is absent")
-    if name == "pictures" and not shutil.which("chromedriver"):
+    if name in ("page", "pictures") and not shutil.which("chromedriver"):
         pytest.skip("Chromium's driver is not installed")
     if name == "ray_overhead":
         pytest.importorskip("ray")

@@ -131,7 +131,7 @@ const cards = (() => {
   const browser = (name, card, words) => {
     const panel = document.getElementById(name), get = (part) => document.getElementById(`${name}-${part}`);
     if (!panel || !get("list")) return null;
-    const chunks = [...document.querySelectorAll(`script.${name}-data`)], parsed = new Map(), page = name === "rescues" ? 10 : 4;
+    const chunks = [...document.querySelectorAll(`script.${name}-data`)], parsed = new Map(), page = name === "rescues" ? 5 : 4;
     const size = Number(panel.dataset.chunk), total = Number(panel.dataset.total);
     const record = (i) => {
       const number = Math.floor(i / size);
