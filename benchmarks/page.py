@@ -166,7 +166,7 @@ def judged(browser: Any, page: Path, repeats: int) -> dict[str, Any]:
     label = "return document.querySelector('.plot text, .u-axis') instanceof SVGElement"
     pdf = base64.b64decode(browser.execute_cdp_cmd("Page.printToPDF", {})["data"])
     return {
-        "draw_ms": statistics.median(times),
+        "draw_ms": round(statistics.median(times), 1),
         "axe_violations": sorted(violation["id"] for violation in found),
         "charts_named_and_reached_by_keyboard": browser.execute_script(named),
         "labels_are_text_of_the_page": bool(browser.execute_script(label)),
@@ -182,9 +182,9 @@ def compared(browser: Any, page: Path, place: Path, package: Path, repeats: int)
     own = prototype(page, place / "own.html", "", style, ours)
     other = prototype(page, place / "uplot.html", library, sheet, UPLOT)
     return {
-        "svg": {"bytes": len(ours), "lines_of_ours": len(ours.splitlines()), **judged(browser, own, repeats)},
+        "svg": {"kilobytes": len(ours) / 1e3, "lines_of_ours": len(ours.splitlines()), **judged(browser, own, repeats)},
         "uplot": {
-            "bytes": len(library) + len(sheet) + len(UPLOT),
+            "kilobytes": (len(library) + len(sheet) + len(UPLOT)) / 1e3,
             "lines_of_ours": len(UPLOT.strip().splitlines()),
             **judged(browser, other, repeats),
         },
@@ -209,8 +209,8 @@ def main() -> None:
                 out = place / f"{name}-{count}"
                 seconds = reported(made, out, source)
                 page = out / "index.html"
-                row = {"seconds": seconds, "bytes": page.stat().st_size, **opened(browser, page, repeats)}
-                result[f"{name}/{count}"] = {key: round(value, 1) for key, value in row.items()}
+                row = {"seconds": seconds, "megabytes": page.stat().st_size / 1e6, **opened(browser, page, repeats)}
+                result[f"{name}/{count}"] = {key: round(value, 2) for key, value in row.items()}
         if args.uplot is not None:
             page = place / f"now-{counts[1]}" / "index.html"
             result["prototypes"] = compared(browser, page, place, args.uplot, repeats)

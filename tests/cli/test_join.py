@@ -299,11 +299,11 @@ def test_doctor_and_dry_run_report_on_the_bucket(
     settings = ("--set", f"exchange.url={url}", "--set", "exchange.heartbeat_seconds=20")
     shown = cli_here("train", *SGT, *settings, "--dry-run")
     assert (
-        "180 heartbeat puts per hour, at most 60 puts of files for `watch`; 2 puts and at least 7 gets" in shown.stdout
+        "180 heartbeat puts per hour, at most 90 puts of files for `watch`; 2 puts and at least 7 gets" in shown.stdout
     )
     assert json.loads(cli_here("train", *SGT, *settings, "--dry-run", "--json").stdout)["exchange"] == {
         "heartbeat_puts_per_hour": 180,
-        "mirror_puts_per_hour": 60,
+        "mirror_puts_per_hour": 90,
         "puts_per_round": 2,
         "gets_per_round": 7,
     }

@@ -132,7 +132,6 @@ def test_printed_command_runs(
     finished: Path,
     cli_here: Cli,
     monkeypatch: pytest.MonkeyPatch,
-    undrawn: None,
 ) -> None:
     for text, test in ELSEWHERE.items():
         if text in command:

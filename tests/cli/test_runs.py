@@ -48,7 +48,7 @@ def test_train_writes_cards_a_report_and_tracked_metrics(cli: Cli, tiny: dict[st
     assert result.returncode == 0, result.stderr
     page = tmp_path / "r" / "report" / "index.html"
     assert f"Report: {page}" in result.stderr
-    assert "Rescues" in page.read_text()
+    assert "What was rescued?" in page.read_text()
     for name in ("ada", "bob"):
         card = (tmp_path / "r" / "policies" / name / "model" / "README.md").read_text()
         assert yaml.safe_load(card.split("---")[1])["tags"][-1] == "sgt"

@@ -151,7 +151,9 @@ def test_verify_checks_every_file_of_an_intact_run(copy: Path, cli_here: Cli) ->
         "model",
         "prompts.json",
     }
-    assert set(report["checked"]) == expected | {"metrics.jsonl", "rescues.jsonl", "checkpoints", "rounds", "claims"}
+    assert set(report["checked"]) == expected | {
+        *("metrics.jsonl", "rescues.jsonl", "samples.jsonl", "checkpoints", "rounds", "claims")
+    }
     assert report["checked"]["model"] == 2
     table = cli_here("runs", "verify", "r").stdout
     assert "| model" in table

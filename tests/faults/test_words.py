@@ -41,8 +41,14 @@ def rounds(run: Path, member: str) -> list[list[dict[str, Any]]]:
 
 def dead_and_revived(run: Path, policy: str) -> tuple[int, int, int]:
     """Return the dead prompts at the end, the most in any round, and how often one had a success again."""
+    counts, revived = dead_by_round(run, policy)
+    return counts[-1], max(counts), revived
+
+
+def dead_by_round(run: Path, policy: str) -> tuple[list[int], int]:
+    """Return the dead prompts after each round, and how often one had a success again."""
     dead: set[str] = set()
-    most = revived = 0
+    counts, revived = [], 0
     for rows in rounds(run, policy):
         best: dict[str, float] = {}
         for row in rows:
@@ -54,8 +60,8 @@ def dead_and_revived(run: Path, policy: str) -> tuple[int, int, int]:
                 dead.discard(prompt)
             else:
                 dead.add(prompt)
-        most = max(most, len(dead))
-    return len(dead), most, revived
+        counts.append(len(dead))
+    return counts, revived
 
 
 def lessons(run: Path, policy: str) -> list[dict[str, Any]]:
@@ -107,8 +113,10 @@ def test_what_a_run_says_agrees_with_its_exchange(cli: Cli, cli_here: Cli, tmp_p
         facts = result["facts"]
         assert (facts["dead"], facts["most_dead"], facts["revived"]) == (dead, most, revived)
         assert facts["taught"] == len(texts) == result["rescued_pairs"]
-        assert f"{policy}: {dead} dead at the end, {most} at most; {revived} times" in page
-        assert (f"it was taught {len(texts)} texts in all" in page) == (regime in TEACHING)
+        first = dead_by_round(run, policy)[0][0]
+        assert facts["first_dead"] == first
+        assert f"{policy} {first} → {most} → {dead} came back {revived} times" in page
+        assert (f"taught {len(texts)} texts" in page) == (regime in TEACHING)
         assert f"{dead} (most: {most})" in table
         if regime == "sgt":
             assert texts
@@ -134,7 +142,7 @@ def test_one_model_and_a_file(cli: Cli, cli_here: Cli, tmp_path: Path) -> None:
     assert facts["taught"] == summary["source_facts"]["book"]["rescues"] == len(texts) > 0
     assert facts["extra_tokens"] == tokens_of("ada", [line["answer"] for line in texts])
     dead, most, _ = dead_and_revived(run, "ada")
-    assert f"ada: {dead} dead at the end, {most} at most" in page
+    assert f"→ {most} → {dead} came back" in page
     assert f"it was taught {len(texts)} texts in all" in page
     assert "One run does not show what book gave" in page
     baseline = re.search(r"mutualrl train [^\n]*--regime grpo", page)

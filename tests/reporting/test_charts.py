@@ -35,15 +35,42 @@ def test_limits_by_hand() -> None:
         limits([])
 
 
-def test_one_spike_does_not_stretch_an_axis_and_a_step_of_many_values_does() -> None:
-    """Of 101 values 0, 1, ... 100 the inner nine tenths span 90: 460 = 95 + 4 * 90 + 5 is out, 454 is in."""
+def test_one_spike_does_not_stretch_an_axis() -> None:
+    """Of 0, 1, ... 100 and one more value the inner eight tenths span 81: above 91 + 4 * 81 = 415 a value is a spike."""
     ramp = [float(n) for n in range(101)]
-    assert limits([curve([*ramp, 470.0])]) == (0.0, 105.0)
-    assert limits([curve([*ramp, 450.0])])[1] > 450
-    assert limits([curve([*ramp, -500.0])])[0] > -10
-    assert limits([curve([*ramp, *[1000.0] * 20])])[1] > 1000
-    assert limits([curve([1.0, 2.0, 500.0])])[1] > 500  # too few to tell
-    assert limits([curve([5.0] * 50 + [9.0])])[1] > 9  # no span to compare with
+
+    def with_spike(value: float) -> tuple[float, float]:
+        return limits([curve([*ramp[:50], value, *ramp[50:]])])
+
+    assert with_spike(430.0) == (0.0, 105.0)
+    assert with_spike(410.0)[1] > 410
+    assert with_spike(-330.0) == (0.0, 105.0)
+    assert limits([curve([1.0, 500.0, 2.0])])[1] > 500  # too few to tell
+    assert limits([curve([*[5.0] * 50, 9.0, 5.0])])[1] > 9  # no span to compare with
+    band = curve([*ramp, 1e6, 3.0]).assign(low=-1.0, high=[*ramp, 2e6, 3.0])
+    assert limits([band])[1] < 500
+    assert limits([band])[0] < -1
+
+
+def test_what_does_not_come_back_is_no_spike() -> None:
+    """A late jump of learning, and a fraction, are drawn whole."""
+    ramp = [float(n) for n in range(101)]
+    assert limits([curve([*ramp, 470.0])])[1] > 470
+    assert limits([curve([*ramp, 470.0, 480.0]), curve(ramp)])[1] > 480
+    assert limits([curve([*ramp, *[1000.0] * 20, 5.0])])[1] > 1000  # too many to be a spike
+    learnt = curve([*(0.05 + 0.0001 * n for n in range(96)), 0.1, 0.3, 0.6, 0.06])
+    assert limits([learnt], whole=True)[1] > 0.6
+    assert limits([curve([3.0] * 20), curve([*[900.0] * 3])])[1] > 900  # outside throughout
+
+
+@pytest.mark.parametrize("values", [[1.000001 + 1e-7 * n for n in range(20)], [123456.2 + 0.01 * n for n in range(20)]])
+def test_small_differences_of_large_values_are_drawn(values: list[float]) -> None:
+    bottom, top = limits([curve(values)])
+    assert bottom < values[0] < values[-1] < top
+    drawn = chart(Figure("f", "F?", "", (Panel("p", "u", {"ada": curve(values)}),)), Signs())
+    shown = drawn["panels"][0]["lines"][0]["y"]
+    assert len(set(shown)) == 20
+    assert shown == pytest.approx(values, abs=(values[-1] - values[0]) / 1000)
 
 
 def test_thinned_curves_keep_ends_minima_and_maxima() -> None:
@@ -98,7 +125,7 @@ def test_a_chart_has_rounded_values_and_whole_ones_as_they_are() -> None:
     assert line["high"] == [None, 3]
     (bar,) = drawn["panels"][1]["bars"]
     assert (bar["categories"], bar["values"], bar["errors"]) == (["x", "y"], [0.25, 1.5], [None, 0.70711])
-    assert list(signs.to_json()) == ["ada"]
+    assert list(signs.to_json()) == [BEFORE, "ada"]
     long = chart(Figure("f", "F?", "", (Panel("p", "u", {"ada": curve([1.0] * 9 + [2.0])}),)), signs)
     assert long["panels"][0]["lines"][0]["x"] == {"from": 1, "to": 10}
 
@@ -113,10 +140,12 @@ def test_signs_differ_and_have_contrast_on_both_backgrounds() -> None:
         low, high = sorted((luminance(one), luminance(other)))
         return (high + 0.05) / (low + 0.05)
 
-    assert all(contrast(colour, paper) >= 3 for colour in COLOURS for paper in ("#ffffff", "#14171a"))
+    assert all(contrast(colour, paper) >= 3 for colour in (*COLOURS, NEUTRAL) for paper in ("#ffffff", "#14171a"))
     names = [f"arm {n}" for n in range(30)]
     signs = Signs(names)
-    assert len({(signs.colour(name), signs.dash(name)) for name in names}) == 30
+    assert len({(signs.colour(name), signs.dash(name)) for name in (BEFORE, *names)}) == 31
+    assert len({(signs.colour(name), signs.hatch(name)) for name in (BEFORE, *names)}) == 31
+    assert NEUTRAL not in COLOURS
     assert signs.colour(BEFORE) == NEUTRAL
     assert Signs(names).colour("arm 3") == Signs(reversed(names)).colour("arm 26")
 

@@ -15,7 +15,6 @@ from mutualrl.reporting import single_run
 from mutualrl.reporting.report_tables import sampled_tokens
 from mutualrl.runs.curves import (
     busy_seconds,
-    curve,
     first_reaching,
     mean,
     mean_bars,
@@ -72,13 +71,6 @@ def test_bars_have_an_error_where_there_are_several_values() -> None:
     assert bars["value"].tolist() == [2.0, 5.0]
     assert bars["error"]["a"] == pytest.approx(math.sqrt(2))
     assert math.isnan(bars["error"]["b"])
-
-
-def test_long_curve_is_thinned_evenly_to_its_ends() -> None:
-    drawn = curve(values(*range(10_001)))
-    assert len(drawn) == 2000
-    assert (drawn.index[0], drawn.index[-1]) == (1, 10_001)
-    assert set(drawn.index[1:] - drawn.index[:-1]) == {5, 6}
 
 
 def test_tokens_per_second_are_a_steps_tokens_over_its_time(tmp_path: Path) -> None:
@@ -169,16 +161,3 @@ def test_vllm_sampling_metrics_are_drawn(tmp_path: Path) -> None:
         {0.98},
         {0.5},
     ]
-
-
-def test_panels_of_zeros_are_named_and_not_drawn(tmp_path: Path) -> None:
-    run = made_run(tmp_path / "r", "sgt")
-    for policy in ("ada", "bob"):
-        path = run / "policies" / policy / "metrics.jsonl"
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        path.write_text("".join(json.dumps({**row, "ppo_kl": 0.0, "entropy": 0.5}) + "\n" for row in rows))
-    figures = single_run.figures(read_logged(run))
-    titles = [panel.title for figure in figures for panel in figure.panels]
-    assert "PPO KL" not in titles
-    assert "entropy" in titles
-    assert "Zero throughout and not drawn: PPO KL" in figures[0].caption

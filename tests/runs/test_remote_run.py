@@ -106,10 +106,11 @@ def test_only_changed_files_are_put_again(unbroken: FinishedRun, tmp_path: Path)
     run_mirror = Mirror(CountingStore(tmp_path / "store"), run, "ada")
     run_mirror.write()
     assert sorted(puts) == [
-        f"mirror.{name}" for name in ("before.json", "metrics.jsonl", "rescues.jsonl", "result.json", "run.json")
+        f"mirror.{name}"
+        for name in ("before.json", "metrics.jsonl", "rescues.jsonl", "result.json", "run.json", "samples.jsonl")
     ]
     run_mirror.write()
-    assert len(puts) == 5
+    assert len(puts) == 6
     with run.policy("ada").metrics.open("a") as file:
         file.write('{"step": 7}\n')
     run_mirror.write()

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from mutualrl.records import Rollout
+from mutualrl.regimes import ExtraRow
+from mutualrl.regimes.round import RowSource
 from mutualrl.training.sample_log import LINE_BYTES, LOG_BYTES, MOST, TEXT_BYTES, SampleLog, choose, cut, every
 from runs import FinishedRun
 
@@ -39,22 +41,26 @@ def test_best_and_worst_of_two_prompts_and_taught_ones_first() -> None:
     assert [(each.prompt_id, each.index) for each in choose([rollout("p", 0, 1.0)], ())] == [("p", 0)]
 
 
+@pytest.mark.parametrize("character", ["\u6570", "\x01", '"', "\n", "\U0001f642"])
 @pytest.mark.parametrize("rounds", [1, 100, 1_000, 10_000, 1_000_000])
-def test_log_of_the_longest_texts_stays_within_its_bytes(tmp_path: Path, rounds: int) -> None:
-    """Texts of three bytes per character, cut; the line times the rounds that write one is within the limit."""
+def test_log_of_the_longest_texts_stays_within_its_bytes(tmp_path: Path, rounds: int, character: str) -> None:
+    """Also of characters that JSON writes in six bytes; the line times the rounds that write one is within the
+    limit."""
     log = SampleLog(tmp_path / "samples.jsonl")
-    longest = "\u6570" * 10_000
-    rollouts = [rollout("p", n, float(n), longest) for n in range(4)] + [
-        rollout("q", n, 0.0, longest) for n in range(4)
-    ]
-    log.write(0, rounds, 1, [], rollouts, text_of)
+    longest = character * 10_000
+    rollouts = [rollout(name + longest, n, float(n), longest) for name in "pq" for n in range(4)]
+    source = RowSource(longest, 0, 0)
+    rows = [ExtraRow(name + longest, source, [1], "nll", text=longest) for name in "pq" for _ in range(3)]
+    log.write(0, rounds, 1, rows, rollouts, text_of)
     size = log.path.stat().st_size
     assert size <= LINE_BYTES
     assert size * math.ceil(rounds / every(rounds)) <= LOG_BYTES
     (line,) = map(json.loads, log.path.read_text().splitlines())
-    assert len(line["rollouts"]) == MOST
-    kept = TEXT_BYTES // 3
-    assert line["rollouts"][0]["text"] == "\u6570" * kept + f" [... {10_000 - kept} more characters]"
+    assert (len(line["rollouts"]), len(line["taught"])) == (MOST, MOST)
+    kept = line["rollouts"][0]["text"].count(character)
+    assert line["rollouts"][0]["text"] == character * kept + f" [... {10_000 - kept} more characters]"
+    cost = len(json.dumps(character, ensure_ascii=False).encode()) - 2
+    assert TEXT_BYTES - 2 * cost < kept * cost <= TEXT_BYTES
 
 
 def test_rounds_between_are_skipped_and_take_no_time(tmp_path: Path) -> None:
@@ -72,8 +78,16 @@ def test_rounds_between_are_skipped_and_take_no_time(tmp_path: Path) -> None:
 def test_text_that_utf8_cannot_have_is_written(tmp_path: Path) -> None:
     assert cut("a\ud800b") == "a?b"
     log = SampleLog(tmp_path / "samples.jsonl")
-    log.write(0, 1, 1, [], [rollout("p\u2028", 0, 1.0)], text_of)
+    log.write(0, 1, 1, [], [rollout("p\u2028\ud800", 0, 1.0)], text_of)
     assert len(log.path.read_bytes().splitlines()) == 1
+
+
+def test_own_answer_after_a_hint_is_not_called_the_peers(tmp_path: Path) -> None:
+    log = SampleLog(tmp_path / "samples.jsonl")
+    row = ExtraRow("p", RowSource("bob", 0, 0), [1], "policy_gradient", text="own", hint="bob's")
+    log.write(0, 1, 1, [row], [rollout("p", 0, 0.0)], text_of)
+    (line,) = map(json.loads, log.path.read_text().splitlines())
+    assert line["taught"] == [{"prompt_id": "p", "peer": "bob", "answer": "own", "hinted": True}]
 
 
 @pytest.mark.slow

@@ -105,9 +105,15 @@ def pool_means(runs: Sequence[LoggedRun], names: Sequence[str], extract: Extract
 
 def accuracy_panels(arms: Arms, *, average: bool) -> list[Panel]:
     """Return the validation accuracy of each policy and, with `average`, of the pool."""
+    measure = measure_of(arms)
     return panels_of(
-        arms, "validation accuracy", "greedy accuracy", LoggedRun.accuracy_of, smoothed=False, average=average
+        arms, f"validation {measure}", f"greedy {measure}", LoggedRun.accuracy_of, smoothed=False, average=average
     )
+
+
+def measure_of(arms: Arms) -> str:
+    """Return what the validations of all runs measure: with custom reward functions there is no accuracy."""
+    return "accuracy" if all(run.measures_accuracy for runs in arms.values() for run in runs) else "reward"
 
 
 def accuracy_figure(arms: Arms, name: str, title: str) -> Figure:
@@ -115,7 +121,7 @@ def accuracy_figure(arms: Arms, name: str, title: str) -> Figure:
     return Figure(
         name,
         title,
-        f"Greedy validation accuracy; {spread(arms)}.",
+        f"Greedy validation {measure_of(arms)}; {spread(arms)}.",
         filled(*accuracy_panels(arms, average=True)),
         columns=_columns(arms),
     )
@@ -146,8 +152,8 @@ def _probes(arms: Arms, slug: str, omitted: str) -> Figure:
     return Figure(
         f"{slug}-probes",
         "Which arm scored higher?",
-        "Greedy validation accuracy and training reward (moving average) of each policy and of the pool's mean; "
-        f"{spread(arms)}.{omitted}",
+        f"Greedy validation {measure_of(arms)} and training reward (moving average) of each policy and of the pool's "
+        f"mean; {spread(arms)}.{omitted}",
         filled(
             *accuracy_panels(arms, average=True),
             *panels_of(arms, "training reward", "mean reward", metric_of("reward"), smoothed=True, average=True),
@@ -261,16 +267,17 @@ def _group_bars(arms: Arms, slug: str) -> Figure | None:
     groups = sorted(group_names)
     if not 1 < len(groups) <= 12 or not names:
         return None
+    measure = measure_of(arms)
     panels = []
     for name in names:
         first = next(iter(finished.values()))
         bars = {BEFORE: _group_means(groups, first, name, before=True)}
         bars |= {arm: _group_means(groups, runs, name, before=False) for arm, runs in finished.items()}
-        panels.append(Panel(f"{name}: final accuracy by group", "greedy accuracy", bars=bars))
+        panels.append(Panel(f"{name}: final {measure} by group", f"greedy {measure}", bars=bars))
     return Figure(
         f"{slug}-groups",
         "On which prompts?",
-        f"Final greedy accuracy by group (for a mixture, by task); {spread(arms)}.",
+        f"Final greedy {measure} by group (for a mixture, by task); {spread(arms)}.",
         filled(*panels),
         columns=1 if len(groups) > 4 else max(1, min(len(names), 2)),
     )

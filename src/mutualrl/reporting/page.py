@@ -154,7 +154,7 @@ def render(page: PageContent) -> str:
         script_hash=f"sha256-{digest}",
         verdicts=[_verdict(verdict, page.signs) for verdict in page.verdicts],
         commands=_commands(page.verdicts),
-        cautions=list(dict.fromkeys(clean(c) for verdict in page.verdicts for c in verdict.cautions)),
+        cautions=_cautions(page.verdicts),
         sections=sections,
         tables=[
             _table(table, f"table-{number}-{place}", f"{section.title}: " if prefixed else "")
@@ -206,6 +206,15 @@ def _verdict(verdict: Verdict, signs: Signs) -> Mapping[str, object]:
 
 def _count(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
+
+
+def _cautions(verdicts: Sequence[Verdict]) -> list[str]:
+    """Return the cautions of all verdicts, each once; what not all of them have, with its subject."""
+    shared = set.intersection(*(set(verdict.cautions) for verdict in verdicts)) if verdicts else set()
+    told = []
+    for verdict in verdicts:
+        told += [caution if caution in shared else f"{verdict.subject}: {caution}" for caution in verdict.cautions]
+    return [clean(caution) for caution in dict.fromkeys(told)]
 
 
 def _commands(verdicts: Sequence[Verdict]) -> list[str]:

@@ -60,7 +60,9 @@ def write_report(
     directory = directory_for(out, "--out")
     drawings = None if figures is None else directory_for(figures, "--figures")
     groups = comparisons(runs)
-    sections = [_overview(runs, groups)]
+    sample_notes: list[str] = []
+    samples = collect_samples(runs, sample_notes)
+    sections = [_overview(runs, [*_general_notes(runs, groups), *sample_notes])]
     for number, comparison in enumerate(groups, 1):
         sections.append(_section(comparison, number, len(groups), compared.figures))
     if pools := compared.across(groups):
@@ -68,7 +70,6 @@ def write_report(
     if bars := _distillations(distilled):
         sections.append(PageSection("Is sharing during training worth more than distilling after it?", (), (), bars))
     rescued = rescues.collect_rescues(runs)
-    samples = collect_samples(runs, rescued.notes)
     drawn = [*(figure for section in sections for figure in section.figures), *rescued.figures]
     signs = _signs(groups)
     verdicts = compared.verdicts(groups)
@@ -100,8 +101,8 @@ def write_report(
     return WrittenReport(directory / INDEX, len(drawn), tuple(dict.fromkeys([*notes, *rescued.notes])))
 
 
-def _overview(runs: Sequence[LoggedRun], groups: Sequence[Comparison]) -> PageSection:
-    return PageSection("Runs", _general_notes(runs, groups), [report_tables.overview(runs)] if runs else [], [])
+def _overview(runs: Sequence[LoggedRun], notes: Sequence[str]) -> PageSection:
+    return PageSection("Runs", notes, [report_tables.overview(runs)] if runs else [], [])
 
 
 def _section(

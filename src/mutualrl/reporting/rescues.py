@@ -5,6 +5,7 @@ the next one, and the summary above the cards the fractions over all rescues by 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -123,7 +124,7 @@ def collect_rescues(runs: Sequence[LoggedRun]) -> RescueReport:
             report.tables.append(_table(of, tallies))
             report.figures.append(_figure(of, tallies, members, with_control=beside))
     report.records.sort(key=lambda rescue: (rescue["run"], rescue["step"], rescue["policy"]))
-    report.records = thinned(report.records, LARGEST if len(runs) <= MANY else LARGEST_OF_MANY, report.notes)
+    report.records = thinned(numbered(report.records), LARGEST if len(runs) <= MANY else LARGEST_OF_MANY, report.notes)
     return report
 
 
@@ -135,6 +136,17 @@ def _add(to: dict[str, list[Tally]], tallies: Mapping[str, Sequence[Tally]]) -> 
             if number == len(sums):
                 sums.append(Tally())
             sums[number].join(tally)
+
+
+def numbered(records: list[JsonObject]) -> list[JsonObject]:
+    """Number (`n`) the second and further records of one run, policy, step and prompt, so that each has a link."""
+    seen: Counter[tuple[object, ...]] = Counter()
+    for record in records:
+        key = tuple(str(record[name]) for name in ("run", "policy", "step", "id"))
+        if seen[key]:
+            record["n"] = seen[key]
+        seen[key] += 1
+    return records
 
 
 def thinned(records: list[JsonObject], most_bytes: int, notes: list[str]) -> list[JsonObject]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mutualrl.reporting.rescues import MANY, messages, thinned
+from mutualrl.reporting.rescues import MANY, messages, numbered, thinned
 from mutualrl.runs.logs import LoggedRun, read_samples
 from mutualrl.storage.files import JsonObject, finite_number
 
@@ -14,7 +14,8 @@ LARGEST = 20_000_000  # bytes of all samples of a page
 def collect_samples(runs: Sequence[LoggedRun], notes: list[str]) -> list[JsonObject]:
     """Return the samples of at most MANY runs by run, step and policy, one record per prompt; none of more runs.
 
-    A record: `run`, `policy`, `step`, `id` of the prompt, `prompt`, `own` (text, reward), `taught` (peer, text).
+    A record: `run`, `policy`, `step`, `id` of the prompt, `prompt`, `own` (text, reward), `taught` (peer, text,
+    whether the peer's text was only a hint to it).
     """
     records: list[JsonObject] = []
     for run in runs if len(runs) <= MANY else ():
@@ -23,7 +24,7 @@ def collect_samples(runs: Sequence[LoggedRun], notes: list[str]) -> list[JsonObj
                 records += _records(run.name, policy, row)
     records.sort(key=lambda sample: (sample["run"], sample["step"], sample["policy"]))
     left_out: list[str] = []
-    kept = thinned(records, LARGEST, left_out)
+    kept = thinned(numbered(records), LARGEST, left_out)
     if left_out:
         notes.append(f"this page has {len(kept)} of {len(records)} prompts with samples, evenly spaced")
     return kept
@@ -42,7 +43,8 @@ def _records(run: str, policy: str, row: JsonObject) -> list[JsonObject]:
         record["own"].append([messages(rollout.get("text")), finite_number(rollout.get("reward"))])
     for lesson in _objects(row.get("taught")):
         if (record := by_prompt.get(str(lesson.get("prompt_id")), {})) and "taught" in record:
-            record["taught"].append([messages(lesson.get("peer")), messages(lesson.get("answer"))])
+            hinted = lesson.get("hinted") is True
+            record["taught"].append([messages(lesson.get("peer")), messages(lesson.get("answer")), hinted])
     return list(by_prompt.values())
 
 

@@ -46,7 +46,7 @@ def dead_of_run(run: LoggedRun) -> list[Dead]:
         facts = run.facts(policy)
         if facts.dead is None or facts.most_dead is None or facts.first_dead is None:
             continue
-        words = f"{facts.revived:,} came back"
+        words = f"came back {facts.revived:,} times"
         if facts.taught or run.rule.metric("rescues") is not None:
             words += f"; taught {facts.taught:,} texts"
         counted.append(Dead(policy, facts.first_dead, facts.most_dead, facts.dead, words))
@@ -110,7 +110,8 @@ def _of_one(run: LoggedRun) -> Verdict:
         answer = "This is a baseline: train the same recipe with a regime that shares, and compare the two."
     else:
         other = baseline().name
-        gain = "the gain of sharing" if len(run.policies) > 1 else f"what {' and '.join(run.sources) or run.arm} gave"
+        shares = len(run.policies) > 1 and run.rule.shares
+        gain = "the gain of sharing" if shares else f"what {' and '.join(run.sources) or run.arm} gave"
         answer = f"One run does not show {gain}: it has no baseline. Train the same recipe without it."
     word: Word = "No baseline yet" if other == baseline().name else "Baseline only"
     directory = f"{run.root}-{other}"
@@ -128,6 +129,10 @@ def _of_several(comparison: Comparison) -> list[Verdict]:
         by_arm[arm] = {seed: value for seed, value in ended if type(seed) is int and value is not None}
     plain = by_arm.get(baseline().name)
     dead, unlike = dead_by_arm(comparison, list(by_arm))
+    baselines = comparison.arms.get(baseline().name, ())
+    if not plain and any(run.state == RunState.FINISHED for run in baselines):
+        answer = f"The finished runs of {baseline().name} have no accuracy here, so no gain can be measured."
+        return [Verdict("Not measured", comparison.name, answer, dead=dead, cautions=unlike)]
     if not plain:
         run = comparison.runs[0]
         directory = f"{run.root}-{baseline().name}"
@@ -140,6 +145,9 @@ def _of_several(comparison: Comparison) -> list[Verdict]:
             dead, unlike = dead_by_arm(comparison, [baseline().name, arm])
             verdict = _difference(comparison, arm, finals, plain)
             results.append(replace(verdict, dead=dead, cautions=(*verdict.cautions, *unlike)))
+    if len(results) > 1:
+        many = f"{len(results)} arms are compared: the intervals are not corrected for their number."
+        results = [replace(verdict, cautions=(*verdict.cautions, many)) for verdict in results]
     alone = Verdict("Baseline only", comparison.name, "Every run is a baseline; train one with sharing.", dead=dead)
     return results or [alone]
 

@@ -1,8 +1,9 @@
 """Log of what a policy sampled: `samples.jsonl`, at most `MOST` rollouts per round, for the page.
 
 A line: `step`, `round`, `rollouts` (`prompt_id`, `prompt`, `text`, `reward`) and `taught` (`prompt_id`, `peer`,
-`answer`), the texts that the policy was taught on these prompts. Texts are cut to `TEXT_BYTES`. Rounds are skipped
-evenly where the log could otherwise grow over `LOG_BYTES`.
+`answer`, `hinted`: the answer is its own, after the peer's text as a hint), the texts that the policy was taught on
+these prompts. Texts are cut to `TEXT_BYTES`. Rounds are skipped evenly where the log could otherwise grow over
+`LOG_BYTES`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from mutualrl.regimes import ExtraRow
 MOST = 4  # rollouts per round
 PROMPTS = 2  # prompts per round
 TEXT_BYTES = 2_000  # per text, in UTF-8
+ID_BYTES = 200  # per id of a prompt and name of a peer
 #: the most that a line can have: prompt, completion and a taught text per rollout, and their ids
-LINE_BYTES = MOST * (3 * 2 * TEXT_BYTES + 1_000)
+LINE_BYTES = MOST * (3 * TEXT_BYTES + 3 * ID_BYTES + 500)
 LOG_BYTES = 32 * 2**20
 
 
@@ -52,16 +54,17 @@ class SampleLog:
         for rollout in chosen:
             sampled.append(
                 {
-                    "prompt_id": rollout.prompt_id,
+                    "prompt_id": cut(rollout.prompt_id, ID_BYTES),
                     "prompt": cut(rollout.prompt or ""),
                     "text": cut(text_of(() if rollout.token_ids is None else rollout.token_ids)),
                     "reward": rollout.reward if math.isfinite(rollout.reward) else None,
                 }
             )
-        taught: list[dict[str, str]] = []
+        taught: list[dict[str, str | bool]] = []
         for row in learnt:
             if row.prompt_id in prompts and len(taught) < MOST:
-                taught.append({"prompt_id": row.prompt_id, "peer": row.source.policy, "answer": cut(row.text)})
+                ids = {"prompt_id": cut(row.prompt_id, ID_BYTES), "peer": cut(row.source.policy, ID_BYTES)}
+                taught.append({**ids, "answer": cut(row.text), "hinted": bool(row.hint)})
         line = {"step": step, "round": round_index, "rollouts": sampled, "taught": taught}
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False, ensure_ascii=False) + "\n")
@@ -92,11 +95,10 @@ def _reward(rollout: Rollout) -> float:
     return rollout.reward if math.isfinite(rollout.reward) else -math.inf
 
 
-def cut(text: str) -> str:
-    """Return `text`, cut to `TEXT_BYTES` of UTF-8 with a note of how many characters are missing; a lone surrogate,
-    which UTF-8 cannot have, becomes a question mark."""
-    data = text.encode("utf-8", "replace")
-    if len(data) <= TEXT_BYTES:
-        return data.decode()
-    kept = data[:TEXT_BYTES].decode("utf-8", "ignore")
-    return f"{kept} [... {len(text) - len(kept)} more characters]"
+def cut(text: str, most: int = TEXT_BYTES) -> str:
+    """Return `text`, cut to `most` bytes of JSON in UTF-8 and a note of how many characters are missing; a lone
+    surrogate, which UTF-8 cannot have, becomes a question mark."""
+    kept = text[:most].encode("utf-8", "replace").decode()
+    while (size := len(json.dumps(kept, ensure_ascii=False).encode()) - 2) > most:
+        kept = kept[: len(kept) * most // size]
+    return kept if len(kept) == len(text) else f"{kept} [... {len(text) - len(kept)} more characters]"

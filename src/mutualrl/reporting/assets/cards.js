@@ -106,9 +106,9 @@ const cards = (() => {
       side.append(element("h4", rollout[1] === null ? "No reward" : `Reward ${rollout[1]}`), text(rollout[0], kind(rollout)));
       pair.append(side);
     }
-    for (const [peer, answer] of sample.taught) {
-      const side = element("div");
-      side.append(element("h4", peer === "(gold)" ? "Taught: the data's solution" : `Taught: ${peer}'s text`), text(answer, "good"));
+    for (const [peer, answer, hinted] of sample.taught) {
+      const side = element("div"), whose = peer === "(gold)" ? "the data's solution" : `${peer}'s text`;
+      side.append(element("h4", hinted ? `Taught: its own answer, after ${whose} as a hint` : `Taught: ${whose}`), text(answer, "good"));
       pair.append(side);
     }
     box.append(pair);
@@ -141,7 +141,7 @@ const cards = (() => {
     const [list, status, search, policy, outcome, previous, next, step] = ["list", "status", "search", "policy", "outcome", "back", "on", "step"].map(get);
     let matches = null, first = 0; // matches: indices that pass the filters; null means all
     const at = (i) => matches ? matches[i] : i;
-    const key = (each) => [each.run, each.policy, each.step, each.id].map((part) => encodeURIComponent(part)).join("/");
+    const key = (each) => [each.run, each.policy, each.step, each.id, ...(each.n ? [each.n] : [])].map((part) => encodeURIComponent(part)).join("/");
     const link = (each) => `#${name}:${key(each)}`;
 
     const render = () => {
@@ -158,15 +158,26 @@ const cards = (() => {
       previous.disabled = first === 0;
       next.disabled = last >= count;
     };
+    // Return the newest step with samples up to `wanted` of each policy of each run.
+    const member = (each) => `${each.run}/${each.policy}`;
+    const upTo = (wanted) => {
+      const newest = new Map();
+      for (let i = 0; i < total; i++) {
+        const each = record(i);
+        if (each.step <= wanted) newest.set(member(each), Math.max(each.step, newest.get(member(each)) ?? 0));
+      }
+      return newest;
+    };
     const filter = () => {
       const query = search.value.toLowerCase(), who = policy.value, wanted = outcome.value, when = step ? step.value : "";
       first = 0;
       matches = null;
+      const newest = when === "" ? null : upTo(Number(when));
       if (query || who || wanted || when) {
         matches = [];
         for (let i = 0; i < total; i++) {
           const each = record(i);
-          if (who && each.policy !== who || when && each.step !== Number(when)) continue;
+          if (who && each.policy !== who || newest && each.step !== newest.get(member(each))) continue;
           if (wanted && !outcomes[name](each, wanted)) continue;
           if (query && !said[name](each).toLowerCase().includes(query)) continue;
           matches.push(i);
@@ -189,19 +200,12 @@ const cards = (() => {
       status.textContent = `No ${words} have this link`;
       panel.scrollIntoView();
     };
-    // Show the samples of a step: of the newest step with samples up to it.
     const show = (wanted, who) => {
-      let found = null;
-      for (let i = 0; i < total; i++) {
-        const each = record(i);
-        if (each.step <= wanted && (found === null || each.step > found) && (!who || each.policy === who)) found = each.step;
-      }
       clear();
       policy.value = who || "";
-      step.value = found === null ? wanted : found;
+      step.value = wanted;
       filter();
       panel.scrollIntoView();
-      status.textContent += found === null || found === wanted ? "" : `, of the round that began at step ${found}`;
     };
     for (const control of [search, step]) if (control) control.addEventListener("input", filter);
     for (const control of [policy, outcome]) control.addEventListener("change", filter);

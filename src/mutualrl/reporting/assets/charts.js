@@ -17,7 +17,7 @@ const charts = (() => {
     node.append(...children);
     return node;
   };
-  const sign = (label) => data.signs[label] || { colour: "#8c8c8c", dash: [], place: 0 };
+  const sign = (label) => data.signs[label];
   const dashes = (label, width = 1.6) => sign(label).dash.map((part) => part * width).join(" ");
   const sample = (label) => svg("svg", { width: 26, height: 10, "aria-hidden": "true", focusable: "false" },
     svg("line", { x1: 1, y1: 5, x2: 25, y2: 5, stroke: sign(label).colour, "stroke-width": 2.4, "stroke-dasharray": dashes(label, 2) }));
@@ -31,6 +31,10 @@ const charts = (() => {
     const found = [];
     for (let n = Math.ceil(low / gap - 1e-9); n * gap <= high + gap * 1e-9; n++) found.push(Number((n * gap).toPrecision(12)));
     return found;
+  };
+  const tick = (value, values) => {
+    const gap = values.length > 1 ? values[1] - values[0] : Math.abs(value), decimals = Math.ceil(-Math.log10(gap || 1) - 1e-9);
+    return Math.abs(value) >= 1e6 || gap < 1e-9 ? value.toExponential(2) : value.toFixed(Math.max(0, Math.min(10, decimals)));
   };
   const brief = (value) => Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-3) ? value.toExponential(1).replace("e+", "e") : String(Number(value.toPrecision(4)));
   const nearest = (x, step) => {
@@ -56,13 +60,13 @@ const charts = (() => {
 
     const draw = () => {
       const width = Math.max(200, plot.clientWidth), height = HEIGHT;
-      const rows = ticks(bottom, top, 4), left = Math.max(...rows.map((value) => brief(value).length)) * CHARACTER + 10;
+      const rows = ticks(bottom, top, 4), left = Math.max(1, ...rows.map((value) => tick(value, rows).length)) * CHARACTER + 10;
       const x = (step) => left + (last > first ? (step - first) / (last - first) : 0.5) * (width - left - RIGHT);
       const y = (value) => TOP + ((top - value) / (top - bottom)) * (height - TOP - BOTTOM);
       const image = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true", focusable: "false" });
       for (const value of rows) {
         image.append(svg("line", { class: "grid", x1: left, x2: width - RIGHT, y1: y(value), y2: y(value) }));
-        image.append(svg("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, brief(value)));
+        image.append(svg("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, tick(value, rows)));
       }
       for (const step of last > first ? ticks(first, last, Math.max(2, Math.floor((width - left) / 90)), true) : [first])
         image.append(svg("text", { x: x(step), y: height - 4, "text-anchor": step === first && last > first ? "start" : x(step) > width - 24 ? "end" : "middle" }, String(step)));
