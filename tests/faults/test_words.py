@@ -143,7 +143,7 @@ def test_one_model_and_a_file(cli: Cli, cli_here: Cli, tmp_path: Path) -> None:
     assert facts["extra_tokens"] == tokens_of("ada", [line["answer"] for line in texts])
     dead, most, _ = dead_and_revived(run, "ada")
     assert f"→ {most} → {dead} came back" in page
-    assert f"it was taught {len(texts)} texts in all" in page
+    assert f"taught {len(texts)} texts" in page
     assert "One run does not show what book gave" in page
     baseline = re.search(r"mutualrl train [^\n]*--regime grpo", page)
     assert baseline is not None

@@ -523,7 +523,7 @@ def test_a_click_on_a_step_shows_its_samples(cli_here: Cli, tmp_path: Path, brow
     assert status.text == "1 to 4 of 40 samples"
     plot = panel_of(browser, "training reward").find_element("css selector", ".plot")
     plot.send_keys(Keys.HOME, *[Keys.ARROW_RIGHT] * 5, Keys.ENTER)  # step 6
-    assert status.text == "1 to 4 of 4 samples, of the round that began at step 5"
+    assert status.text == "1 to 4 of 4 samples"  # of the round that began at step 5
     cards = texts(browser, "#samples-list .card")
     assert [card.split("\n")[0] for card in cards] == [f"{name}, step 5 link" for name in ("ada", "ada", "bob", "bob")]
     assert "5+1:" in cards[0] and "Reward 1" in cards[0] and "Reward 0" in cards[0]
@@ -535,7 +535,41 @@ def test_a_click_on_a_step_shows_its_samples(cli_here: Cli, tmp_path: Path, brow
     assert "5+1:" in texts(browser, "#samples-list .card")[0]
     browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", plot)
     plot.click()
-    assert browser.find_element("id", "samples-step").get_attribute("value") not in ("", "5")
+    assert browser.find_element("id", "samples-step").get_attribute("value") not in ("", "6")
+
+
+def test_samples_of_a_step_are_the_nearest_before_it_of_every_run(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    runs = []
+    for name, steps in (("grpo", (1, 5, 9)), ("sgt", (1, 4, 7, 10))):
+        runs.append(made_run(tmp_path / name, name))
+        rollouts = [{"prompt_id": "p", "prompt": "1+1:", "text": "2", "reward": 1.0}]
+        lines = [json.dumps({"step": step, "round": step, "rollouts": rollouts, "taught": []}) for step in steps]
+        (runs[-1] / "policies" / "ada" / "samples.jsonl").write_text("\n".join(lines) + "\n")
+    open_page(browser, page_of(cli_here, *runs, "--out", "page"))
+    plot = panel_of(browser, "ada: training reward").find_element("css selector", ".plot")
+    plot.send_keys(Keys.HOME, *[Keys.ARROW_RIGHT] * 9, Keys.ENTER)  # step 10
+    heads = [card.split("\n")[0] for card in texts(browser, "#samples-list .card")]
+    assert heads == ["ada, step 9 (grpo) link", "ada, step 10 (sgt) link"]
+
+
+def test_two_rescues_of_a_prompt_in_a_step_have_links_of_their_own(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
+    rows = [rescue(1, peer="bob"), rescue(1, peer="(gold)")]
+    page = page_of(cli_here, with_rescues(made_run(tmp_path / "r", "sgt"), "ada", rows))
+    open_page(browser, page)
+    links = [each.get_attribute("href") for each in browser.find_elements("css selector", "a.link")]
+    assert len(set(links)) == 2
+    browser.get("about:blank")
+    browser.get(links[1])
+    assert "learned from (gold)" in browser.find_element("css selector", ".card.target").text
+
+
+def test_damaged_samples_are_noted_on_a_page_without_rescues(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
+    run = made_run(tmp_path / "r")
+    (run / "policies" / "ada" / "samples.jsonl").write_text("garbage\n")
+    open_page(browser, page_of(cli_here, run))
+    assert any("samples.jsonl: 1 lines are not valid records" in note for note in texts(browser, ".note"))
 
 
 def test_a_link_to_a_card_works_from_outside(cli_here: Cli, tmp_path: Path, browser: Any) -> None:

@@ -16,6 +16,7 @@ from mutualrl.reporting.comparability import comparisons
 from mutualrl.reporting.page import Dead, Verdict
 from mutualrl.runs.logs import read_runs
 from mutualrl.storage.files import read_checksummed, write_checksummed
+from mutualrl.storage.run_info import PolicyResult
 from mutualrl.study.verdict import verdicts
 from runs import FinishedRun
 
@@ -204,7 +205,7 @@ def counted(run: Path, dead: dict[str, list[float]]) -> Path:
 def test_verdict_says_what_happened_to_dead_prompts(tmp_path: Path) -> None:
     run = counted(made_run(tmp_path / "r", "sgt"), {"ada": [4.0, 9.0, 2.0]})  # bob did not count them
     (verdict,) = verdicts_of(run)
-    assert verdict.dead == [Dead("ada", 4, 9, 2, "3 came back; taught 40 texts")]
+    assert verdict.dead == [Dead("ada", 4, 9, 2, "came back 3 times; taught 40 texts")]
     alone = counted(made_run(tmp_path / "g", "grpo"), {"ada": [4.0], "bob": [8.0]})
     both = verdicts_of(run, alone)
     mean = "mean per policy and run"
@@ -229,6 +230,7 @@ def test_baseline_of_dynamic_sampling_is_sampled_once(tmp_path: Path) -> None:
     edit_recipe(run, lambda recipe: recipe.update(round={"resample": {"max_attempts": 5}}))
     (verdict,) = verdicts_of(run)
     assert verdict.word == "No baseline yet"
+    assert "One run does not show what grpo resampled (max_attempts=5) gave" in verdict.answer
     added = ["--set", "round.resample=false", "--run-dir", f"{run}-grpo", "--regime", "grpo"]
     assert shlex.split(verdict.commands[0]) == ["mutualrl", "train", "r.yaml", *added]
 
@@ -240,6 +242,20 @@ def test_hurt_stands_before_not_decided_and_helped(tmp_path: Path) -> None:
             runs.append(made_run(tmp_path / f"{name}-{seed}", name, seed=seed, gain=gain))
     found = [(verdict.word, verdict.subject.partition(" ")[0]) for verdict in verdicts_of(*runs)]
     assert found == [("Hurt", "xgrpo"), ("Not decided", "prp"), ("Helped", "sgt")]
+    assert all("3 arms are compared" in " ".join(verdict.cautions) for verdict in verdicts_of(*runs))
+
+
+def test_finished_baseline_without_accuracy_is_not_denied(tmp_path: Path) -> None:
+    runs = []
+    for name in ("grpo", "sgt"):
+        run = made_run(tmp_path / name, name, scripts=True, finished=False)
+        for policy in ("ada", "bob"):
+            result = PolicyResult(initial_validation=None, validation=None, steps=20)
+            write_checksummed(run / "policies" / policy / "result.json", result.to_json(), root=run)
+        runs.append(run)
+    (verdict,) = verdicts_of(*runs)
+    assert verdict.word == "Not measured"
+    assert "The finished runs of grpo have no accuracy here" in verdict.answer
 
 
 def test_repeated_command_has_the_new_seed_only(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_only_changed_files_are_put_again(unbroken: FinishedRun, tmp_path: Path)
     with run.policy("ada").metrics.open("a") as file:
         file.write('{"step": 7}\n')
     run_mirror.write()
-    assert puts[5:] == ["mirror.metrics.jsonl"]
+    assert puts[6:] == ["mirror.metrics.jsonl"]
 
 
 def test_manifest_with_paths_as_policies_is_rejected(server: Server, unbroken: FinishedRun, tmp_path: Path) -> None:

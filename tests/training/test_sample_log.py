@@ -87,7 +87,7 @@ def test_own_answer_after_a_hint_is_not_called_the_peers(tmp_path: Path) -> None
     row = ExtraRow("p", RowSource("bob", 0, 0), [1], "policy_gradient", text="own", hint="bob's")
     log.write(0, 1, 1, [row], [rollout("p", 0, 0.0)], text_of)
     (line,) = map(json.loads, log.path.read_text().splitlines())
-    assert line["taught"] == [{"prompt_id": "p", "peer": "bob", "answer": "own", "hinted": True}]
+    assert line["taught"] == [{"prompt_id": "p", "peer": "bob", "answer": "own", "from_hint": True}]
 
 
 @pytest.mark.slow

@@ -55,8 +55,8 @@ def limits(curves: Sequence[Curve], *, whole: bool = False) -> tuple[float, floa
 
     With q(p) the quantiles of the curves' values and S = q(.9) - q(.1), a value above q(.9) + SPIKE * S or below q(.1)
     - SPIKE * S does not stretch the axis if its curve comes back: it is drawn at the edge. A curve that ends there
-    does, and so does every fraction (`whole`). The span has a margin of MARGIN on either side; an axis of values that are
-    not negative does not begin below 0, one of fractions does not end above 1. Raises ValueError without any value.
+    does, and so does every fraction (`whole`). The span has a margin of MARGIN on either side; an axis of values that
+    are not negative does not begin below 0, one of fractions does not end above 1. Raises ValueError without any value.
     """
     values = _finite(curves)
     if not len(values):

@@ -121,7 +121,8 @@ def _section(
     tables += [report_tables.asked_sources(run), report_tables.pace(run), constant]
     notes = [*run.notes, *report_tables.asked_notes(run)]
     renamed = [replace(figure, name=f"{prefix}{figure.name}") for figure in drawn]
-    return PageSection(f"Run {run.name}", notes, [table for table in tables if table.rows], renamed)
+    title = "What happened?" if of == 1 else f"Run {run.name}"
+    return PageSection(title, notes, [table for table in tables if table.rows], renamed)
 
 
 def _signs(groups: Sequence[Comparison]) -> Signs:

@@ -43,8 +43,8 @@ def _records(run: str, policy: str, row: JsonObject) -> list[JsonObject]:
         record["own"].append([messages(rollout.get("text")), finite_number(rollout.get("reward"))])
     for lesson in _objects(row.get("taught")):
         if (record := by_prompt.get(str(lesson.get("prompt_id")), {})) and "taught" in record:
-            hinted = lesson.get("hinted") is True
-            record["taught"].append([messages(lesson.get("peer")), messages(lesson.get("answer")), hinted])
+            from_hint = lesson.get("from_hint") is True
+            record["taught"].append([messages(lesson.get("peer")), messages(lesson.get("answer")), from_hint])
     return list(by_prompt.values())
 
 

@@ -1,7 +1,7 @@
 """Log of what a policy sampled: `samples.jsonl`, at most `MOST` rollouts per round, for the page.
 
 A line: `step`, `round`, `rollouts` (`prompt_id`, `prompt`, `text`, `reward`) and `taught` (`prompt_id`, `peer`,
-`answer`, `hinted`: the answer is its own, after the peer's text as a hint), the texts that the policy was taught on
+`answer`, `from_hint`: the answer is its own, after the peer's text as a hint), the texts that the policy was taught on
 these prompts. Texts are cut to `TEXT_BYTES`. Rounds are skipped evenly where the log could otherwise grow over
 `LOG_BYTES`.
 """
@@ -64,7 +64,7 @@ class SampleLog:
         for row in learnt:
             if row.prompt_id in prompts and len(taught) < MOST:
                 ids = {"prompt_id": cut(row.prompt_id, ID_BYTES), "peer": cut(row.source.policy, ID_BYTES)}
-                taught.append({**ids, "answer": cut(row.text), "hinted": bool(row.hint)})
+                taught.append({**ids, "answer": cut(row.text), "from_hint": bool(row.hint)})
         line = {"step": step, "round": round_index, "rollouts": sampled, "taught": taught}
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False, ensure_ascii=False) + "\n")
