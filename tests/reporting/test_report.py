@@ -525,6 +525,21 @@ def test_figures_for_papers_are_written_on_demand_with_captions(cli_here: Cli, t
     assert (result.returncode, "--figures" in result.stderr) == (2, True)
 
 
+def test_every_table_and_verdict_of_the_page_is_in_its_json(cli_here: Cli, tmp_path: Path) -> None:
+    runs = [made_run(tmp_path / f"{name}-{seed}", name, seed=seed) for name in ("grpo", "sgt") for seed in range(3)]
+    publish(runs[3], "ada", [[("p", 0.0, None)], [("p", 1.0, None)]])
+    with_rescues(runs[3], "ada", [rescue(1, "p")])
+    page, data, _ = make_report(cli_here, *runs, "--out", "page")
+    stored = [[list(map(str, table["head"])), *table["rows"]] for table in data["tables"]]
+    shown = [rows for name, rows in page.tables.items() if re.match(r"(table|rescued|made)-", name)]
+    assert len(shown) >= 5
+    assert all(rows in stored for rows in shown)
+    (verdict,) = data["verdicts"]
+    assert verdict["word"] in page.text and verdict["number"] in page.text and verdict["interval"] in page.text
+    rows = [(line["label"], line["y"]) for figure in data["figures"] for p in figure["panels"] for line in p["lines"]]
+    assert {label for label, _ in rows} >= {"grpo", "sgt", "rescued"}
+
+
 def notes_of(summary: dict[str, Any]) -> str:
     return " | ".join(summary["notes"])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from mutualrl.reporting.report_tables import Table
 from mutualrl.reporting.signs import Signs, shown
 from mutualrl.runs.curves import Bars, Curve, keeping_extremes
 from mutualrl.runs.logs import Series
+from mutualrl.storage.files import JsonObject
 
 Values: TypeAlias = npt.NDArray[np.float64]
 
@@ -24,13 +25,13 @@ SPIKE = 4.0  # spans of the inner eight tenths of the values, beyond which a val
 MARGIN = 0.05  # of the span, free above and below
 
 
-def chart(figure: Figure, signs: Signs, most: int | None = None, *, singles: bool = True) -> dict[str, Any]:
+def chart(figure: Figure, signs: Signs, most: int | None = None, *, singles: bool = True) -> JsonObject:
     """Return a figure as the page's script draws it. `most`: points per curve, which keep minima and maxima; None: all.
     `singles`: with the curves of single runs."""
     return {"columns": figure.columns, "panels": [_panel(panel, signs, most, singles) for panel in figure.panels]}
 
 
-def _panel(panel: Panel, signs: Signs, most: int | None, singles: bool) -> dict[str, Any]:
+def _panel(panel: Panel, signs: Signs, most: int | None, singles: bool) -> JsonObject:
     for label in (*panel.lines, *panel.bars):
         signs.colour(label)  # in order of first use
     curves = list(panel.lines.values())
@@ -38,7 +39,7 @@ def _panel(panel: Panel, signs: Signs, most: int | None, singles: bool) -> dict[
         curves += [curve for _, curve in panel.singles.values()]
     digits = needed_digits(curves)
     lines = [{"label": shown(label), **_line(curve, most, digits)} for label, curve in panel.lines.items()]
-    drawn: dict[str, Any] = {"title": shown(panel.title), "y": shown(panel.y), "x": panel.x, "lines": lines}
+    drawn: JsonObject = {"title": shown(panel.title), "y": shown(panel.y), "x": panel.x, "lines": lines}
     if singles and panel.singles:
         drawn["singles"] = []
         for run, (arm, curve) in panel.singles.items():
@@ -127,7 +128,7 @@ def is_constant(curve: Curve) -> bool:
     return flat and ("high" not in curve or bool((curve["high"] == curve["value"]).all()))
 
 
-def _line(curve: Curve, most: int | None, digits: int) -> dict[str, Any]:
+def _line(curve: Curve, most: int | None, digits: int) -> JsonObject:
     drawn = curve if most is None else keeping_extremes(curve, most)
     names = {"value": "y", "low": "low", "high": "high"}
     columns = {names[str(name)]: _numbers(values, digits) for name, values in drawn.items() if str(name) in names}

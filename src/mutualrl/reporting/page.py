@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 from urllib.parse import quote
 
 from jinja2 import Environment, StrictUndefined
@@ -98,7 +98,7 @@ class PageContent:
     signs: Signs
     runs: int
     most_points: int | None = None
-    charts: dict[str, Any] = field(default_factory=dict)
+    charts: JsonObject = field(default_factory=dict)
 
     def drawn(self, figure: Figure, key: str) -> dict[str, object]:
         """Return what the template shows of a figure; what the script draws of it is remembered in `charts`."""

@@ -53,8 +53,9 @@ class ComparedRuns:
 def write_report(
     paths: Sequence[Path], out: Path, command: str, compared: ComparedRuns, figures: Path | None = None
 ) -> WrittenReport:
-    """Write `out`/index.html and report.json (all plotted values) for runs and for directories written by `mutualrl
-    paper distill`; to `figures`, its figures as PNG and SVG files. Raises UsageError for any other path."""
+    """Write `out`/index.html and report.json (all plotted values, the tables and the verdicts) for runs and for
+    directories written by `mutualrl paper distill`; to `figures`, its figures as PNG and SVG files. Raises UsageError
+    for any other path."""
     distilled = [user_path(path) for path in paths if (user_path(path) / RESULT).is_file()]
     runs = read_runs([path for path in paths if user_path(path) not in distilled])
     directory = directory_for(out, "--out")
@@ -94,7 +95,8 @@ def write_report(
     text = render(page)
     if drawings is not None:
         draw_figures(drawn, drawings, signs)
-    data = json.dumps(_data(command, runs, drawn, verdicts), allow_nan=False)
+    tables = [*(table for section in sections for table in section.tables), *rescued.tables, *provenance]
+    data = json.dumps(_data(command, runs, drawn, verdicts, tables), allow_nan=False)
     write_atomic(directory / DATA, data.encode(), durable=False)
     write_atomic(directory / INDEX, text.encode("utf-8", "replace"))
     notes = [note for section in sections for note in section.notes]
@@ -166,7 +168,11 @@ def _slug(text: str) -> str:
 
 
 def _data(
-    command: str, runs: Sequence[LoggedRun], figures: Sequence[Figure], verdicts: Sequence[Verdict]
+    command: str,
+    runs: Sequence[LoggedRun],
+    figures: Sequence[Figure],
+    verdicts: Sequence[Verdict],
+    tables: Sequence[report_tables.Table],
 ) -> dict[str, object]:
     return {
         "version": __version__,
@@ -174,6 +180,7 @@ def _data(
         "runs": list(map(_run_json, runs)),
         "verdicts": [verdict.to_json() for verdict in verdicts],
         "figures": [figure.to_json() for figure in figures],
+        "tables": [{"title": table.title, "head": table.head, "rows": table.rows} for table in tables],
     }
 
 
