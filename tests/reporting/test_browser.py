@@ -219,7 +219,9 @@ def test_axe_finds_no_violations_and_nothing_is_cut_off(
         for seed in (0, 1, 2)
     ]
     with_rescues(runs[-1], "ada", [rescue(step, f"p{step}") for step in range(1, 13)])
+    with_samples(counted(runs[-1]))
     page = page_of(cli_here, *runs, "--out", "page")
+    browser.get_log("browser")
     size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     scheme_feature = {"name": "prefers-color-scheme", "value": scheme}
@@ -237,6 +239,7 @@ def test_axe_finds_no_violations_and_nothing_is_cut_off(
             "return getComputedStyle(document.querySelector('.figures')).gridTemplateColumns.split(' ').length"
         )
         assert (columns > 1) == (width > 1300)
+        assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
