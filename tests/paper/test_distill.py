@@ -282,9 +282,9 @@ def test_learners_are_taught_their_peers_successes_and_evaluated(
         "holds another distillation (it differs in beside, settings)"
         in cli_here(*arguments, "base", "--out", "d").stderr
     )
-    page = cli_here("report", "g", "d", "--out", "page", "--json")
+    page = cli_here("report", "g", "d", "--out", "page", "--figures", "drawn", "--json")
     assert page.returncode == 0, page.stderr
-    assert (tmp_path / "page" / "figures" / "distillation.png").exists()
+    assert (tmp_path / "drawn" / "distillation.png").exists()
 
 
 @pytest.mark.release
