@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -56,3 +57,17 @@ def write(out: Path, name: str, content: Mapping[str, Any], text: str | None = N
     if text is not None:
         (out / f"{name}.md").write_text(text.rstrip("\n") + "\n", encoding="utf-8")
         print(text)
+
+
+def chromium(width: int, height: int) -> Any:
+    """Start headless Chromium with a window of this size, without scroll bars."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.options import Options
+    from selenium.webdriver.chrome.service import Service
+
+    options = Options()
+    options.binary_location = str(shutil.which("chromium"))
+    for flag in ("--headless", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars"):
+        options.add_argument(flag)
+    options.add_argument(f"--window-size={width},{height}")
+    return webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))

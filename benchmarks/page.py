@@ -60,19 +60,6 @@ def runs(root: Path, count: int, steps: int) -> list[Path]:
     return made
 
 
-def chromium() -> Any:
-    """Start headless Chromium."""
-    from selenium import webdriver
-    from selenium.webdriver.chrome.options import Options
-    from selenium.webdriver.chrome.service import Service
-
-    options = Options()
-    options.binary_location = str(shutil.which("chromium"))
-    for flag in ("--headless", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1400,900"):
-        options.add_argument(flag)
-    return webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
-
-
 def opened(browser: Any, page: Path, repeats: int) -> dict[str, float]:
     """Return milliseconds to the first paint and until the script is done (medians), and the height at two widths."""
     paints, ready = [], []
@@ -201,7 +188,7 @@ def main() -> None:
     versions = {"now": None} if args.before is None else {"before": args.before, "now": None}
     result: dict[str, Any] = {"steps": steps, "repeats": repeats}
     place = Path(tempfile.mkdtemp(prefix="page-"))
-    browser = chromium()
+    browser = harness.chromium(1400, 900)
     try:
         for count in counts:
             made = runs(place / f"{count}", count, steps)

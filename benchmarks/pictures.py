@@ -43,25 +43,6 @@ def sources() -> dict[str, str]:
     return {name: hashlib.sha256((REPORTING / name).read_bytes()).hexdigest() for name in SOURCES}
 
 
-def chromium() -> Any:
-    """Start headless Chromium."""
-    from selenium import webdriver
-    from selenium.webdriver.chrome.options import Options
-    from selenium.webdriver.chrome.service import Service
-
-    options = Options()
-    options.binary_location = str(shutil.which("chromium"))
-    for flag in (
-        "--headless",
-        "--no-sandbox",
-        "--disable-dev-shm-usage",
-        "--hide-scrollbars",
-        f"--window-size={WIDTH},1600",
-    ):
-        options.add_argument(flag)
-    return webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
-
-
 def draw_rescue(driver: Any, page: Path, images: Path) -> str:
     """Write the picture of the first rescue on a page; return its text."""
     driver.get(page.as_uri())
@@ -120,7 +101,7 @@ def main() -> None:
     few = ("--steps", "8") if args.smoke else ()
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
-    driver = chromium()
+    driver = harness.chromium(WIDTH, 1600)
     try:
         run = place / "runs" / "sgt"
         if args.run is None:

@@ -177,7 +177,7 @@ def test_page_of_a_hundred_runs_has_arms_and_is_small(cli_here: Cli, tmp_path: P
     assert cli_here("report", *runs, "--out", "page").returncode == 0
     page = tmp_path / "page" / "index.html"
     assert page.stat().st_size < 3_000_000
-    assert "samples-data" not in page.read_text().replace("`script.${name}-data`", "").split("<script>")[0]
+    assert "samples-data" not in page.read_text().split("<script>")[0]
     data = json.loads((tmp_path / "page" / "report.json").read_text())
     whole = {
         (figure["title"], panel["title"], line["label"]): line
@@ -215,3 +215,17 @@ def test_what_followed_a_rescue_is_counted_over_the_runs_of_an_arm(cli_here: Cli
         "failed in grpo": ([1], [0.0]),
     }
     assert "over 2 runs" in (tmp_path / "page" / "index.html").read_text()
+
+
+def test_rescues_of_different_tasks_are_not_counted_together(cli_here: Cli, tmp_path: Path) -> None:
+    runs = []
+    for task, later in (("arithmetic", 1.0), ("math", 0.0)):
+        run = made_run(tmp_path / task, "sgt", task=task)
+        publish(run, "ada", [[("p", 0.0, None)], [("p", later, None)]])
+        runs.append(with_rescues(run, "ada", [rescue(1, "p")]))
+    assert cli_here("report", *runs, "--out", "page").returncode == 0
+    data = json.loads((tmp_path / "page" / "report.json").read_text())
+    figures = [each for each in data["figures"] if "after-a-rescue" in each["name"]]
+    assert [each["name"].partition("-")[0] for each in figures] == ["1", "2"]
+    assert ["arithmetic" in figures[0]["title"], "math" in figures[1]["title"]] == [True, True]
+    assert [each["panels"][0]["lines"][0]["y"] for each in figures] == [[1.0], [0.0]]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -63,7 +65,9 @@ def test_log_of_the_longest_texts_stays_within_its_bytes(tmp_path: Path, rounds:
     assert TEXT_BYTES - 2 * cost < kept * cost <= TEXT_BYTES
 
 
-def test_rounds_between_are_skipped_and_take_no_time(tmp_path: Path) -> None:
+def test_rounds_between_are_skipped_and_take_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=itertools.count().__next__)
+    monkeypatch.setattr("mutualrl.training.sample_log.time", clock)
     log = SampleLog(tmp_path / "samples.jsonl")
     rounds = 3 * LOG_BYTES // LINE_BYTES
     step = every(rounds)
@@ -72,6 +76,7 @@ def test_rounds_between_are_skipped_and_take_no_time(tmp_path: Path) -> None:
     written = [json.loads(line) for line in log.path.read_text().splitlines()]
     assert [line["round"] for line in written] == [0, step]
     assert [n for n, took in enumerate(seconds) if took > 0] == [0, step]
+    assert sum(seconds) == 2  # one per round that was written
     assert written[0]["rollouts"][0]["reward"] is None
 
 

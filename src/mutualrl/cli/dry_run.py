@@ -25,7 +25,8 @@ from mutualrl.recipes.trainer_table import defaults
 from mutualrl.records import Prompt
 from mutualrl.see.files import PUBLISH_REQUESTS, READ_REQUESTS
 from mutualrl.see.mirror import BEATS
-from mutualrl.storage.rundir import require_creatable
+from mutualrl.storage.run_logs import log_paths
+from mutualrl.storage.rundir import PolicyFiles, require_creatable
 from mutualrl.tasks.reward_trial import Trial, flat_note, try_rewards, varied_prompts
 from mutualrl.tasks.rewarding import BOXED
 
@@ -249,7 +250,7 @@ def waiting(recipe: Recipe, placement: Placement | None) -> str | None:
     return f"{text}. `mutualrl report` of a run shows what other values would have saved"
 
 
-MIRRORED = 3  # files that grow during the run: metrics, rescues, samples
+MIRRORED = len(log_paths(PolicyFiles(Path())))  # files that grow during the run
 
 
 def requests(recipe: Recipe) -> dict[str, int]:

@@ -68,8 +68,8 @@ def limits(curves: Sequence[Curve], *, whole: bool = False) -> tuple[float, floa
         q10, q90 = np.quantile(inner, (0.1, 0.9))
         reach = SPIKE * float(q90 - q10)
         if reach > 0:
-            kept = [_without_spikes(curve, float(q10) - reach, float(q90) + reach) for curve in curves]
-            low, high = min(each.min() for each in kept), max(each.max() for each in kept)
+            typical = [_without_spikes(curve, float(q10) - reach, float(q90) + reach) for curve in curves]
+            low, high = min(each.min() for each in typical), max(each.max() for each in typical)
     margin = MARGIN * (high - low) or 0.5 * abs(high) or 0.5
     bottom, top = low - margin, high + margin
     if low >= 0:
@@ -85,9 +85,9 @@ def _without_spikes(curve: Curve, lowest: float, highest: float) -> Values:
     values = curve["value"].to_numpy(dtype="float64")
     within = np.flatnonzero((values >= lowest) & (values <= highest))
     last = within[-1] if len(within) else -1
-    kept = np.union1d(within, np.arange(last + 1, len(values)))
-    taken = values[kept]
-    return np.clip(_finite([curve.iloc[kept]]), min(lowest, taken.min()), max(highest, taken.max()))
+    rows = np.union1d(within, np.arange(last + 1, len(values)))
+    low, high = values[rows].min(), values[rows].max()
+    return np.clip(_finite([curve.iloc[rows]]), min(lowest, low), max(highest, high))
 
 
 def _finite(curves: Sequence[Curve]) -> Values:
@@ -106,7 +106,7 @@ def needed_digits(curves: Sequence[Curve]) -> int:
 
 def constants(figures: Sequence[Figure]) -> tuple[list[Figure], Table]:
     """Return the figures without panels in which every curve has one value throughout, and a table of these values."""
-    kept, rows = [], []
+    moving, rows = [], []
     for figure in figures:
         panels = []
         for panel in figure.panels:
@@ -118,8 +118,8 @@ def constants(figures: Sequence[Figure]) -> tuple[list[Figure], Table]:
                 where = f"{first}" if first == last else f"{first} to {last}"
                 rows.append([panel.title, label, f"{curve['value'].iloc[0]:.5g}", panel.y, where])
         if panels:
-            kept.append(replace(figure, panels=tuple(panels)))
-    return kept, Table("Constant throughout", ("metric", "of", "value", "unit", "steps"), rows)
+            moving.append(replace(figure, panels=tuple(panels)))
+    return moving, Table("Constant throughout", ("metric", "of", "value", "unit", "steps"), rows)
 
 
 def is_constant(curve: Curve) -> bool:

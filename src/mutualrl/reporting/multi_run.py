@@ -11,7 +11,7 @@ from mutualrl.reporting.figure_specs import Figure, Panel, filled
 from mutualrl.reporting.signs import BEFORE
 from mutualrl.runs.curves import Bars, Curve, curve, mean, mean_bars, mean_curve, policies_of, smooth
 from mutualrl.runs.logs import LoggedRun, Series
-from mutualrl.runs.record import StoredEvaluation
+from mutualrl.runs.record import StoredEvaluation, measure_of
 
 Arms = Mapping[str, Sequence[LoggedRun]]
 
@@ -70,7 +70,11 @@ def metric_of(key: str) -> Extract:
 
 def policy_names(arms: Arms) -> list[str]:
     """Return the policies of all runs."""
-    return policies_of([run for runs in arms.values() for run in runs])
+    return policies_of(_all(arms))
+
+
+def _all(arms: Arms) -> list[LoggedRun]:
+    return [run for runs in arms.values() for run in runs]
 
 
 def panels_of(arms: Arms, metric: str, unit: str, extract: Extract, *, smoothed: bool, average: bool) -> list[Panel]:
@@ -105,15 +109,10 @@ def pool_means(runs: Sequence[LoggedRun], names: Sequence[str], extract: Extract
 
 def accuracy_panels(arms: Arms, *, average: bool) -> list[Panel]:
     """Return the validation accuracy of each policy and, with `average`, of the pool."""
-    measure = measure_of(arms)
+    measure = measure_of(_all(arms))
     return panels_of(
         arms, f"validation {measure}", f"greedy {measure}", LoggedRun.accuracy_of, smoothed=False, average=average
     )
-
-
-def measure_of(arms: Arms) -> str:
-    """Return what the validations of all runs measure: with custom reward functions there is no accuracy."""
-    return "accuracy" if all(run.measures_accuracy for runs in arms.values() for run in runs) else "reward"
 
 
 def accuracy_figure(arms: Arms, name: str, title: str) -> Figure:
@@ -121,7 +120,7 @@ def accuracy_figure(arms: Arms, name: str, title: str) -> Figure:
     return Figure(
         name,
         title,
-        f"Greedy validation {measure_of(arms)}; {spread(arms)}.",
+        f"Greedy validation {measure_of(_all(arms))}; {spread(arms)}.",
         filled(*accuracy_panels(arms, average=True)),
         columns=_columns(arms),
     )
@@ -152,8 +151,8 @@ def _probes(arms: Arms, slug: str, omitted: str) -> Figure:
     return Figure(
         f"{slug}-probes",
         "Which arm scored higher?",
-        f"Greedy validation {measure_of(arms)} and training reward (moving average) of each policy and of the pool's "
-        f"mean; {spread(arms)}.{omitted}",
+        f"Greedy validation {measure_of(_all(arms))} and training reward (moving average) of each policy and of the "
+        f"pool's mean; {spread(arms)}.{omitted}",
         filled(
             *accuracy_panels(arms, average=True),
             *panels_of(arms, "training reward", "mean reward", metric_of("reward"), smoothed=True, average=True),
@@ -267,7 +266,7 @@ def _group_bars(arms: Arms, slug: str) -> Figure | None:
     groups = sorted(group_names)
     if not 1 < len(groups) <= 12 or not names:
         return None
-    measure = measure_of(arms)
+    measure = measure_of(_all(arms))
     panels = []
     for name in names:
         first = next(iter(finished.values()))

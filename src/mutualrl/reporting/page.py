@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 from typing import Literal, TypeAlias
 from urllib.parse import quote
@@ -98,20 +98,14 @@ class PageContent:
     signs: Signs
     runs: int
     most_points: int | None = None
-    charts: JsonObject = field(default_factory=dict)
 
-    def drawn(self, figure: Figure, key: str) -> dict[str, object]:
-        """Return what the template shows of a figure; what the script draws of it is remembered in `charts`."""
-        self.charts[key] = chart(figure, self.signs, self.most_points, singles=self.most_points is None)
-        rows = [[panel.title, label, _points(curve)] for panel in figure.panels for label, curve in panel.lines.items()]
-        rows += [[panel.title, label, _heights(bars)] for panel in figure.panels for label, bars in panel.bars.items()]
-        return {
-            "id": key,
-            "title": clean(figure.title, 200),
-            "caption": clean(figure.caption),
-            "paper": figure.paper,
-            "rows": [list(map(clean, row)) for row in rows],
-        }
+    @property
+    def figures(self) -> dict[str, Figure]:
+        """Return the figures by key, in the order of the page."""
+        keyed: dict[str, Figure] = {}
+        for number, section in enumerate(self.sections, 1):
+            keyed |= {f"figure-{number}-{place}": figure for place, figure in enumerate(section.figures, 1)}
+        return keyed | {f"rescue-figure-{place}": figure for place, figure in enumerate(self.rescued.figures, 1)}
 
 
 def render(page: PageContent) -> str:
@@ -134,7 +128,7 @@ def render(page: PageContent) -> str:
             "id": f"section-{number}",
             "title": clean(section.title, 200),
             "notes": [clean(note) for note in section.notes],
-            "figures": [page.drawn(figure, f"figure-{number}-{i}") for i, figure in enumerate(section.figures, 1)],
+            "figures": [_figure(figure, f"figure-{number}-{i}") for i, figure in enumerate(section.figures, 1)],
         }
         for number, section in enumerate(page.sections, 1)
     ]
@@ -142,9 +136,10 @@ def render(page: PageContent) -> str:
         **_cards(rescued.records),
         "notes": [clean(note) for note in rescued.notes],
         "tables": [_table(table, f"rescued-{number}") for number, table in enumerate(rescued.tables, 1)],
-        "figures": [page.drawn(figure, f"rescue-figure-{i}") for i, figure in enumerate(rescued.figures, 1)],
+        "figures": [_figure(figure, f"rescue-figure-{i}") for i, figure in enumerate(rescued.figures, 1)],
     }
-    drawn = {"signs": page.signs.to_json(), "figures": page.charts}
+    most = page.most_points
+    charts = {key: chart(figure, page.signs, most, singles=most is None) for key, figure in page.figures.items()}
     return environment.from_string((assets / "page.html.j2").read_text("utf-8")).render(
         title=clean(page.title, 200),
         command=clean(page.command, 2000),
@@ -166,7 +161,7 @@ def render(page: PageContent) -> str:
         several=several,
         rescues=rescues,
         samples=_cards(page.samples),
-        charts=Markup(as_block(drawn)),
+        charts=Markup(as_block({"signs": page.signs.to_json(), "figures": charts})),
     )
 
 
@@ -211,10 +206,10 @@ def _count(value: float) -> str:
 def _cautions(verdicts: Sequence[Verdict]) -> list[str]:
     """Return the cautions of all verdicts, each once; what not all of them have, with its subject."""
     shared = set.intersection(*(set(verdict.cautions) for verdict in verdicts)) if verdicts else set()
-    told = []
+    lines = []
     for verdict in verdicts:
-        told += [caution if caution in shared else f"{verdict.subject}: {caution}" for caution in verdict.cautions]
-    return [clean(caution) for caution in dict.fromkeys(told)]
+        lines += [caution if caution in shared else f"{verdict.subject}: {caution}" for caution in verdict.cautions]
+    return [clean(line) for line in dict.fromkeys(lines)]
 
 
 def _commands(verdicts: Sequence[Verdict]) -> list[str]:
@@ -229,6 +224,18 @@ def _table(table: Table, key: str, prefix: str = "") -> dict[str, object]:
         "title": clean(prefix + table.title, 200),
         "head": [clean(head, 200) for head in table.head],
         "rows": [list(map(clean, row)) for row in table.rows],
+    }
+
+
+def _figure(figure: Figure, key: str) -> dict[str, object]:
+    rows = [[panel.title, label, _points(curve)] for panel in figure.panels for label, curve in panel.lines.items()]
+    rows += [[panel.title, label, _heights(bars)] for panel in figure.panels for label, bars in panel.bars.items()]
+    return {
+        "id": key,
+        "title": clean(figure.title, 200),
+        "caption": clean(figure.caption),
+        "paper": figure.paper,
+        "rows": [list(map(clean, row)) for row in rows],
     }
 
 

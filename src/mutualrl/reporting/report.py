@@ -70,7 +70,7 @@ def write_report(
         sections.append(PageSection("Did it help in every pool?", (), (), pools))
     if bars := _distillations(distilled):
         sections.append(PageSection("Is sharing during training worth more than distilling after it?", (), (), bars))
-    rescued = rescues.collect_rescues(runs)
+    rescued = rescues.collect_rescues(groups)
     drawn = [*(figure for section in sections for figure in section.figures), *rescued.figures]
     signs = _signs(groups)
     verdicts = compared.verdicts(groups)

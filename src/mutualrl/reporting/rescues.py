@@ -13,9 +13,10 @@ from typing import Any
 from mutualrl.console.display import clean
 from mutualrl.errors import MutualRLError
 from mutualrl.regimes import baseline
+from mutualrl.reporting.comparability import Comparison
 from mutualrl.reporting.figure_specs import Figure, Panel, filled
 from mutualrl.reporting.report_tables import Table
-from mutualrl.runs.curves import by_arm, curve, series
+from mutualrl.runs.curves import curve, series
 from mutualrl.runs.logs import LoggedRun
 from mutualrl.see.inspection import Reader
 from mutualrl.storage.files import JsonObject, finite_number
@@ -92,8 +93,8 @@ class RescueReport:
     notes: list[str] = field(default_factory=list)
 
 
-def collect_rescues(runs: Sequence[LoggedRun]) -> RescueReport:
-    """Return the rescues of all runs by run and step, and what followed them.
+def collect_rescues(groups: Sequence[Comparison]) -> RescueReport:
+    """Return the rescues of all runs by run and step, and what followed them under each arm of each comparison.
 
     A record: `run`, `policy`, `step`, `id` of the prompt, `prompt`, `own` (text, reward), `peer`, `answer`, `hint` (the
     peer's, where the answer is the policy's own; else empty), each text as `messages` returns it; `later`: the next
@@ -101,31 +102,44 @@ def collect_rescues(runs: Sequence[LoggedRun]) -> RescueReport:
     rounds; `visits`: [correct, of] of all later visits.
     """
     report = RescueReport()
-    arms = by_arm(runs)
-    for arm, members in arms.items():
-        controls = {run.name: _control(run, runs) for run in members if any(run.rescues.values())}
-        beside = all(controls.values())  # else every run beside its own failures
-        tallies: dict[str, dict[str, list[Tally]]] = {}
-        for run in members:
-            for policy, rows in run.rescues.items():
-                if not rows:
-                    continue
-                rescued = rescue_events(rows)
-                visits = _visits(run, policy, report.notes.append, {key for key, _ in rescued})
-                if visits.missing:
-                    problem = f"rounds of {policy!r} are missing from the exchange"
-                    report.notes.append(f"{run.name}: {problem}; some later answers are unknown")
-                report.records += [_record(run, policy, row, visits) for row in rows]
-                control = controls[run.name] if beside else None
-                followed = _followed(policy, rescued, visits, control, report.notes.append)
-                _add(tallies.setdefault(policy, {}), followed)
-        if any(any(lists.values()) for lists in tallies.values()):
-            of = f" under {arm}" if len(arms) > 1 else ""
-            report.tables.append(_table(of, tallies))
-            report.figures.append(_figure(of, tallies, members, with_control=beside))
+    for number, comparison in enumerate(groups, 1):
+        prefix, pool = (f"{number}-", f" ({comparison.name})") if len(groups) > 1 else ("", "")
+        for arm, members in comparison.arms.items():
+            of = f" under {arm}{pool}" if len(comparison.arms) > 1 else pool
+            _collect_arm(report, members, comparison.runs, prefix, of)
     report.records.sort(key=lambda rescue: (rescue["run"], rescue["step"], rescue["policy"]))
-    report.records = thinned(numbered(report.records), LARGEST if len(runs) <= MANY else LARGEST_OF_MANY, report.notes)
+    many = sum(len(comparison.runs) for comparison in groups) > MANY
+    records = thinned(numbered(report.records), LARGEST_OF_MANY if many else LARGEST)
+    if len(records) < len(report.records):
+        shares = f"{len(records)} of {len(report.records)}"
+        report.notes.append(f"this page has {shares} rescues, evenly spaced; rescues.jsonl has all of them")
+    report.records = records
     return report
+
+
+def _collect_arm(
+    report: RescueReport, members: Sequence[LoggedRun], runs: Sequence[LoggedRun], prefix: str, of: str
+) -> None:
+    """Add the rescues of an arm's runs, and what followed them over all of these. `runs`: of the comparison."""
+    controls = {run.name: _control(run, runs) for run in members if any(run.rescues.values())}
+    beside = all(controls.values())  # else every run beside its own failures
+    tallies: dict[str, dict[str, list[Tally]]] = {}
+    for run in members:
+        for policy, rows in run.rescues.items():
+            if not rows:
+                continue
+            rescued = rescue_events(rows)
+            visits = _visits(run, policy, report.notes.append, {key for key, _ in rescued})
+            if visits.missing:
+                problem = f"rounds of {policy!r} are missing from the exchange"
+                report.notes.append(f"{run.name}: {problem}; some later answers are unknown")
+            report.records += [_record(run, policy, row, visits) for row in rows]
+            control = controls[run.name] if beside else None
+            followed = _followed(policy, rescued, visits, control, report.notes.append)
+            _add(tallies.setdefault(policy, {}), followed)
+    if any(any(lists.values()) for lists in tallies.values()):
+        report.tables.append(_table(of, tallies))
+        report.figures.append(_figure(prefix, of, tallies, members, with_control=beside))
 
 
 def _add(to: dict[str, list[Tally]], tallies: Mapping[str, Sequence[Tally]]) -> None:
@@ -149,14 +163,11 @@ def numbered(records: list[JsonObject]) -> list[JsonObject]:
     return records
 
 
-def thinned(records: list[JsonObject], most_bytes: int, notes: list[str]) -> list[JsonObject]:
-    """Return at most MOST evenly spaced records, of about `most_bytes` as JSON; a note says how many are left out."""
+def thinned(records: list[JsonObject], most_bytes: int) -> list[JsonObject]:
+    """Return at most MOST evenly spaced records, of about `most_bytes` as JSON."""
     size = sum(map(_size, records))
     most = min(MOST, int(len(records) * min(1.0, most_bytes / max(size, 1))))
-    if len(records) <= most:
-        return records
-    notes.append(f"this page has {most} of {len(records)} rescues, evenly spaced; rescues.jsonl has all of them")
-    return [records[index * len(records) // most] for index in range(most)]
+    return records if len(records) <= most else [records[index * len(records) // most] for index in range(most)]
 
 
 def _size(value: object) -> int:
@@ -270,6 +281,7 @@ def _cells(tally: Tally) -> list[str]:
 
 
 def _figure(
+    prefix: str,
     of: str,
     tallies: Mapping[str, Mapping[str, Sequence[Tally]]],
     members: Sequence[LoggedRun],
@@ -285,7 +297,7 @@ def _figure(
         panels.append(Panel(policy, "fraction of visits with a correct rollout", lines, x="visits since"))
     over = f", over {len(members)} runs" if len(members) > 1 else ""
     return Figure(
-        f"after-a-rescue{_slug(of)}",
+        f"{prefix}after-a-rescue{_slug(of)}",
         f"What followed a rescue{of}?",
         f"Fraction of the first, second, ... later visits that have a correct rollout{over}: after a rescue, and "
         f"{_beside(members, with_control=with_control)}.",

@@ -23,11 +23,10 @@ def collect_samples(runs: Sequence[LoggedRun], notes: list[str]) -> list[JsonObj
             for row in read_samples(run, policy, notes):
                 records += _records(run.name, policy, row)
     records.sort(key=lambda sample: (sample["run"], sample["step"], sample["policy"]))
-    left_out: list[str] = []
-    kept = thinned(numbered(records), LARGEST, left_out)
-    if left_out:
-        notes.append(f"this page has {len(kept)} of {len(records)} prompts with samples, evenly spaced")
-    return kept
+    samples = thinned(numbered(records), LARGEST)
+    if len(samples) < len(records):
+        notes.append(f"this page has {len(samples)} of {len(records)} prompts with samples, evenly spaced")
+    return samples
 
 
 def _records(run: str, policy: str, row: JsonObject) -> list[JsonObject]:
@@ -42,9 +41,10 @@ def _records(run: str, policy: str, row: JsonObject) -> list[JsonObject]:
         record = by_prompt.setdefault(key, first)
         record["own"].append([messages(rollout.get("text")), finite_number(rollout.get("reward"))])
     for lesson in _objects(row.get("taught")):
-        if (record := by_prompt.get(str(lesson.get("prompt_id")), {})) and "taught" in record:
+        if (key := str(lesson.get("prompt_id"))) in by_prompt:
             from_hint = lesson.get("from_hint") is True
-            record["taught"].append([messages(lesson.get("peer")), messages(lesson.get("answer")), from_hint])
+            taught = [messages(lesson.get("peer")), messages(lesson.get("answer")), from_hint]
+            by_prompt[key]["taught"].append(taught)
     return list(by_prompt.values())
 
 

@@ -6,6 +6,7 @@ from mutualrl.console.display import group_label
 from mutualrl.reporting.figure_specs import Figure, Panel, filled
 from mutualrl.runs.curves import curve, smooth_curve, tokens_per_second
 from mutualrl.runs.logs import LoggedRun
+from mutualrl.runs.record import measure_of
 from mutualrl.storage.metrics import DEAD, RESAMPLE_ATTEMPTS, RESAMPLE_MISSING, REVIVED, TAUGHT, WAIT
 
 MOST_GROUPS = 8
@@ -26,7 +27,7 @@ def _panel(run: LoggedRun, title: str, unit: str, key: str) -> Panel:
 
 
 def _learning(run: LoggedRun) -> Figure:
-    measure = "accuracy" if run.measures_accuracy else "reward"
+    measure = measure_of([run])
     accuracy = {name: curve(run.accuracy_of(name)) for name in run.policies}
     validated = f", and greedy {measure} on held-out prompts (not smoothed)" if any(map(len, accuracy.values())) else ""
     return Figure(
@@ -41,7 +42,7 @@ def _learning(run: LoggedRun) -> Figure:
 
 
 def _groups(run: LoggedRun) -> Figure:
-    measure = "accuracy" if run.measures_accuracy else "reward"
+    measure = measure_of([run])
     groups = sorted({group for name in run.policies for group in run.groups(name)})
     panels = []
     for group in groups if 1 < len(groups) <= MOST_GROUPS else ():

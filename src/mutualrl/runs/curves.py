@@ -141,8 +141,8 @@ def keeping_extremes(values: Curve, most: int) -> Curve:
     value of each of equal spans of its points between them."""
     if len(values) <= most:
         return values
-    kept = {0, len(values) - 1}
+    places = {0, len(values) - 1}
     inner = values["value"].iloc[1:-1].to_numpy()
     for span in np.array_split(np.arange(len(inner)), (most - 2) // 2):
-        kept |= {1 + int(span[inner[span].argmin()]), 1 + int(span[inner[span].argmax()])}
-    return values.iloc[sorted(kept)]
+        places |= {1 + int(span[inner[span].argmin()]), 1 + int(span[inner[span].argmax()])}
+    return values.iloc[sorted(places)]

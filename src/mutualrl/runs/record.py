@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -197,3 +197,8 @@ def policies_in(recipe: JsonObject) -> list[JsonObject]:
 def is_policy_name(name: object) -> bool:
     """Return whether a value is a valid name of a policy."""
     return isinstance(name, str) and _POLICY.fullmatch(name) is not None
+
+
+def measure_of(runs: Iterable[Run]) -> str:
+    """Return what the validations of all runs measure: with custom reward functions there is no accuracy."""
+    return "accuracy" if all(run.measures_accuracy for run in runs) else "reward"

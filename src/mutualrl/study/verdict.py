@@ -59,26 +59,30 @@ def costs_of_run(run: LoggedRun) -> list[str]:
     return [cost_of_source(name, cost) for name, cost in costs if cost.asked]
 
 
-def dead_by_arm(comparison: Comparison, arms: Sequence[str]) -> tuple[list[Dead], list[str]]:
-    """Return the dead prompts of arms, means over the policies of their finished runs, and what forbids comparing
-    them."""
-    counted = []
-    for arm in arms:
-        ended = [run for run in comparison.arms[arm] if run.state == RunState.FINISHED]
+def dead_by_arm(comparison: Comparison) -> dict[str, Dead]:
+    """Return the dead prompts of each arm that counted them, means over the policies of its finished runs."""
+    by_arm = {}
+    for arm, runs in comparison.arms.items():
+        ended = [run for run in runs if run.state == RunState.FINISHED]
         facts = [run.facts(policy) for run in ended for policy in run.policies]
         known = [each for each in facts if each.dead is not None]
         if known:
             first, most, last = (
                 statistics.fmean(getattr(each, key) for each in known) for key in ("first_dead", "most_dead", "dead")
             )
-            counted.append(Dead(arm, first, most, last, "mean per policy and run"))
-    kinds = {run.resample is not None for arm in arms for run in comparison.arms[arm]}
-    if len(kinds) > 1 and counted:
-        return counted, [
-            "Dynamic sampling samples more prompts per round and counts the dead ones among them: its number is not to "
-            "be compared with one without."
-        ]
-    return counted, []
+            by_arm[arm] = Dead(arm, first, most, last, "mean per policy and run")
+    return by_arm
+
+
+def _with_dead(verdict: Verdict, comparison: Comparison, counted: Mapping[str, Dead]) -> Verdict:
+    """Return a verdict with the dead prompts of arms, and a caution where they are not to be compared."""
+    kinds = {run.resample is not None for arm in counted for run in comparison.arms[arm]}
+    unlike = (
+        "Dynamic sampling samples more prompts per round and counts the dead ones among them: its number is not to be "
+        "compared with one without."
+    )
+    cautions = (*verdict.cautions, unlike) if len(kinds) > 1 else verdict.cautions
+    return replace(verdict, dead=list(counted.values()), cautions=cautions)
 
 
 def _of_one(run: LoggedRun) -> Verdict:
@@ -128,28 +132,27 @@ def _of_several(comparison: Comparison) -> list[Verdict]:
         ended = [(run.seed, run.accuracy) for run in runs if run.state == RunState.FINISHED]
         by_arm[arm] = {seed: value for seed, value in ended if type(seed) is int and value is not None}
     plain = by_arm.get(baseline().name)
-    dead, unlike = dead_by_arm(comparison, list(by_arm))
+    dead = dead_by_arm(comparison)
     baselines = comparison.arms.get(baseline().name, ())
     if not plain and any(run.state == RunState.FINISHED for run in baselines):
         answer = f"The finished runs of {baseline().name} have no accuracy here, so no gain can be measured."
-        return [Verdict("Not measured", comparison.name, answer, dead=dead, cautions=unlike)]
+        return [_with_dead(Verdict("Not measured", comparison.name, answer), comparison, dead)]
     if not plain:
         run = comparison.runs[0]
         directory = f"{run.root}-{baseline().name}"
         answer = f"No finished run of the baseline ({baseline().name}), so no gain can be measured."
         commands = _again(run, regime=baseline().name, directory=directory)
-        return [Verdict("No baseline yet", comparison.name, answer, commands=commands, dead=dead, cautions=unlike)]
+        return [_with_dead(Verdict("No baseline yet", comparison.name, answer, commands=commands), comparison, dead)]
     results = []
     for arm, finals in by_arm.items():
         if arm != baseline().name:
-            dead, unlike = dead_by_arm(comparison, [baseline().name, arm])
-            verdict = _difference(comparison, arm, finals, plain)
-            results.append(replace(verdict, dead=dead, cautions=(*verdict.cautions, *unlike)))
+            pair = {name: dead[name] for name in (baseline().name, arm) if name in dead}
+            results.append(_with_dead(_difference(comparison, arm, finals, plain), comparison, pair))
     if len(results) > 1:
         many = f"{len(results)} arms are compared: the intervals are not corrected for their number."
         results = [replace(verdict, cautions=(*verdict.cautions, many)) for verdict in results]
-    alone = Verdict("Baseline only", comparison.name, "Every run is a baseline; train one with sharing.", dead=dead)
-    return results or [alone]
+    alone = Verdict("Baseline only", comparison.name, "Every run is a baseline; train one with sharing.")
+    return results or [_with_dead(alone, comparison, dead)]
 
 
 def _difference(comparison: Comparison, arm: str, finals: dict[int, float], plain: dict[int, float]) -> Verdict:

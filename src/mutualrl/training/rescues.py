@@ -66,6 +66,6 @@ class RescueLog:
             file.write("".join(lines))
 
 
-def shortened(text: str) -> str:
-    """Return `text`, truncated to LONGEST characters with a note of how many are missing."""
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]} [... {len(text) - LONGEST} more characters]"
+def shortened(text: str, length: int = LONGEST) -> str:
+    """Return `text`, truncated to `length` characters with a note of how many are missing."""
+    return text if len(text) <= length else f"{text[:length]} [... {len(text) - length} more characters]"

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from mutualrl.records import Ids, Rollout
 from mutualrl.regimes import ExtraRow
+from mutualrl.training.rescues import shortened
 
 MOST = 4  # rollouts per round
 PROMPTS = 2  # prompts per round
@@ -86,8 +87,9 @@ def choose(rollouts: Iterable[Rollout], taught: Collection[str]) -> list[Rollout
     chosen = []
     for prompt_id in prompts:
         group = sorted(by_prompt[prompt_id], key=lambda rollout: rollout.index)
-        best, worst = max(group, key=_reward), min(group, key=_reward)
-        chosen += [best] if best is worst and len(group) == 1 else [best, worst if best is not worst else group[1]]
+        best = max(group, key=_reward)
+        others = [rollout for rollout in group if rollout is not best]
+        chosen += [best, *([min(others, key=_reward)] if others else [])]
     return chosen
 
 
@@ -98,7 +100,8 @@ def _reward(rollout: Rollout) -> float:
 def cut(text: str, most: int = TEXT_BYTES) -> str:
     """Return `text`, cut to `most` bytes of JSON in UTF-8 and a note of how many characters are missing; a lone
     surrogate, which UTF-8 cannot have, becomes a question mark."""
-    kept = text[:most].encode("utf-8", "replace").decode()
-    while (size := len(json.dumps(kept, ensure_ascii=False).encode()) - 2) > most:
-        kept = kept[: len(kept) * most // size]
-    return kept if len(kept) == len(text) else f"{kept} [... {len(text) - len(kept)} more characters]"
+    text = text.encode("utf-8", "replace").decode()
+    length = min(len(text), most)
+    while (size := len(json.dumps(text[:length], ensure_ascii=False).encode()) - 2) > most:
+        length = length * most // size
+    return shortened(text, length)

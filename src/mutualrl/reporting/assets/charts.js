@@ -119,13 +119,11 @@ const charts = (() => {
       return all[nearest(all, first + Math.min(1, Math.max(0, share)) * (last - first))];
     };
     const move = (by) => {
-      const from = plot.getAttribute("aria-valuenow");
-      const at = from === null ? (by < 0 ? all.length : -1) : nearest(all, Number(from));
+      const at = nearest(all, Number(plot.getAttribute("aria-valuenow")));
       showAll(panel.x, all[Math.min(all.length - 1, Math.max(0, at + by))]);
     };
     const choose = () => {
-      const at = plot.getAttribute("aria-valuenow");
-      if (whenChosen && at !== null && panel.x === "optimizer step") whenChosen(Number(at), panel.title);
+      if (whenChosen && panel.x === "optimizer step") whenChosen(Number(plot.getAttribute("aria-valuenow")), panel.title);
     };
     const keys = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp: 10, PageDown: -10, Home: -Infinity, End: Infinity };
     plot.addEventListener("pointermove", (event) => showAll(panel.x, under(event)));
