@@ -116,6 +116,7 @@ def _hash_value(digest: hashlib._Hash, value: Any, column: str) -> None:
 
 Ids = npt.NDArray[np.int32]
 LogProbs = npt.NDArray[np.float32]
+Mask = npt.NDArray[np.bool_]
 
 
 def plain_ids(ids: Sequence[int] | Ids) -> tuple[int, ...]:
@@ -140,15 +141,22 @@ class Rollout:
     ended: bool
     """Whether it closed with an end-of-sequence token; one must never be appended to a truncated rollout."""
     length: int | None = None
-    """Number of sampled tokens; None of a recorded text, which nobody sampled."""
+    """Number of sampled tokens, without prefix and results of tools; None of a recorded text, which nobody sampled."""
     advantage: float | None = None
     """TRL's advantage; zero for an equal group."""
     prompt: str | None = None
     """The prompt's text, x_text."""
     text: str | None = None
-    """The response's text, y_text; empty for a policy that ended at once."""
+    """The response's text, y_text; empty for a policy that ended at once. Of a trajectory, what the policy said."""
+    messages: str | None = None
+    """Of a trajectory with tools, its messages as JSON (`tasks.trajectories`), published with the text; None of a
+    response of one message."""
+    tools: str | None = None
+    """Schemas of the tools that it had, as JSON, published with the text."""
     token_ids: Ids | None = None
     """Token ids of its policy, shape (T,)."""
+    mask: Mask | None = None
+    """Which of these it sampled, shape (T,), published with them: a tool's results are none; None: all of them."""
     logprobs: LogProbs | None = None
     """Log-probs of the behaviour policy, shape (T,), nats; NaN for a token that it could not score."""
     prefix: int = 0
@@ -161,13 +169,15 @@ class Rollout:
     """Position in its policy's round."""
 
     def __post_init__(self) -> None:
-        for name, kind in (("token_ids", np.int32), ("logprobs", np.float32)):
+        for name, kind in (("token_ids", np.int32), ("logprobs", np.float32), ("mask", np.bool_)):
             if (values := getattr(self, name)) is not None:
                 object.__setattr__(self, name, np.asarray(values, dtype=kind))
 
 
 #: rollout fields that are published only on request; the others are always published
 OPTIONAL_FIELDS = frozenset({"prompt", "text", "advantage", "token_ids", "logprobs"})
+#: fields that are published wherever another one is
+PUBLISHED_WITH: Mapping[str, str] = {"messages": "text", "tools": "text", "mask": "token_ids"}
 
 
 @dataclass(frozen=True, slots=True)

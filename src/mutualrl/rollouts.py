@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mutualrl.records import Ids, LogProbs, PublishSchema, Rollout
+from mutualrl.records import PUBLISHED_WITH, Ids, LogProbs, Mask, PublishSchema, Rollout
 
 
 class Column(NamedTuple):
@@ -35,15 +35,19 @@ COLUMNS = (
     Column("ended", "ended", pa.bool_(), needed=True),
     Column("x_text", "prompt", pa.string()),
     Column("y_text", "text", pa.string()),
+    Column("messages", "messages", pa.string()),
+    Column("tools", "tools", pa.string()),
     Column("advantage", "advantage", pa.float64()),
     Column("token_ids", "token_ids", pa.list_(pa.int32())),
+    Column("mask", "mask", pa.list_(pa.bool_())),
     Column("logprobs", "logprobs", pa.list_(pa.float32())),
     Column("tokens", "length", pa.int32()),
     Column("prefix", "prefix", pa.int32()),
 )
 SCHEMA = pa.schema([pa.field(column.name, column.kind, nullable=not column.needed) for column in COLUMNS])
 NAME_OF: Mapping[str, str] = {column.field: column.name for column in COLUMNS}
-LISTS = ("token_ids", "logprobs")
+LISTS = ("token_ids", "logprobs", "mask")
+TEXTS = ("text", "messages", "tools")
 
 
 def pick(*names: str, needed: Iterable[str] = ()) -> list[pa.Field]:
@@ -63,7 +67,7 @@ def widest(kind: pa.DataType) -> pa.DataType:
 class Rollouts(Sequence[Rollout]):
     """Rollouts of one policy in one round, in the policy's order; `Rollout` is the view of a row.
 
-    Token ids and log-probs are slices of one array each: no Python object per token. The properties return whole
+    Token ids, masks and log-probs are slices of one array each: no Python object per token. The properties return whole
     columns; a value that was not published is None.
     """
 
@@ -169,6 +173,11 @@ class Rollouts(Sequence[Rollout]):
         return self._field("token_ids")  # type: ignore[return-value]
 
     @property
+    def masks(self) -> list[Mask | None]:
+        """Return which tokens of every rollout were sampled, shape (T,); None: all of them."""
+        return self._field("mask")  # type: ignore[return-value]
+
+    @property
     def logprobs(self) -> list[LogProbs | None]:
         """Return the behaviour policy's log-probs of every rollout, shape (T,), nats."""
         return self._field("logprobs")  # type: ignore[return-value]
@@ -178,15 +187,27 @@ class Rollouts(Sequence[Rollout]):
         array = self._array("y_text")
         return [array[row].as_py() for row in (range(len(self)) if rows is None else rows)]
 
+    def tools(self) -> str | None:
+        """Return the schemas of the first rollout's tools; None without any."""
+        array = self._array("tools")
+        return array[0].as_py() if len(array) else None
+
+    def messages(self, rows: Sequence[int]) -> list[str | None]:
+        """Return the stored messages of some rows; None of a response of one message."""
+        array = self._array("messages")
+        return [array[row].as_py() for row in rows]
+
     # ---- other rollouts
 
     def published(self, schema: PublishSchema) -> Rollouts:
         """Return the rollouts without the fields and texts that the schema withholds."""
-        kept = self.without(*(field for field in _OPTIONAL if field not in schema.fields)).table()
+        withheld = [name for name in _OPTIONAL if PUBLISHED_WITH.get(name, name) not in schema.fields]
+        kept = self.without(*withheld).table()
         if "text" in schema.fields and schema.text_above > -np.inf:
             public = pa.array([schema.publishes_text(reward) for reward in self.rewards], pa.bool_())
-            texts = pc.if_else(public, kept["y_text"].combine_chunks(), pa.scalar(None, pa.string()))
-            kept = kept.set_column(kept.column_names.index("y_text"), SCHEMA.field("y_text"), texts)
+            for name in map(NAME_OF.__getitem__, TEXTS):
+                texts = pc.if_else(public, kept[name].combine_chunks(), pa.scalar(None, pa.string()))
+                kept = kept.set_column(kept.column_names.index(name), SCHEMA.field(name), texts)
         return Rollouts(kept)
 
     def without(self, *fields: str) -> Rollouts:
@@ -228,7 +249,7 @@ class Rollouts(Sequence[Rollout]):
         return self._lists[field]
 
 
-_OPTIONAL = ("prompt", "text", "advantage", "token_ids", "logprobs")
+_OPTIONAL = ("prompt", "text", "messages", "tools", "advantage", "token_ids", "mask", "logprobs")
 assert {column.field for column in COLUMNS} == {field.name for field in fields(Rollout)} - {"row"}
 
 
@@ -244,7 +265,7 @@ def _slices(column: pa.ChunkedArray) -> list[object]:
     return rows
 
 
-def _list_array(rows: Sequence[Ids | LogProbs | None], kind: pa.ListType) -> pa.Array:
+def _list_array(rows: Sequence[Ids | LogProbs | Mask | None], kind: pa.ListType) -> pa.Array:
     """Return a list column of arrays, without a Python object per number."""
     dtype = kind.value_type.to_pandas_dtype()
     present = [row for row in rows if row is not None]

@@ -37,8 +37,9 @@ class RegimeTraits:
     encodes_all_texts: bool = False
     """Whether a plan encodes every text of the peers; it is then begun while slower peers are awaited."""
     requests_samples: bool = False
-    """Whether `requests` may ask for rollouts: not with tools or an environment, whose results a sample would have as
-    the policy's own tokens, nor with data that is no `Dataset`."""
+    """Whether `requests` may ask for rollouts: not with data that is no `Dataset`."""
+    reads_trajectories: bool = False
+    """Whether the texts that it reads may be those of trajectories with tools."""
     accepts_sources: bool = False
     """Whether it can use a source whose texts are a selection, on some prompts."""
 
@@ -56,5 +57,6 @@ class RegimeTraits:
             guides=any(part.guides for part in each),
             encodes_all_texts=any(part.encodes_all_texts for part in each),
             requests_samples=any(part.requests_samples for part in each),
+            reads_trajectories=any(part.reads_trajectories for part in each),
             accepts_sources=any(part.accepts_sources for part in each),
         )

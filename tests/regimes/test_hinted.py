@@ -16,8 +16,9 @@ from pydantic import ValidationError
 
 from mutualrl.records import PublishSchema
 from mutualrl.regimes import PPO, Results, RoundView, Sample, Sampled, UpperBound, get_regime, whitened_plan
-from mutualrl.regimes.hinted import Hinted, final_answer, is_bare, longest_common_substring
+from mutualrl.regimes.hinted import Hinted, is_bare, longest_common_substring
 from mutualrl.regimes.hints import FOR_CHATS, FOR_TEXTS, shown_hint, with_hint
+from mutualrl.tasks.boxed import final_answer
 from regime_views import Peer, view
 
 SOLUTION = "4+3=7 \\boxed{7}"

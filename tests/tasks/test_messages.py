@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mutualrl.tasks.messages import Message, continued, is_cut_off, read_message
+from mutualrl.tasks.messages import Message, ToolCall, continued, is_cut_off, read_message
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,18 @@ from mutualrl.tasks.messages import Message, continued, is_cut_off, read_message
             },
             Message("a", "4", "hm"),
         ),
-        ({"role": "a", "content": "", "tool_calls": [{"id": "1"}, {"id": "2"}]}, Message("a", "", calls=2)),
+        (
+            {"role": "a", "content": "", "tool_calls": [{"id": "1"}, {"function": {"name": "add", "arguments": "[1]"}}]},
+            Message("a", "", tool_calls=(ToolCall("", {}), ToolCall("add", "[1]"))),
+        ),
+        (
+            {"role": "a", "function_call": {"name": "add", "arguments": '{"a": 1, "b": "1"}'}},
+            Message("a", "", tool_calls=(ToolCall("add", {"a": 1, "b": "1"}),)),
+        ),
+        (
+            {"role": "tool", "name": "add", "tool_call_id": "7", "content": "3"},
+            Message("tool", "3", name="add", call_id="7"),
+        ),
         ({"role": "a", "content": 4}, None),
         ({"content": "4"}, None),
         ("4", None),

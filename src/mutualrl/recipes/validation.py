@@ -41,7 +41,6 @@ from mutualrl.sources.section import KEYS, KINDS, Columns, FrozenSource, ServedS
 from mutualrl.storage.bucket_url import redacted
 from mutualrl.tasks import TASKS, get_task
 from mutualrl.tasks.section import TaskSection
-from mutualrl.tasks.turns import NO_TURNS, NOT_SHARED
 
 DEFAULT_PROMPTS = 8
 
@@ -122,14 +121,6 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
     traced = schema.traced
     lines = []
     lines += _member_problems(recipe, layers)
-    if recipe.task.has_turns and ("text" in schema.fields or recipe.run.publish == "full"):
-        publisher = f"regime {regime_class.name!r}" if "text" in schema.fields else "run.publish: full"
-        key = "tools" if recipe.task.environment is None else "environment"
-        unshared = f"{publisher} shares texts, not rollouts of several turns: {NOT_SHARED}"
-        lines.append(_line(layers, ("task", key), unshared))
-    if recipe.task.has_turns and regime_class.traits.requests_samples:
-        key = "tools" if recipe.task.environment is None else "environment"
-        lines.append(_line(layers, ("task", key), f"regime {regime_class.name!r} {NO_TURNS}"))
     for index, policy in enumerate(recipe.policies):
         settings = recipe.trainer_settings(policy.name)
         facts = RunFacts(
@@ -137,6 +128,7 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
             traced=traced,
             whiten=recipe.round.whiten_advantages,
             staleness=recipe.exchange.staleness,
+            turns=recipe.task.has_turns,
             resample=recipe.round.resample is not None,
         )
         problems = []
@@ -148,6 +140,8 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
                 overridden = key in flat(policy.regime or {})
                 section = ("policies", str(index), "regime") if overridden else ("regime",)
                 lines.append(_line(layers, (*section, *key.split(".")), problem))
+            elif room == "turns":
+                lines.append(_line(layers, ("task", "environment" if recipe.task.environment else "tools"), problem))
             else:
                 lines.append(_line(layers, ("exchange" if room == "staleness" else "round", room), problem))
         weights, count = settings.get("reward_weights"), len(recipe.task.reward)

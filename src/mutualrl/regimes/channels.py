@@ -97,6 +97,14 @@ class Channels(Regime):
         problems = [part.source_problem(traits) for part in self.regimes]
         return None if None in problems else next((problem for problem in problems if problem is not None), None)
 
+    def turns_problems(self, *, turns: bool) -> list[Problem]:
+        """Return the parts' problems with several turns, with their settings' full names."""
+        problems: list[Problem] = []
+        for part in self.regimes:
+            for key, problem in part.turns_problems(turns=turns):
+                problems.append((key.replace("regime.", f"regime.{part.name}."), problem))
+        return problems
+
     def unsolved(self, rollouts: Rollouts) -> list[str]:
         """Return the prompts on which a part that can use a source wants its texts."""
         parts = [part for part in self.regimes if part.source_problem() is None]

@@ -6,6 +6,10 @@ the learner far for little. Sources of the idea: OPCoD (arXiv 2606.14368), ZPPO 
 rationalisation (arXiv 2203.14465; `hint: answer`); self-distillation with hints (arXiv 2605.30070). The gate, and the
 weight and the mean of the NLL, are SGT's.
 
+With tools, a success is a run of several turns, and a hint of its calls (`hint: plan`; ActGuide-RL, arXiv 2605.12004)
+or of all of it. The learner acts itself, with its own template and tools, and learns its own tokens, not the tools'
+results (`design/agents.md`).
+
 With `loss: policy_gradient`, y ~ mu = pi(. | x, h) is an off-policy sample for pi(. | x): each token has the weight
 min(pi(y_t | x, y_<t) / mu(y_t | y_<t), cap) * A, with A from the group of the n own rollouts and the hinted ones. The
 bias is derived in `design/hinted.md`.
@@ -24,6 +28,7 @@ from pydantic import field_validator, model_validator
 from mutualrl.records import PublishSchema, plain_ids
 from mutualrl.regimes.advantages import group_by_prompt, pool_advantages, standard_deviation, ungroup
 from mutualrl.regimes.gating import AllFail, Candidate, gate, require_ordered, successes_of, unsolved_by
+from mutualrl.regimes.hints import FOR_AGENTS
 from mutualrl.regimes.regime import SUCCESS_ABOVE, Problem, Regime, setting
 from mutualrl.regimes.round import (
     ExtraRow,
@@ -41,9 +46,13 @@ from mutualrl.regimes.sgt import SGT
 from mutualrl.rollouts import Rollouts
 from mutualrl.seeds import seeded
 from mutualrl.storage.metrics import Metric
-from mutualrl.tasks.boxed import last_boxed
+from mutualrl.tasks.boxed import final_answer, last_boxed
+from mutualrl.tasks.trajectories import calls_of, final_text, from_json, names_of, plan, transcript
 from mutualrl.traits import RegimeTraits
 
+Hint = Literal["solution", "answer", "plan", "plan_and_answer", "shuffled", "none"]
+HINTS = ("solution", "answer", "plan", "plan_and_answer", "shuffled")
+PLANS = ("plan", "plan_and_answer")
 #: shares of copied tokens at which confirmed answers are counted
 SHARES = (0.5, 0.65, 0.8, 0.95)
 
@@ -58,13 +67,16 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class HintedAnswer:
-    """Sampled answer: whether it is a success; if so, the share of it that is copied and whether it is bare."""
+    """Sampled answer: whether it is a success; if so, the share of it that is copied, whether it is bare, whether it
+    made no call where the hinted run made one, and whether its calls are that run's, in its order."""
 
     sample: Sample
     drawn: Sampled
     success: bool
     copied: float
     bare: bool
+    uncalled: bool = False
+    followed: bool = False
 
 
 class Hinted(AllFail, Regime):
@@ -72,7 +84,9 @@ class Hinted(AllFail, Regime):
 
     name = "hinted"
     summary = "where the learner fails entirely, it sees a peer's success and learns its own confirmed answers"
-    traits = RegimeTraits(advantages="adjusts", requests_samples=True, accepts_sources=True)
+    traits = RegimeTraits(
+        advantages="adjusts", requests_samples=True, accepts_sources=True, reads_trajectories=True
+    )
     default_pool = "tiny-hints"
     metrics = (
         Metric("hinted/gate_rate", "fraction", "prompts whose gate opened", role="gate_rate"),
@@ -85,7 +99,10 @@ class Hinted(AllFail, Regime):
             for share in SHARES
         ),
         Metric("hinted/bare", "rollouts", "confirmed answers left out since they are nothing but the final answer"),
-        Metric("hinted/sampled_tokens", "tokens", "tokens of the answers sampled with the hint"),
+        Metric("hinted/sampled_tokens", "tokens", "tokens of the answers sampled with the hint, without tools' results"),
+        Metric("hinted/uncalled", "rollouts", "confirmed answers left out: no call, where the hinted run made one"),
+        Metric("hinted/followed", "rollouts", "confirmed answers whose calls are those of the hinted run"),
+        Metric("hinted/unknown_tools", "prompts", "hints that call a tool which the learner does not have"),
         Metric("hinted/nll", "nats per token", "mean NLL of the learnt answers (and of fallback's pairs)"),
         Metric("hinted/hint_nll", "nats per token", "mean NLL of the hints whose prompts gave an answer to learn"),
         Metric("hinted/ratio", "ratio", "mean over the tokens of policy-gradient rows of pi(. | x) over pi(. | x, h)"),
@@ -94,17 +111,18 @@ class Hinted(AllFail, Regime):
     )
 
     samples: int = setting(4, "answers sampled on each prompt whose gate opened", ge=1)
-    hint: Literal["solution", "answer", "shuffled", "none"] = setting(
+    hint: Hint = setting(
         "solution",
-        "what the learner sees: the success; its final answer; (controls) the success on another prompt, or nothing, "
-        "and the answers are then further rollouts of the prompt's group",
-        variants=("answer", "shuffled", "none"),
+        "what the learner sees: the success, of a run with tools all of it; its final answer; of a run with tools its "
+        "calls, without or with the answer; (controls) the success on another prompt, of a run with tools its calls, or "
+        "nothing, and the answers are then further rollouts of the prompt's group",
+        variants=("answer", "plan", "plan_and_answer", "shuffled", "none"),
     )
     loss: Literal["nll", "policy_gradient"] = setting(
         "nll",
         "NLL of the confirmed answers, or the policy gradient of all answers but copies and bare ones, with advantages "
         "over the group with the own rollouts",
-        acts_with={"hint": ("solution", "answer", "shuffled")},
+        acts_with={"hint": HINTS},
     )
     weight: float = setting(0.1, "lambda, the weight of the NLL added to the GRPO loss", ge=0)
     cap: float = setting(
@@ -119,10 +137,13 @@ class Hinted(AllFail, Regime):
     max_hint_tokens: int | None = setting(
         None, "maximum length of the hint, in the learner's tokens; null: `max_completion_length`", ge=1
     )
+    max_tool_tokens: int = setting(
+        128, "of a whole run, maximum length of each tool's result", acts_with={"hint": "solution"}, ge=1
+    )
     max_copy: float = setting(
         0.8,
         "an answer is a copy if its longest common substring with the hint has this share of its tokens",
-        acts_with={"hint": ("solution", "answer", "shuffled")},
+        acts_with={"hint": HINTS},
         gt=0,
         le=1,
     )
@@ -182,6 +203,16 @@ class Hinted(AllFail, Regime):
                 problems.append((key, f"found {value!r}, which has no effect {reason}; leave it out"))
         return problems
 
+    def turns_problems(self, *, turns: bool) -> list[Problem]:
+        """Return why SGT cannot follow it with tools, or why there is no plan without them."""
+        problems: list[Problem] = []
+        if turns and self.fallback == "sgt":
+            problems.append(("regime.fallback", "found 'sgt', which learns texts, not trajectories with tools; leave it out"))
+        if not turns and self.hint in PLANS:
+            problem = f"found {self.hint!r}, calls of tools, of which the task has none; expected task.tools or another hint"
+            problems.append(("regime.hint", problem))
+        return problems
+
     def requests(self, view: RoundView) -> Requests:
         """Return the answers to sample, and the hints whose NLL is logged."""
         shown = self.shown(view)
@@ -191,7 +222,7 @@ class Hinted(AllFail, Regime):
         """Return the confirmed answers as rows: gate, draw of hints, sampled answers, filters."""
         shown = self.shown(view)
         answers = [
-            self.judged(sample, drawn)
+            self.judged(sample, drawn, shown[sample.prompt_id].success)
             for sample in self.samples_on(shown)
             if (drawn := view.results.samples.get(sample)) is not None
         ]
@@ -208,6 +239,7 @@ class Hinted(AllFail, Regime):
             "hinted/fallback": float(len(fallback)),
             **self._metrics(answers, confirmed),
             **self._hint_nll(view, shown, confirmed),
+            **self._calls(view, shown, answers),
         }
         return Plan(advantages=advantages, rows=(*rows, *fallback), metrics=metrics)
 
@@ -244,8 +276,19 @@ class Hinted(AllFail, Regime):
                 drawn[prompt_id] = self._draw(view, prompt_id, successes)
         if self.hint == "shuffled":
             drawn = _of_another_prompt(drawn, view)
-        texts = {prompt_id: final_answer(c.text) if self.hint == "answer" else c.text for prompt_id, c in drawn.items()}
+        texts = {prompt_id: self.hint_of(success, view) for prompt_id, success in drawn.items()}
         return {prompt_id: Shown(text, drawn[prompt_id]) for prompt_id, text in texts.items() if text.strip()}
+
+    def hint_of(self, success: Candidate, view: RoundView) -> str:
+        """Return the hint that a success gives."""
+        messages = from_json(success.messages)
+        if self.hint == "answer":
+            return final_answer(final_text(messages) if messages else success.text)
+        if not messages:
+            return "" if self.hint in PLANS else success.text
+        if self.hint == "solution":
+            return transcript(messages, lambda text: view.transfer.shortened(text, self.max_tool_tokens))
+        return plan(messages, answer=self.hint == "plan_and_answer")
 
     def _draw(self, view: RoundView, prompt_id: str, successes: Sequence[Candidate]) -> Candidate:
         """Draw a prompt's success: it depends only on (run seed, round, prompt, learner)."""
@@ -257,40 +300,58 @@ class Hinted(AllFail, Regime):
     def samples_on(self, shown: Mapping[str, Shown]) -> list[Sample]:
         """Return the answers to sample."""
         traced = self.uses_ratios()
-        return [
-            Sample(prompt_id, number, hint.text, self.hint_template, self.max_hint_tokens, logprobs=traced)
-            for prompt_id, hint in shown.items()
-            for number in range(self.samples)
-        ]
+        samples = []
+        for prompt_id, hint in shown.items():
+            of_agents = FOR_AGENTS if hint.success is not None and hint.success.messages else None
+            template = self.hint_template or of_agents
+            for number in range(self.samples):
+                samples.append(
+                    Sample(prompt_id, number, hint.text, template, self.max_hint_tokens, logprobs=traced)
+                )
+        return samples
 
     def _hint_passages(self, view: RoundView, shown: Mapping[str, Shown]) -> dict[str, Passage]:
         """Return the hints as completions of their prompts, where the learner can encode them."""
         if self.hint != "solution":
             return {}
-        hints = [(prompt_id, hint.success) for prompt_id, hint in shown.items() if hint.success is not None]
+        hints = [
+            (prompt_id, hint.success)
+            for prompt_id, hint in shown.items()
+            if hint.success is not None and not hint.success.messages
+        ]
         encoded = view.transfer.encode([(success.text, success.ended) for _, success in hints])
         pairs = zip(hints, encoded, strict=True)
         return {prompt_id: (prompt_id, plain_ids(ids)) for (prompt_id, _), ids in pairs if ids is not None and len(ids)}
 
     # ---- answers
 
-    def judged(self, sample: Sample, drawn: Sampled) -> HintedAnswer:
-        """Return what a sampled answer is."""
-        body = drawn.ids[:-1] if drawn.ended else drawn.ids  # a hint has no end token to copy
+    def judged(self, sample: Sample, drawn: Sampled, hinted: Candidate | None = None) -> HintedAnswer:
+        """Return what a sampled answer is. `hinted`: the success that was its hint."""
         success = drawn.reward > self.success_above
+        messages = from_json(drawn.messages)
+        if drawn.mask is None:
+            body = drawn.ids[:-1] if drawn.ended else drawn.ids  # a hint has no end token to copy
+            bare = success and is_bare(drawn.text)
+        else:  # a call that is the plan's is followed, not copied
+            body = drawn.own_words
+            bare = success and not calls_of(messages) and is_bare(final_text(messages))
         copied = longest_common_substring(body, drawn.hint_ids) / max(len(body), 1) if success else 0.0
-        return HintedAnswer(sample, drawn, success, copied, success and is_bare(drawn.text))
+        calls, planned = calls_of(messages), calls_of(from_json(None if hinted is None else hinted.messages))
+        uncalled = success and bool(planned) and not calls
+        return HintedAnswer(sample, drawn, success, copied, bare, uncalled, success and calls == planned and bool(calls))
 
     def leaves_out(self, answer: HintedAnswer) -> bool:
-        """Return whether an answer is left out: a confirmed one that is a copy, or bare."""
-        return answer.copied >= self.max_copy or answer.bare
+        """Return whether an answer is left out: a confirmed one that is a copy, bare, or without the call that the
+        hinted run made: learning it would teach to guess."""
+        return answer.copied >= self.max_copy or answer.bare or answer.uncalled
 
     def _nll(self, view: RoundView, confirmed: Sequence[HintedAnswer], shown: Mapping[str, Shown]) -> list[ExtraRow]:
         """Return the confirmed answers as rows under the prompt without the hint."""
-        counts = _counts(confirmed)
+        learnt = [answer for answer in confirmed if answer.drawn.mask is None or any(answer.drawn.mask)]
+        counts = _counts(learnt)
         by_prompt = self.normalize == "prompts"
         rows = []
-        for answer in confirmed:
+        for answer in learnt:
             row = self._row(view, answer, shown)
             weight = self.weight / counts[row.prompt_id] if by_prompt else self.weight
             mean: Literal["prompts", "rows"] = "prompts" if by_prompt else "rows"
@@ -345,7 +406,9 @@ class Hinted(AllFail, Regime):
             source,
             answer.drawn.ids,
             loss="policy_gradient",
+            mask=None if answer.drawn.mask is None else np.array(answer.drawn.mask, dtype=np.bool_),
             text=answer.drawn.text,
+            messages=answer.drawn.messages or "",
             hint=hint.text if answer.success else "",  # only confirmed answers are rescues
         )
 
@@ -367,12 +430,29 @@ class Hinted(AllFail, Regime):
             "hinted/success_rate": len(successes) / max(len(answers), 1),
             "hinted/copies": float(sum(answer.copied >= self.max_copy for answer in successes)),
             "hinted/bare": float(sum(answer.bare for answer in successes)),
-            "hinted/sampled_tokens": float(sum(len(answer.drawn.ids) for answer in answers)),
+            "hinted/sampled_tokens": float(sum(answer.drawn.tokens for answer in answers)),
         }
         for share in SHARES:
             count = sum(answer.copied >= share for answer in successes)
             metrics[f"hinted/copies_{round(100 * share)}"] = float(count)
         return metrics
+
+    def _calls(
+        self, view: RoundView, shown: Mapping[str, Shown], answers: Sequence[HintedAnswer]
+    ) -> dict[str, float]:
+        """Return the metrics of runs with tools; none for a task without."""
+        if (tools := view.rollouts.tools()) is None:
+            return {}
+        known = names_of(tools)
+        foreign = 0
+        for hint in shown.values():
+            calls = calls_of(from_json(None if hint.success is None else hint.success.messages))
+            foreign += any(call.name not in known for call in calls)
+        return {
+            "hinted/uncalled": float(sum(answer.uncalled for answer in answers)),
+            "hinted/followed": float(sum(answer.followed for answer in answers)),
+            "hinted/unknown_tools": float(foreign),
+        }
 
     def _hint_nll(
         self, view: RoundView, shown: Mapping[str, Shown], confirmed: Sequence[HintedAnswer]
@@ -403,13 +483,6 @@ def _of_another_prompt(drawn: Mapping[str, Candidate], view: RoundView) -> dict[
     order = seeded(view.run_seed, view.round, "shuffled hints", view.learner).permutation(len(prompts))
     cycle = [prompts[place] for place in order]
     return {prompt_id: drawn[cycle[place - 1]] for place, prompt_id in enumerate(cycle)}
-
-
-def final_answer(text: str) -> str:
-    r"""Return a solution's final answer: the content of its last `\boxed{...}`, else its last line with text."""
-    boxed = last_boxed(text)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return boxed if boxed is not None else lines[-1] if lines else ""
 
 
 def is_bare(text: str) -> bool:

@@ -12,6 +12,9 @@ FOR_CHATS = (
     "{prompt}\n\nA correct solution, for you only:\n{hint}\n\nSolve the problem in your own words. Do not copy the "
     "solution, and do not mention it."
 )
+FOR_AGENTS = (
+    "{prompt}\n\nWhat worked before, for you only:\n{hint}\n\nAct yourself, with your own tools. Do not mention this."
+)
 FOR_TEXTS = "{prompt}\nA correct solution: {hint}\nThe same in other words:"
 
 
@@ -53,11 +56,16 @@ def shown_hint(hint: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -
     if not hint:
         return "", ()
     hint = _without_special_tokens(hint[: CHARACTERS_PER_TOKEN * max_tokens], tokenizer)
-    ids = tokenizer(hint, add_special_tokens=False)["input_ids"]
-    if len(ids) > max_tokens:
-        ids = ids[:max_tokens]
-        hint = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-    return hint, tuple(ids)
+    return first_tokens(hint, tokenizer, max_tokens)
+
+
+def first_tokens(text: str, tokenizer: PreTrainedTokenizerBase, count: int) -> tuple[str, tuple[int, ...]]:
+    """Return a text, cut to its first `count` tokens, and these."""
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if len(ids) > count:
+        ids = ids[:count]
+        text = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    return text, tuple(ids)
 
 
 def _without_special_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> str:

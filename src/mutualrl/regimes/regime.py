@@ -130,6 +130,17 @@ class Regime(BaseModel):
             return None
         return f"regime {self.name!r} {problem}; expected {other}"
 
+    def turns_problems(self, *, turns: bool) -> list[Problem]:
+        """Return (key, problem), with key `turns` or `regime.KEY`, of a task whose rollouts have several turns, with
+        tools or an environment, or of one whose rollouts have one."""
+        if not turns or "text" not in self.publishes().fields or self.traits.reads_trajectories:
+            return []
+        problem = (
+            f"regime {self.name!r} learns texts, not trajectories with tools: a peer's turns cannot be rendered by the "
+            "learner's chat template; expected hinted, which shows them as a hint, or xgrpo, which shares rewards only"
+        )
+        return [("turns", problem)]
+
     def unsolved(self, rollouts: Rollouts) -> list[str]:
         """Return the prompts, sorted, on which this policy wants a text of a source with `ask: gated`, from its own
         rollouts of a round: those on which each scored one failed."""

@@ -80,7 +80,10 @@ class Sampled(NamedTuple):
     """Rollout that a regime requested. `ids`: the learner's token ids of the completion, T of them; `ended`: it was not
     truncated; `reward`: of the learner's reward functions on the prompt without the hint (NaN: unscorable).
     `logprobs`: shape (T,), nats, at the sampling temperature and under the prompt as it was shown; None if not
-    requested. `hint_ids`: the learner's token ids of the hint as it was shown."""
+    requested. `hint_ids`: the learner's token ids of the hint as it was shown.
+
+    With tools: `messages`, the trajectory as JSON; `mask`, which of the T tokens it sampled; `own_words`, the learner's
+    token ids of what it said outside of calls. None, None and () otherwise."""
 
     ids: tuple[int, ...]
     text: str
@@ -88,12 +91,20 @@ class Sampled(NamedTuple):
     reward: float
     logprobs: npt.NDArray[np.float32] | None = None
     hint_ids: tuple[int, ...] = ()
+    messages: str | None = None
+    mask: tuple[bool, ...] | None = None
+    own_words: tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Return the number of sampled tokens."""
+        return len(self.ids) if self.mask is None else sum(self.mask)
 
 
 class Results(NamedTuple):
     """Results of a round's requests so far: log-probs of each token of a passage, shape (T,), nats; its mean NLL per
     token, nats; the reward of a response (NaN: unscorable); the sampled rollout, None if prompt, hint and completion
-    could exceed the engine's maximum length."""
+    could exceed the engine's maximum length, or if its environment did not show the round's prompt."""
 
     logprobs: Mapping[Passage, npt.NDArray[np.float64]] = {}
     nll: Mapping[Passage, float] = {}
@@ -280,6 +291,7 @@ class ExtraRow:
     reduce: Literal["mean", "sum"] = "mean"
     text: str = ""
     hint: str = ""
+    messages: str = ""
 
     @property
     def covered(self) -> npt.NDArray[np.bool_]:
@@ -433,4 +445,5 @@ def _checked_row(row: object, prompts: set[str]) -> ExtraRow:
         bound=type(row.bound)(**{key: float(value) for key, value in asdict(row.bound).items()}),
         text=str(row.text),
         hint=str(row.hint),
+        messages=str(row.messages),
     )

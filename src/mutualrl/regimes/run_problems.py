@@ -23,6 +23,8 @@ class RunFacts:
     """Whether advantages are whitened over the round."""
     staleness: int = 0
     """Rounds by which a peer may lag."""
+    turns: bool = False
+    """Whether rollouts have several turns, with tools or an environment."""
     resample: bool = False
     """Whether groups of equal rewards are replaced by those of further prompts."""
     peers: int = 0
@@ -47,7 +49,7 @@ def member_problems(regime: Regime, facts: RunFacts) -> list[Problem]:
 
 def setting_problems(regime: Regime, facts: RunFacts) -> list[Problem]:
     """Return (key, problem) of settings under which the regime would not compute what it declares: `trainer.KEY`,
-    `regime.KEY`, `staleness`, `resample` or `whiten_advantages`."""
+    `regime.KEY`, `turns`, `staleness`, `resample` or `whiten_advantages`."""
     settings = [
         *ratio_problems(facts.trainer, traced=facts.traced or regime.uses_ratios()),
         *aggregation_problem(facts.trainer, moves_advantages=regime.changes_advantages()),
@@ -57,6 +59,7 @@ def setting_problems(regime: Regime, facts: RunFacts) -> list[Problem]:
     problems += [("whiten_advantages", problem) for problem in regime.whitening_problem(whiten=facts.whiten)]
     if (stale := regime.staleness_problem(facts.staleness)) is not None:
         problems.append(("staleness", stale))
+    problems += regime.turns_problems(turns=facts.turns)
     problems += [("resample", problem) for problem in _resample_problems(regime, facts)]
     problems += [(f"regime.{key}", problem) for key, problem in regime.ineffective_settings()]
     return problems

@@ -46,6 +46,10 @@ class Transfer(Protocol):
         """Return the text of the learner's ids."""
         ...
 
+    def shortened(self, text: str, tokens: int) -> str:
+        """Return a text, cut to this many of the learner's tokens with a mark that it was."""
+        ...
+
 
 class UnavailableTransfer:
     """Transfer for a view whose regime reads no text."""
@@ -63,5 +67,9 @@ class UnavailableTransfer:
         raise UsageError("this regime aligns traces: give the peers' tokenizers (Sharing.over(..., tokenizers={...}))")
 
     def text_of(self, ids: Sequence[int] | Ids) -> str:
+        """Raise UsageError: there is no tokenizer."""
+        raise UsageError("this round has no tokenizer: give RoundView a `transfer`")
+
+    def shortened(self, text: str, tokens: int) -> str:
         """Raise UsageError: there is no tokenizer."""
         raise UsageError("this round has no tokenizer: give RoundView a `transfer`")

@@ -35,6 +35,7 @@ class Phase(StrEnum):
     VALIDATING = "validating"
     TRAINING = "training"
     GENERATING = "generating"
+    CALLING = "calling"  # a tool
     SCORING = "scoring"
     WAITING = "waiting"  # for peers
     UPDATING = "updating"
@@ -181,7 +182,7 @@ class HeartbeatMonitor:
 
     def seconds_without_progress(self, peer: str) -> tuple[float, str]:
         """Return the seconds since the peer's main rank last made progress, as seen here, and its phase; if a rank runs
-        a reward function, which the others wait for, that rank's phase. 0 while the peer waits for its own peers, which
+        a reward function or a tool, which the others wait for, that rank's phase. 0 while the peer waits for its own peers, which
         has other time-outs, and while it loads.
         """
         self.seconds_since(peer)
@@ -189,7 +190,8 @@ class HeartbeatMonitor:
         if seen is None or any(phase.is_in(seen.phase) for phase in _WITHOUT_PROGRESS):
             return 0.0, Phase.NOT_STARTED if seen is None else seen.phase
         phases = [each.phase for (policy, _), each in sorted(self._seen.items()) if policy == peer]
-        phase = next((each for each in phases if Phase.SCORING.is_in(each)), seen.phase)
+        users_code = (each for each in phases if Phase.SCORING.is_in(each) or Phase.CALLING.is_in(each))
+        phase = next(users_code, seen.phase)
         return time.monotonic() - seen.progress_at, phase
 
     def _exclude_own_gap(self, peer: str) -> None:

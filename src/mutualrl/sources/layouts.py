@@ -207,7 +207,7 @@ def _only_answer(answered: Sequence[Message], skipped: Counter[str]) -> str | No
         skipped["several_turns"] += len(answered) > 1
         return None
     (answer,) = answered
-    for reason, found in (("calls", answer.calls), ("parts", answer.others), ("empty", not answer.text.strip())):
+    for reason, found in (("calls", answer.tool_calls), ("parts", answer.others), ("empty", not answer.text.strip())):
         if found:
             skipped[reason] += 1
             return None

@@ -311,7 +311,7 @@ def _asked_to_wait(error: Exception) -> float | None:
 
 def _no_answer(message: Message, text: str) -> str | None:
     """Return why a message is no answer to learn; None if it is one."""
-    if message.calls:
+    if message.tool_calls:
         return NO_TEXT + "calls of tools"
     if message.others:
         return NO_TEXT + "parts that are no text"

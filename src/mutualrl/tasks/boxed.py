@@ -37,6 +37,13 @@ def last_boxed(text: str) -> str | None:
     return None if span is None else text[span[0] : span[1]]
 
 
+def final_answer(text: str) -> str:
+    r"""Return a solution's final answer: the content of its last `\boxed{...}`, else its last line with text."""
+    boxed = last_boxed(text)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return boxed if boxed is not None else lines[-1] if lines else ""
+
+
 def boxed_score(completion: str, answer: str) -> float:
     """Return 1.0 when the boxed content equals `answer` as a string (outer whitespace stripped), else 0.0."""
     return content_score(last_boxed(completion), answer)

@@ -2,13 +2,15 @@
 
 A message has a role and content: a string, or a list of parts of which those with text are read. What a model thought
 before its answer is in a field of its own (`reasoning_content`, `reasoning`, `thinking`), in parts of that kind, or
-within the text (`<think>`). What is no text, such as calls of tools and images, is counted and left out.
+within the text (`<think>`). Calls of tools are read in the forms of OpenAI, TRL and vLLM. What is neither, such as an
+image, is counted and left out.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 #: fields with what was thought before the answer, and kinds of parts
 REASONING = ("reasoning_content", "reasoning", "thinking")
@@ -23,14 +25,25 @@ CUTTING = frozenset(
 )
 
 
+class ToolCall(NamedTuple):
+    """Call of a tool. `arguments`: by name, each with its type; a text that is no JSON object stays as it is."""
+
+    name: str
+    arguments: Mapping[str, Any] | str
+
+
 class Message(NamedTuple):
-    """Message as it is read. `calls`: number of calls of tools; `others`: of parts without text. Both are left out."""
+    """Message as it is read. `others`: number of its parts without text, which are left out. `name`: of a result, the
+    tool; `call_id`: the call that it answers, where the format says so. `sampled`: the policy sampled it."""
 
     role: str
     text: str
     reasoning: str = ""
-    calls: int = 0
+    tool_calls: tuple[ToolCall, ...] = ()
     others: int = 0
+    name: str = ""
+    call_id: str = ""
+    sampled: bool = False
 
     @property
     def with_reasoning(self) -> str:
@@ -49,11 +62,49 @@ def read_message(value: object) -> Message | None:
     role = value.get("role", value.get("from"))
     content = content_of(value.get("content", value.get("value")))
     thought = next((value[key] for key in REASONING if isinstance(value.get(key), str) and value[key].strip()), "")
-    calls = value.get("tool_calls") or value.get("function_call")
     if not isinstance(role, str) or content is None:
         return None
-    count = len(calls) if isinstance(calls, list | tuple) else int(isinstance(calls, Mapping))
-    return Message(role, content.text, thought or content.reasoning, count, content.others)
+    return Message(
+        role,
+        content.text,
+        thought or content.reasoning,
+        _calls_of(value),
+        content.others,
+        _string(value.get("name")),
+        _string(value.get("tool_call_id")),
+        value.get("sampled") is True,
+    )
+
+
+def _calls_of(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
+    """Return the calls of a message: of `tool_calls`, or of the older `function_call`."""
+    calls = message.get("tool_calls") or message.get("function_call")
+    if isinstance(calls, Mapping):
+        calls = [calls]
+    return tuple(read_call(call) for call in calls) if isinstance(calls, list | tuple) else ()
+
+
+def read_call(value: object) -> ToolCall:
+    """Return a call: of `function` with `name` and `arguments`, or of these alone; arguments may be JSON text."""
+    if isinstance(value, Mapping) and isinstance(value.get("function"), Mapping):
+        value = value["function"]
+    if not isinstance(value, Mapping):
+        return ToolCall("", str(value))
+    arguments = value.get("arguments", value.get("parameters"))
+    if isinstance(arguments, str):
+        try:
+            parsed = json.loads(arguments)
+        except (ValueError, RecursionError):
+            parsed = None
+        arguments = parsed if isinstance(parsed, Mapping) else arguments
+    if arguments is None:
+        arguments = {}
+    name = value.get("name", value.get("function_name"))
+    return ToolCall(_string(name), arguments if isinstance(arguments, Mapping | str) else json.dumps(arguments))
+
+
+def _string(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def content_of(value: object) -> Message | None:

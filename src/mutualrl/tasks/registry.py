@@ -10,6 +10,7 @@ from mutualrl.process.plugins import FORM, entry_points, is_import_path, load_ob
 from mutualrl.tasks.addition_chain import AdditionChainTask
 from mutualrl.tasks.arithmetic import ArithmeticTask
 from mutualrl.tasks.base import Task
+from mutualrl.tasks.calculator import CalculatorTask
 from mutualrl.tasks.countdown import COUNTDOWN_TASKS
 from mutualrl.tasks.dataset import DatasetTask
 from mutualrl.tasks.gsm8k import GSM8K_TASK
@@ -18,7 +19,7 @@ from mutualrl.tasks.mixture import MixtureTask
 from mutualrl.tasks.qa import QA_TASKS
 
 GROUP = "mutualrl.tasks"
-_GENERATED: tuple[Task, ...] = (ArithmeticTask(), *COUNTDOWN_TASKS, AdditionChainTask())
+_GENERATED: tuple[Task, ...] = (ArithmeticTask(), *COUNTDOWN_TASKS, AdditionChainTask(), CalculatorTask())
 _SINGLE: tuple[Task, ...] = (*_GENERATED, *MATH_TASKS, GSM8K_TASK, *QA_TASKS, DatasetTask())
 TASKS: dict[str, Task] = {task.name: task for task in _SINGLE}
 TASKS["mixture"] = MixtureTask(dict(TASKS))

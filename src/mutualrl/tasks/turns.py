@@ -10,18 +10,6 @@ from mutualrl.errors import UsageError
 from mutualrl.process.plugins import check_import_path, load_object
 from mutualrl.tasks.rewards import named_errors
 
-#: why a regime that shares texts does not support rollouts of several turns
-NOT_SHARED = (
-    "the exchange does not record which tokens of several turns were sampled and which are tool results, and the "
-    "learner's chat template cannot render a peer's turns; leave it out, or use a regime that shares only rewards"
-)
-
-#: why a regime that requests samples does not support them
-NO_TURNS = (
-    "requests samples of the learner, which have tool results as if it had sampled them; leave it out, or use another "
-    "regime"
-)
-
 Environment = Callable[[], Any]
 Tool = Callable[..., Any]
 

@@ -25,7 +25,9 @@ from mutualrl.training.trl_compat import (
     Environments,
     HookedGRPOTrainer,
     Inputs,
+    environment_of,
     evaluating,
+    observed,
     prompt_tokens,
     reward_rows,
     token_logps,
@@ -62,10 +64,14 @@ class PromptRows:
         return row
 
     def tokens(self, prompt_id: str, known: Mapping[str, Ids]) -> Ids:
-        """Return a prompt's token ids: from the round's, `known`, or else from the data."""
+        """Return a prompt's token ids: from the round's, `known`, or else from the data, and from an environment that is
+        reset with its row."""
         if prompt_id in known:
             return known[prompt_id]
-        return np.array(prompt_tokens(self._trainer, self.row(prompt_id)["prompt"]), dtype=np.int32)
+        row = self.row(prompt_id)
+        with_environment = self._trainer.environment_factories is not None
+        prompt = observed(self._trainer, row, self.environments) if with_environment else row["prompt"]
+        return np.array(prompt_tokens(self._trainer, prompt, environment_of(self._trainer, row)), dtype=np.int32)
 
     def _by_id(self) -> dict[str, int]:
         if self._numbers is None:
@@ -99,7 +105,8 @@ def results_of(
     are drawn first: the passages and responses draw no random number.
     """
     asked = sorted({sample.prompt_id for sample in requests.samples})
-    samples = samples_of(trainer, requests.samples, {key: rows.row(key) for key in asked}, rows.environments)
+    data = {key: rows.row(key) for key in asked}
+    samples = samples_of(trainer, requests.samples, data, rows.environments, prompts)
 
     def sampling(ids: torch.Tensor, mask: torch.Tensor, keep: int) -> torch.Tensor:
         return token_logps(trainer, trainer.model, ids, mask, keep)
@@ -170,7 +177,7 @@ def counts_of(made: Sequence[Requests], results: Results) -> dict[str, int]:
         sum(len(ids) for each in made for _, ids in (*each.logprobs, *each.nll)),
         sum(len(requests.rewards) for requests in made),
         len(drawn),
-        sum(len(sampled.ids) for sampled in drawn),
+        sum(sampled.tokens for sampled in drawn),
         len(results.samples) - len(drawn),
     )
     return dict(zip((metric.key for metric in REQUESTED), counts, strict=True))

@@ -38,6 +38,7 @@ from mutualrl.training.trl_compat import (
     HookedGRPOTrainer,
     Inputs,
     ScoredBatch,
+    Turns,
     has_trl_loss,
     last_value,
     log_value,
@@ -159,11 +160,12 @@ def resampled_round(
 
 
 class RolloutRow(NamedTuple):
-    """A rollout on its way into another batch: its values by key, without padding, and its data row."""
+    """A rollout on its way into another batch: its values by key, without padding, its data row, and its turns."""
 
     values: dict[str, torch.Tensor]
     data: Inputs
     completion_ids: list[int]
+    turns: Turns | None = None
 
 
 def _put_together(attempts: Attempts) -> tuple[Inputs, GenerationBatch]:
@@ -187,6 +189,7 @@ def _put_together(attempts: Attempts) -> tuple[Inputs, GenerationBatch]:
         rewards,
         of_rank(trainer, [indices[number][row] for number, row in places]),
         _dropped(trainer, sampled, places, indices),
+        [row.turns for row in rows if row.turns is not None] or None,
     )
     return batch, generation
 
@@ -219,7 +222,7 @@ def _dropped(
     for number, part in enumerate(sampled):
         rows = of_rank(trainer, range(len(part.generation.rewards)))
         left = [place for place, row in enumerate(rows) if (number, row) not in trained]
-        numbered = GenerationBatch(*part.generation[:3], of_rank(trainer, indices[number]))
+        numbered = part.generation._replace(indices=of_rank(trainer, indices[number]))
         dropped.append(Dropped(part.batch, numbered, left))
     return tuple(dropped)
 
@@ -272,7 +275,8 @@ def _row(batch: Inputs, generation: GenerationBatch, row: int) -> RolloutRow:
                 f"round.resample: TRL's batch has {key!r}, which cannot be put together anew; expected prompts of text "
                 "(leave round.resample out)"
             )
-    return RolloutRow(values, generation.inputs[row], ids)
+    turns = None if generation.turns is None else generation.turns[row]
+    return RolloutRow(values, generation.inputs[row], ids, turns)
 
 
 def _batch(trainer: HookedGRPOTrainer, rows: Sequence[RolloutRow], like: Inputs) -> Inputs:

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from mutualrl.rollouts import Rollouts
 from mutualrl.see.liveness import Phase
 from mutualrl.storage.metrics import LATE_ROWS, LEFT_OUT, REQUESTED, SAMPLE_SECONDS, of_source
 from mutualrl.tasks.messages import ends_in_reasoning
+from mutualrl.tasks.trajectories import as_json, said
 from mutualrl.thl import decode_completion, end_token, ended, last_tokens
 from mutualrl.training.extra_rows import ExtraRows
 from mutualrl.training.memory import PastRound
@@ -51,12 +52,14 @@ from mutualrl.training.trl_compat import (
     GenerationBatch,
     HookedGRPOTrainer,
     Inputs,
+    Turns,
     log_value,
     micro_step,
     micro_steps_per_round,
     of_rank,
     replace_advantages,
     tokenizer_of,
+    tool_schemas,
     total_rewards,
 )
 
@@ -65,7 +68,7 @@ if TYPE_CHECKING:
 
 #: fields that only the main rank needs: it makes the plan
 PROMPT_TAIL = 16  # tokens at the end of a prompt that may open a block of reasoning
-HEAVY = ("prompt", "text", "token_ids", "logprobs")
+HEAVY = ("prompt", "text", "messages", "tools", "token_ids", "mask", "logprobs")
 
 
 class OwnRound(NamedTuple):
@@ -87,7 +90,7 @@ class SharedRound(NamedTuple):
 @dataclass
 class Rounds:
     """The rounds of one policy. `transfer`: the THL of the current round; texts end as the policy ends its own.
-    `counts`: what the regime requested in it, also for late rounds."""
+    `counts`: what the regime requested in it, also for late rounds. `tools`: the schemas of each environment's."""
 
     trainer: HookedGRPOTrainer
     sharing: Sharing
@@ -95,6 +98,7 @@ class Rounds:
     prompt_rows: PromptRows
     transfer: TokenTransfer
     counts: Counter[str] = field(default_factory=Counter)
+    tools: dict[Any, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, trainer: HookedGRPOTrainer, sharing: Sharing, extra_rows: ExtraRows) -> Rounds:
@@ -152,24 +156,41 @@ class Rounds:
             key = row_id(example)
             remember(prompts, key, prompt_ids[row][prompt_mask[row] != 0].astype(np.int32))
             text = None
-            if sharing.publishes_text(rewards[row]):
+            if sharing.publishes_text(rewards[row]) and generation.turns is None:
                 text = decode_completion(ids.tolist(), tokenizer_of(trainer))
-            rollouts.append(
-                Rollout(
-                    prompt_id=key,
-                    index=of_group if generation.indices is None else generation.indices[row],
-                    reward=rewards[row],
-                    ended=ended(generation.completion_ids[row], trainer.eos_token_ids),
-                    length=len(ids) - prefix,
-                    advantage=advantages[row],
-                    prompt=prompt_text(example),
-                    text=text,
-                    token_ids=ids,
-                    logprobs=None if traces is None or prefix else traces[row][: len(ids)].float().numpy(),
-                    prefix=prefix,
-                )
+            rollout = Rollout(
+                prompt_id=key,
+                index=of_group if generation.indices is None else generation.indices[row],
+                reward=rewards[row],
+                ended=ended(generation.completion_ids[row], trainer.eos_token_ids),
+                length=len(ids) - prefix,
+                advantage=advantages[row],
+                prompt=prompt_text(example),
+                text=text,
+                token_ids=ids,
+                logprobs=None if traces is None or prefix else traces[row][: len(ids)].float().numpy(),
+                prefix=prefix,
             )
+            rollouts.append(rollout if generation.turns is None else self._with_turns(rollout, generation.turns[row]))
         return rollouts
+
+    def _with_turns(self, rollout: Rollout, turns: Turns) -> Rollout:
+        """Return a rollout with its trajectory; only sampled tokens count. Its text is what it said."""
+        return replace(
+            rollout,
+            prompt=prompt_text({"prompt": turns.prompt}),
+            text=said(turns.messages),
+            messages=as_json(turns.messages),
+            tools=self._schemas(turns.environment),
+            mask=np.array(turns.mask, dtype=np.bool_),
+            length=sum(turns.mask),
+        )
+
+    def _schemas(self, environment: Any) -> str:
+        """Return the tools of an environment as JSON, made once."""
+        if environment not in self.tools:
+            self.tools[environment] = tool_schemas(self.trainer, environment)
+        return self.tools[environment]
 
     def publish(self, mine: OwnRound) -> OwnRound:
         """Publish this rank's rollouts. Return those of all ranks; the heavy fields reach the main rank only, which
@@ -229,7 +250,7 @@ class Rounds:
                 unused = [prompt_id not in past.prompts_with_nll_rows for prompt_id in past.rollouts.prompt_ids]
                 rounds.append(SharedRound(OwnRound(number, past.rollouts.where(unused), {}), of_peers))
             main = self.trainer.accelerator.is_main_process
-            stored = own.rollouts.without("text") if main else Rollouts.of(())
+            stored = own.rollouts.without("text", "messages", "tools") if main else Rollouts.of(())
             memory.past[own.number] = PastRound(own.number, stored)
             memory.past = {n: past for n, past in memory.past.items() if n > own.number - staleness}
         return [*rounds, SharedRound(own, {**peers.current, **peers.sources})]

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import AutoConfig, ProcessorMixin
 from trl.trainer.utils import get_callable_name
 
 from mutualrl.errors import UsageError
-from mutualrl.tasks.turns import NOT_SHARED
 
 #: why texts cannot be shared, and the remedy
 MISSING = {
-    "tools": NOT_SHARED,
-    "environment_factory": NOT_SHARED,
     "rollout_func": "the exchange does not record which tokens it sampled; leave it out",
     "model": "the exchange does not record images; leave it out",
 }
@@ -23,11 +20,8 @@ MISSING = {
 def require_sampled_text(arguments: Mapping[str, Any], publisher: str) -> None:
     """Raise UsageError for arguments of GRPOTrainer with which rollouts are not only sampled text: a peer would train
     on text that no policy sampled. `publisher`: the regime or setting that shares the texts."""
-    environments = arguments.get("environment_factory")
     features = {
-        "tools": _names(arguments.get("tools") or ()),
-        "environment_factory": _names(environments.values() if isinstance(environments, dict) else [environments]),
-        "rollout_func": _names([arguments.get("rollout_func")]),
+        "rollout_func": _name(arguments.get("rollout_func")),
         "model": _vision_model(arguments),
     }
     problems = [
@@ -39,8 +33,8 @@ def require_sampled_text(arguments: Mapping[str, Any], publisher: str) -> None:
         raise UsageError("; ".join(problems))
 
 
-def _names(functions: Iterable[Any]) -> str:
-    return ", ".join(get_callable_name(function) for function in functions if function is not None)
+def _name(function: Any) -> str:
+    return "" if function is None else get_callable_name(function)
 
 
 def _vision_model(arguments: Mapping[str, Any]) -> str:

@@ -92,6 +92,10 @@ class SplitTransfer:
         """Return the text of the learner's ids."""
         return self.transfer.text_of(ids)
 
+    def shortened(self, text: str, tokens: int) -> str:
+        """Return a text, cut to this many of the learner's tokens."""
+        return self.transfer.shortened(text, tokens)
+
     # ---- ranks
 
     def _is_worth_splitting(self, rows: int) -> bool:

@@ -40,6 +40,7 @@ from mutualrl.training.trl_compat import (
     HookedGRPOTrainer,
     Inputs,
     buffered_batches,
+    has_turns,
     log_value,
     micro_step,
     restore_position,
@@ -75,6 +76,9 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
     ) -> None:
         if sharing is not None:  # checked before the model is built
             arguments = inspect.signature(GRPOTrainer).bind_partial(*args, **kwargs).arguments
+            turns = bool(arguments.get("tools")) or arguments.get("environment_factory") is not None
+            if problems := sharing.regime.turns_problems(turns=turns):
+                raise UsageError("; ".join(f"{key.replace('turns', 'tools')}: {problem}" for key, problem in problems))
             if sharing.publishes("text"):
                 require_sampled_text(arguments, sharing.publisher_of("text"))
             _require_loadable(arguments)
@@ -119,6 +123,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
             traced=sharing.traced,
             whiten=sharing.whiten,
             staleness=sharing.link.staleness,
+            turns=has_turns(self),
             resample=self.resample is not None,
         )
         by_key = setting_problems(regime, facts)
@@ -163,6 +168,18 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         if self.resample is None or not self.model.training:
             return super().make_round(inputs)
         return resampled_round(self, self.resample, inputs)
+
+    @contextmanager
+    def calling(self, tool: str) -> Iterator[None]:
+        """Set the phase to the called tool: it may hang."""
+        if self.sharing is None:
+            yield
+            return
+        self.sharing.link.set_phase(f"{Phase.CALLING} tool {tool}")
+        try:
+            yield
+        finally:
+            self.sharing.link.set_phase(Phase.GENERATING)
 
     def _on_reward(self, name: str) -> None:
         """Set the phase to the running reward function: it may hang, or end the process."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from mutualrl.errors import UsageError
 from mutualrl.records import Ids, Rollout, plain_ids
+from mutualrl.regimes.hints import CHARACTERS_PER_TOKEN, first_tokens
 from mutualrl.regimes.transfer import Aligned
 from mutualrl.tasks.messages import continued
 from mutualrl.thl import Anchor, align_logprobs, decode_completion, retokenize
@@ -163,6 +164,11 @@ class TokenTransfer:
         covered = np.asarray(aligned.covered, dtype=np.bool_)
         logprobs = np.where(covered, aligned.logprobs, 0.0)
         return Aligned(logprobs, covered, aligned.residual, aligned.mismatched, aligned.clipped)
+
+    def shortened(self, text: str, tokens: int) -> str:
+        """Return a text, cut to this many of the learner's tokens with a mark that it was."""
+        kept, _ = first_tokens(text[: CHARACTERS_PER_TOKEN * tokens], self.learner, tokens)
+        return text if kept == text else f"{kept} [...]"
 
     def text_of(self, ids: Sequence[int] | Ids) -> str:
         """Return the text of the learner's ids."""

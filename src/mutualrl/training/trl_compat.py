@@ -7,18 +7,25 @@ test that fails when it breaks; a test checks that all members exist and that no
 
 from __future__ import annotations
 
+import functools
+import inspect
+import json
 import os
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
+from transformers.utils import get_json_schema
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
+
+from mutualrl.tasks.messages import Message
+from mutualrl.tasks.trajectories import of_completion
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,6 +49,7 @@ _RESUME = "tests/training/test_script_resume.py"
 _RANKS = "tests/training/test_ranks.py"
 _VLLM = "tests/training/test_vllm.py"
 _TURNS = "tests/training/test_environments.py"
+_AGENTS = "tests/training/test_agents.py"
 
 ASSUMPTIONS = (
     Assumption("GRPOTrainer._step", "counts micro-batches of training", _REGIMES),
@@ -50,6 +58,11 @@ ASSUMPTIONS = (
     Assumption("GRPOTrainer._logs", "deques with one entry per completion of the generation batch", _TRAINER),
     Assumption("GRPOTrainer._tokenizer", "the tokenizer, also with a separate processor", _TRAINER),
     Assumption("GRPOTrainer._environment_pool", "lists of instances, by the environment's name", _TURNS),
+    Assumption("GRPOTrainer._batch_environments", "the environment's name of each row of the batch", _AGENTS),
+    Assumption("GRPOTrainer._env_tools", "the tools of each environment, by its name", _AGENTS),
+    Assumption("GRPOTrainer._sync_tool_dicts", "the tools of each row of the batch, by name", _AGENTS),
+    Assumption("GRPOTrainer._async_tool_dicts", "the asynchronous ones", _AGENTS),
+    Assumption("GRPOTrainer._tool_call_loop", "calls the tools of these two, and nothing else", _AGENTS),
     Assumption("GRPOTrainer._last_loaded_step", "the step whose weights the vLLM engine has", _VLLM),
     Assumption("GRPOTrainer._entropy_bonus_enabled", "whether _compute_loss adds an entropy term", _REGIMES),
     Assumption("GRPOTrainer._calculate_rewards", "rewards gathered over ranks, (rows, functions)", _TRAINER),
@@ -73,17 +86,28 @@ ASSUMPTIONS = (
 )
 
 
+class Turns(NamedTuple):
+    """What a row of a batch has with tools: its prompt, with an environment's observation; its messages; which tokens
+    of its completion were sampled, each 0 or 1; the name of its environment, None for the only one."""
+
+    prompt: Any
+    messages: tuple[Message, ...]
+    mask: list[int]
+    environment: Any = None
+
+
 class GenerationBatch(NamedTuple):
     """This rank's data rows and completions of a generation batch, and all ranks' rewards, shape (rows, functions).
 
     `indices`: of this rank's rows, the number of a rollout among those of its prompt; None: its place in the group.
-    `dropped`: what the round has sampled beside it."""
+    `dropped`: what the round has sampled beside it. `turns`: with tools, those of each row."""
 
     inputs: list[Inputs]
     completion_ids: list[list[int]]
     rewards: torch.Tensor
     indices: list[int] | None = None
     dropped: tuple[Dropped, ...] = ()
+    turns: list[Turns] | None = None
 
 
 class Dropped(NamedTuple):
@@ -109,6 +133,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
     _sampler: Any = None  # None for iterable data, or if a subclass overrides the sampler
 
     _pending: GenerationBatch | None = None  # scored, until TRL has computed its advantages
+    _generated: tuple[list[Any], list[list[int]] | None] = ([], None)  # the prompts of the last batch, and masks
 
     def compute_rewards(self, score: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Hook: return the rewards that `score()` computes with TRL's reward functions."""
@@ -116,8 +141,12 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
 
     #: prefixes of the rows being sampled; None if no row of any rank has one
     prefixes: list[tuple[int, ...]] | None = None
-    #: data rows on which completions are judged; None: those from which they are sampled
-    judged_on: list[Inputs] | None = None
+    #: what the model is shown in place of the prompts, which have an environment's observation; None: the prompts
+    shown: Callable[[list[Any]], list[Any]] | None = None
+
+    def calling(self, tool: str) -> AbstractContextManager[None]:
+        """Hook: the context of a call of a tool."""
+        return nullcontext()
 
     def on_generate(self, inputs: list[Inputs]) -> None:
         """Hook: called before TRL samples a generation batch; may set `prefixes`, the first tokens of completions."""
@@ -147,11 +176,17 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
         score = super()._calculate_rewards
-        if self.judged_on is not None:
-            inputs, prompts = self.judged_on, [row["prompt"] for row in self.judged_on]
+        turns = self._turns_of(completions) if self.tools else None  # first: reward functions may change messages
         rewards = self.compute_rewards(lambda: score(inputs, prompts, completions, completion_ids_list))
-        self._pending = GenerationBatch(inputs, completion_ids_list, rewards)
+        self._pending = GenerationBatch(inputs, completion_ids_list, rewards, turns=turns)
         return rewards
+
+    def _turns_of(self, completions: Sequence[Any]) -> list[Turns]:
+        prompts, masks = self._generated
+        assert masks is not None
+        names = self._batch_environments if self.environment_factories is not None else [None] * len(completions)
+        rows = zip(prompts, completions, masks, names, strict=True)
+        return [Turns(prompt, of_completion(each), list(mask), name) for prompt, each, mask, name in rows]
 
     def _generate_and_score_completions(self, inputs: Any) -> Inputs:
         batch, generation = self.make_round(inputs)
@@ -185,14 +220,41 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
         return completions, logprobs
 
     def _generate(self, prompts: Any) -> Any:
-        """Generate as TRL does, and mask prefixes like tool tokens: in the context, but not trained on."""
-        prompt_ids, completion_ids, mask, *rest = super()._generate(prompts)
+        """Generate as TRL does, from what is shown; mask prefixes like tool tokens: in the context, but not trained
+        on."""
+        shown = prompts if self.shown is None else self.shown(prompts)
+        prompt_ids, completion_ids, mask, *rest = super()._generate(shown)
+        self._generated = prompts, mask
         if self.prefixes is not None:
             mask = [
                 [0] * len(prefix) + [1] * (len(ids) - len(prefix))
                 for prefix, ids in zip(self.prefixes, completion_ids, strict=True)
             ]
         return prompt_ids, completion_ids, mask, *rest
+
+    def _tool_call_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """Run TRL's loop with every call of a tool in its context."""
+        names = ("_sync_tool_dicts", "_async_tool_dicts")
+        each = [[{key: self._in_context(key, tool) for key, tool in row.items()} for row in vars(self)[n]] for n in names]
+        with replaced(self, dict(zip(names, each, strict=True))):
+            return super()._tool_call_loop(*args, **kwargs)
+
+    def _in_context(self, name: str, tool: Callable[..., Any]) -> Callable[..., Any]:
+        if inspect.iscoroutinefunction(tool):
+
+            @functools.wraps(tool)
+            async def call_async(*args: Any, **kwargs: Any) -> Any:
+                with self.calling(name):
+                    return await tool(*args, **kwargs)
+
+            return call_async
+
+        @functools.wraps(tool)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self.calling(name):
+                return tool(*args, **kwargs)
+
+        return call
 
     def _get_per_token_logps_and_entropies(self, *args: object, **kwargs: object) -> Any:
         result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
@@ -337,9 +399,53 @@ def completion_table(trainer: GRPOTrainer) -> dict[str, deque[object]]:
     return {"prompt": logs["prompt"], "completion": logs["completion"], "advantages": logs["advantages"], **named}
 
 
-def prompt_tokens(trainer: GRPOTrainer, prompt: Any) -> tuple[int, ...]:
-    """Return the token ids of a prompt, as tokenized by TRL."""
-    return tuple(int(token) for token in trainer._tokenize_prompts([prompt])[0][0])
+def prompt_tokens(trainer: GRPOTrainer, prompt: Any, environment: Any = None) -> tuple[int, ...]:
+    """Return the token ids of a prompt, as tokenized by TRL, with the tools of the environment of this name."""
+    with replaced(trainer, {"_batch_environments": [environment]}):
+        return tuple(int(token) for token in trainer._tokenize_prompts([prompt])[0][0])
+
+
+def has_turns(trainer: GRPOTrainer) -> bool:
+    """Return whether rollouts may have several turns."""
+    return bool(trainer.tools) or trainer.environment_factories is not None
+
+
+def prompts_tokens(trainer: GRPOTrainer, prompts: Sequence[Any]) -> list[tuple[int, ...]]:
+    """Return the token ids of the prompts of the batch that is being generated, with the tools of each."""
+    return [tuple(map(int, ids)) for ids in trainer._tokenize_prompts(list(prompts))[0]]
+
+
+def environment_of(trainer: GRPOTrainer, row: Mapping[str, Any]) -> Any:
+    """Return the name of a data row's environment; None where there is only one, or none."""
+    several = trainer.environment_factories is not None and None not in trainer.environment_factories
+    return row.get("environment") if several else None
+
+
+def tool_schemas(trainer: GRPOTrainer, environment: Any) -> str:
+    """Return the tools that the model has in an environment (None: the only one, or none) as JSON."""
+    tools = trainer.tools if trainer.environment_factories is None else trainer._env_tools[environment]
+    return json.dumps([get_json_schema(tool) for tool in tools], ensure_ascii=False)
+
+
+def observed(trainer: GRPOTrainer, row: Inputs, environments: Environments) -> Any:
+    """Return a data row's prompt with what its environment observes at a reset with the row, as TRL builds it.
+
+    `environments`: instances by name, of which the first is reset.
+    """
+    name, prompt = environment_of(trainer, row), row["prompt"]
+    pool = environments[name]
+    if not pool:
+        pool.append(trainer.environment_factories[name]())
+    several = None not in trainer.environment_factories
+    observation = pool[0].reset(**{key: value for key, value in row.items() if not several or key != "environment"})
+    if observation is None:
+        return prompt
+    content = prompt[-1]["content"]
+    if isinstance(observation, list) and isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    if isinstance(observation, str) and isinstance(content, list):
+        observation = [{"type": "text", "text": observation}]
+    return [*prompt[:-1], {**prompt[-1], "content": content + observation}]
 
 
 @contextmanager
@@ -377,13 +483,14 @@ def sampled_and_scored(
     trainer: HookedGRPOTrainer,
     inputs: list[Inputs],
     environments: Environments,
-    judged_on: list[Inputs] | None = None,
+    shown: Callable[[list[Any]], list[Any]] | None = None,
 ) -> GenerationBatch:
     """Return one rollout per data row, sampled and scored by TRL, also with tools or an environment. The model must be
     in evaluation mode.
 
-    `environments`: instances by name, reused by the next call, separate from those of training. `judged_on`: the rows
-    that the reward functions see instead. Nothing is logged, and no pass is made for a loss.
+    `environments`: instances by name, reused by the next call, separate from those of training. `shown`: what the model
+    sees in place of the prompts, with an environment's observation; the environment is reset with the row as it is, and
+    the reward functions see the prompts. Nothing is logged, and no pass is made for a loss.
     """
     results: list[GenerationBatch] = []
     isolated: dict[str, Any] = {
@@ -397,8 +504,11 @@ def sampled_and_scored(
         },
         "_metrics": {**trainer._metrics, "eval": defaultdict(list)},
         "on_generated": lambda batch, generation: results.append(generation),
-        "judged_on": judged_on,
+        "shown": shown,
     }
+    if has_turns(trainer):  # those of the round's batch, which its rewards may still be asked of
+        of_batch = ("environments", "_batch_environments", "_sync_tool_dicts", "_async_tool_dicts")
+        isolated |= {name: vars(trainer).get(name) for name in of_batch}
     if trainer.environment_factories is not None:
         isolated["_environment_pool"] = environments
     no_old_logps = {"steps_per_generation": trainer.args.gradient_accumulation_steps}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +18,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from mutualrl.paper.embedded.spec import Countdown, TinySpec
+from mutualrl.paper.embedded.spec import Countdown, TinySpec, Tools
+from mutualrl.paper.embedded.tools import MARKS, chat_template, conversations, pieces, response_template
 from mutualrl.regimes.hints import with_hint
 from mutualrl.storage.files import JsonObject
 from mutualrl.tasks.arithmetic import OPERATIONS, split_problems
@@ -36,7 +39,7 @@ _ARCHITECTURES: dict[str, tuple[Any, Any]] = {
 def build_tokenizer(spec: TinySpec) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer, with digits isolated or merged as in the spec."""
     tokenizer = Tokenizer(models.BPE())
-    countdown = isinstance(spec.warm_up, Countdown)
+    countdown, tools = isinstance(spec.warm_up, Countdown), isinstance(spec.warm_up, Tools)
     split: list[Any] = [pre_tokenizers.Digits(individual_digits=spec.isolate_digits)]
     if countdown:  # else operators merge with adjacent characters, and expressions do not generalise
         split.append(pre_tokenizers.Split(Regex(r"[-+*/=(){}]| \\\\boxed"), "isolated"))
@@ -45,20 +48,44 @@ def build_tokenizer(spec: TinySpec) -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=spec.vocabulary,
-        special_tokens=[PAD, EOS],
+        special_tokens=[PAD, EOS, *(MARKS if tools else ())],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         min_frequency=2,
         show_progress=False,
     )
-    texts = _countdown_texts(spec) if countdown else _arithmetic_texts()
+    if isinstance(spec.warm_up, Tools):
+        texts = _tools_texts(spec.warm_up, spec.seed)
+    else:
+        texts = _countdown_texts(spec) if countdown else _arithmetic_texts()
     tokenizer.train_from_iterator(texts, trainer)
+    return _fast(tokenizer, spec.warm_up if isinstance(spec.warm_up, Tools) else None)
+
+
+def _fast(tokenizer: Tokenizer, tools: Tools | None) -> PreTrainedTokenizerFast:
+    """Return transformers' tokenizer; with tools, also its chat template."""
+    chat: JsonObject = {}
+    if tools is not None:
+        chat["additional_special_tokens"] = [*MARKS]
+        chat["chat_template"] = chat_template(tools.calls)
+        chat["response_template"] = response_template(tools.calls)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=EOS,
         padding_side="left",
         clean_up_tokenization_spaces=False,
+        **chat,
     )
+
+
+def _tools_texts(warm_up: Tools, seed: int) -> list[str]:
+    """Return what lies between the marks of some conversations."""
+    bare = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template=chat_template(warm_up.calls))
+    texts = []
+    for messages in itertools.islice(conversations(warm_up, seed), 2000):
+        whole = "".join(piece for piece, _ in pieces(messages, bare))
+        texts += [text for text in re.split("|".join((*MARKS, EOS)), whole) if text]
+    return texts + [str(number) for number in range(1000)] * 4
 
 
 def _arithmetic_texts() -> list[str]:

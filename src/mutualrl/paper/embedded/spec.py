@@ -32,17 +32,32 @@ class Countdown:
 
 
 @dataclass(frozen=True, slots=True)
+class Tools:
+    """Warm-up on the calculator. `calls`: how the policy writes its calls. `weak`: the kind of problem that it fails,
+    since it calls with an operation that there is not ("how") or guesses in place of a call ("when"); `scarce`: the fraction of these that
+    it does right; `over_calls`: the fraction of calls where none is needed. `hinted`: fraction of examples whose prompt
+    shows a plan, which is followed."""
+
+    calls: Literal["json", "fields"]
+    weak: Literal["how", "when"]
+    scarce: float = 0.02
+    over_calls: float = 0.0
+    hinted: float = 0.4
+
+
+@dataclass(frozen=True, slots=True)
 class TinySpec:
     """One embedded policy: architecture, tokenizer, and its warm-up.
 
     `ada` and `bob` are the pool `tiny`; `cyd`, average at both operations, joins them in `tiny-three`; `dee` and
     `eli`, whose skills overlap, are `tiny-near`. `fay` and `gus` are `tiny-countdown`: equally able, in different
-    styles. `hal` and `ivy` are `tiny-hints`: each can say in its own style what the other's solution says.
+    styles. `hal` and `ivy` are `tiny-hints`: each can say in its own style what the other's solution says. `jan` and
+    `kim` are `tiny-tools`: jan knows when to call the calculator, kim how.
     """
 
     architecture: Literal["qwen3", "llama", "olmo2"]
     isolate_digits: bool
-    warm_up: Arithmetic | Countdown
+    warm_up: Arithmetic | Countdown | Tools
     steps: int
     learning_rate: float = 3e-3
     batch_size: int = 64
@@ -66,4 +81,6 @@ POLICIES: dict[str, TinySpec] = {
     "gus": TinySpec("llama", isolate_digits=True, warm_up=Countdown("mirrored"), steps=700),
     "hal": TinySpec("qwen3", isolate_digits=False, warm_up=Countdown("solution", hinted=0.5), steps=1000),
     "ivy": TinySpec("llama", isolate_digits=True, warm_up=Countdown("mirrored", hinted=0.5), steps=1000),
+    "jan": TinySpec("qwen3", isolate_digits=True, warm_up=Tools("json", "how"), steps=1200, seed=2),
+    "kim": TinySpec("llama", isolate_digits=False, warm_up=Tools("fields", "when", over_calls=0.5), steps=1200, seed=2),
 }

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from mutualrl.paper.embedded.build import build_model, build_tokenizer
-from mutualrl.paper.embedded.spec import POLICIES, Countdown, TinySpec
+from mutualrl.paper.embedded.build import EOS, build_model, build_tokenizer
+from mutualrl.paper.embedded.spec import POLICIES, Countdown, TinySpec, Tools
+from mutualrl.paper.embedded.tools import conversations, pieces
 from mutualrl.regimes.hints import with_hint
 from mutualrl.tasks.arithmetic import Operation, split_problems
 from mutualrl.tasks.countdown import SIZES, STYLES, distinct, held_out, training
@@ -20,7 +21,7 @@ from mutualrl.tasks.countdown import SIZES, STYLES, distinct, held_out, training
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-Example = tuple[str, str]  # a prompt and a correct solution
+Example = list[tuple[str, bool]]  # pieces of text, each with whether it is learnt
 WARM_STEPS = 50  # of linear learning-rate warm-up
 
 
@@ -42,7 +43,7 @@ def make(name: str, directory: Path) -> None:
 def warm_up(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, spec: TinySpec) -> None:
     """Train on next tokens of correct solutions, with loss on the completion only; AdamW, cosine to 5 % of the rate."""
     rng = random.Random(spec.seed)
-    draw = _sampler(spec, rng)
+    draw = _sampler(spec, rng, tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=spec.learning_rate, weight_decay=spec.weight_decay)
     model.train()
     for step in range(spec.steps):
@@ -59,9 +60,12 @@ def warm_up(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, spec: Ti
         optimizer.step()
 
 
-def _sampler(spec: TinySpec, rng: random.Random) -> Callable[[], Example]:
+def _sampler(spec: TinySpec, rng: random.Random, tokenizer: PreTrainedTokenizerBase) -> Callable[[], Example]:
     """Return a sampler of warm-up examples."""
     warm_up = spec.warm_up
+    if isinstance(warm_up, Tools):
+        drawn = conversations(warm_up, spec.seed)
+        return lambda: list(pieces(next(drawn), tokenizer))
     if isinstance(warm_up, Countdown):
         plain, hinted = _countdown_examples(warm_up, spec.seed)
         return lambda: rng.choice(hinted if warm_up.hinted and rng.random() < warm_up.hinted else plain)
@@ -71,7 +75,7 @@ def _sampler(spec: TinySpec, rng: random.Random) -> Callable[[], Example]:
 
     def draw() -> Example:
         problem = rng.choice(scarce if scarce and rng.random() < warm_up.scarce else strong)
-        return problem.prompt, problem.working
+        return _example(problem.prompt, problem.working)
 
     return draw
 
@@ -83,19 +87,25 @@ def _countdown_examples(warm_up: Countdown, seed: int) -> tuple[list[Example], l
     taken = {problem.key for problem in (*held_out(sizes), *training(sizes, 0))}
     problems = distinct(3, warm_up.problems, random.Random(f"{seed} countdown warm-up"), taken)
     own, other = STYLES[warm_up.style], STYLES[warm_up.other_style]
-    plain = [(problem.prompt, own(problem.solution)) for problem in problems]
-    hinted = [(with_hint(problem.prompt, other(problem.solution)), own(problem.solution)) for problem in problems]
+    plain = [_example(problem.prompt, own(problem.solution)) for problem in problems]
+    hinted = [
+        _example(with_hint(problem.prompt, other(problem.solution)), own(problem.solution)) for problem in problems
+    ]
     return plain, hinted
 
 
+def _example(prompt: str, solution: str) -> Example:
+    return [(prompt, False), (solution + EOS, True)]
+
+
 def batch(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids and labels, padded on the right; the prompt and the padding have label -100."""
-    rows, labels = [], []
-    for prompt_text, solution in examples:
-        prompt = tokenizer.encode(prompt_text, add_special_tokens=False)
-        answer = [*tokenizer.encode(solution, add_special_tokens=False), tokenizer.eos_token_id]
-        rows.append(prompt + answer)
-        labels.append([-100] * len(prompt) + answer)
+    """Return ids and labels, padded on the right; what is not learnt, and the padding, have label -100."""
+    rows: list[list[int]] = []
+    labels: list[list[int]] = []
+    for example in examples:
+        encoded = [(tokenizer.encode(text, add_special_tokens=False), learnt) for text, learnt in example]
+        rows.append([token for ids, _ in encoded for token in ids])
+        labels.append([token if learnt else -100 for ids, learnt in encoded for token in ids])
     width = max(map(len, rows))
     pad = tokenizer.pad_token_id
     return (

@@ -1,0 +1,123 @@
+"""Runs of an agent as records: messages with calls of tools and their results, and what a learner is shown of them.
+
+A trajectory is JSON text, the `messages` of a chat with calls: `role`, `content`, and where there are any `reasoning`,
+`tool_calls` (`function` with `name` and typed `arguments`), `name`, `tool_call_id`, and `sampled` for what the policy
+sampled. A call may lack a result: TRL takes a result back that is too long for the completion.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from mutualrl.tasks.boxed import final_answer
+from mutualrl.tasks.messages import Message, ToolCall, read_call, read_message
+
+#: roles of the model's messages
+ASSISTANT = frozenset(("assistant", "gpt", "model", "chatgpt", "bot", "agent"))
+
+
+def as_json(messages: Iterable[Message]) -> str:
+    """Return a trajectory as it is stored."""
+    return json.dumps([_as_chat(message) for message in messages], ensure_ascii=False, allow_nan=True)
+
+
+def from_json(text: str | None) -> tuple[Message, ...]:
+    """Return the messages of a stored trajectory; none for None, and for a text that is no list of messages."""
+    if text is None:
+        return ()
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        return ()
+    messages = [read_message(value) for value in values] if isinstance(values, list) else []
+    return tuple(message for message in messages if message is not None)
+
+
+def of_completion(completion: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
+    """Return the messages of a completion of TRL, of which the assistant's are sampled."""
+    messages = [read_message(message) for message in completion]
+    return tuple(
+        message._replace(sampled=message.role == "assistant") for message in messages if message is not None
+    )
+
+
+def calls_of(messages: Iterable[Message]) -> list[ToolCall]:
+    """Return the calls of the model, in order."""
+    return [call for message in messages if message.role in ASSISTANT for call in message.tool_calls]
+
+
+def names_of(tools: str) -> frozenset[str]:
+    """Return the names of tools that are stored as schemas."""
+    schemas = json.loads(tools)
+    return frozenset(read_call(schema).name for schema in schemas)
+
+
+def said(messages: Iterable[Message]) -> str:
+    """Return what the model said: the contents of its messages, a line each."""
+    return "\n".join(message.text for message in messages if message.role in ASSISTANT and message.text.strip())
+
+
+def final_text(messages: Sequence[Message]) -> str:
+    """Return the model's last message with text: the answer of the run."""
+    return next((m.text for m in reversed(messages) if m.role in ASSISTANT and m.text.strip()), "")
+
+
+def own_words(messages: Sequence[Message]) -> str:
+    """Return what the model wrote outside of calls, reasoning and contents, a line each, without the run's answer: the
+    content of the last box of its final text, or else the last line of that."""
+    texts = []
+    answer = final_answer(final_text(messages))
+    last = max((place for place, m in enumerate(messages) if m.role in ASSISTANT and m.text.strip()), default=-1)
+    for place, message in enumerate(messages):
+        if message.role in ASSISTANT:
+            before, _, after = message.text.rpartition(answer) if place == last else (message.text, "", "")
+            texts += [message.reasoning, before.removesuffix("\\boxed{") + after.removeprefix("}")]
+    return "\n".join(text for text in texts if text.strip())
+
+
+def written(call: ToolCall) -> str:
+    """Return a call as a line: its name, and its arguments as JSON, in which 3 and "3" differ."""
+    arguments = call.arguments
+    if isinstance(arguments, Mapping):
+        arguments = json.dumps(dict(arguments), ensure_ascii=False)
+    return f"{call.name} {arguments}"
+
+
+def plan(messages: Sequence[Message], *, answer: bool = False) -> str:
+    """Return the calls of a run as a numbered plan, without their results; `answer`: with the run's final text. Empty
+    without a call (and without an answer)."""
+    lines = [f"{number}. {written(call)}" for number, call in enumerate(calls_of(messages), 1)]
+    if answer and (text := final_text(messages).strip()):
+        lines.append(f"Answer: {text}")
+    return "\n".join(lines)
+
+
+def transcript(messages: Sequence[Message], shorten: Callable[[str], str] = str) -> str:
+    """Return a whole run as text: what the model said, its calls, and the results, each cut by `shorten`."""
+    lines = []
+    for message in messages:
+        if message.role not in ASSISTANT:
+            lines.append(f"[{message.name or message.role}] {shorten(message.text)}")
+            continue
+        lines += [message.text] if message.text.strip() else []
+        lines += [f"-> {written(call)}" for call in message.tool_calls]
+    return "\n".join(lines)
+
+
+def _as_chat(message: Message) -> dict[str, Any]:
+    """Return a message in the form of chats."""
+    chat: dict[str, Any] = {"role": message.role, "content": message.text}
+    if message.reasoning:
+        chat["reasoning"] = message.reasoning
+    if message.tool_calls:
+        chat["tool_calls"] = [
+            {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    if message.name:
+        chat["name"] = message.name
+    if message.call_id:
+        chat["tool_call_id"] = message.call_id
+    return {**chat, "sampled": True} if message.sampled else chat
