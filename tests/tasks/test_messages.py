@@ -25,7 +25,11 @@ from mutualrl.tasks.messages import Message, ToolCall, continued, is_cut_off, re
             Message("a", "4", "hm"),
         ),
         (
-            {"role": "a", "content": "", "tool_calls": [{"id": "1"}, {"function": {"name": "add", "arguments": "[1]"}}]},
+            {
+                "role": "a",
+                "content": "",
+                "tool_calls": [{"id": "1"}, {"function": {"name": "add", "arguments": "[1]"}}],
+            },
             Message("a", "", tool_calls=(ToolCall("", {}), ToolCall("add", "[1]"))),
         ),
         (

@@ -84,9 +84,7 @@ class Hinted(AllFail, Regime):
 
     name = "hinted"
     summary = "where the learner fails entirely, it sees a peer's success and learns its own confirmed answers"
-    traits = RegimeTraits(
-        advantages="adjusts", requests_samples=True, accepts_sources=True, reads_trajectories=True
-    )
+    traits = RegimeTraits(advantages="adjusts", requests_samples=True, accepts_sources=True, reads_trajectories=True)
     default_pool = "tiny-hints"
     metrics = (
         Metric("hinted/gate_rate", "fraction", "prompts whose gate opened", role="gate_rate"),
@@ -99,7 +97,9 @@ class Hinted(AllFail, Regime):
             for share in SHARES
         ),
         Metric("hinted/bare", "rollouts", "confirmed answers left out since they are nothing but the final answer"),
-        Metric("hinted/sampled_tokens", "tokens", "tokens of the answers sampled with the hint, without tools' results"),
+        Metric(
+            "hinted/sampled_tokens", "tokens", "tokens of the answers sampled with the hint, without tools' results"
+        ),
         Metric("hinted/uncalled", "rollouts", "confirmed answers left out: no call, where the hinted run made one"),
         Metric("hinted/followed", "rollouts", "confirmed answers whose calls are those of the hinted run"),
         Metric("hinted/unknown_tools", "prompts", "hints that call a tool which the learner does not have"),
@@ -207,9 +207,13 @@ class Hinted(AllFail, Regime):
         """Return why SGT cannot follow it with tools, or why there is no plan without them."""
         problems: list[Problem] = []
         if turns and self.fallback == "sgt":
-            problems.append(("regime.fallback", "found 'sgt', which learns texts, not trajectories with tools; leave it out"))
+            problems.append(
+                ("regime.fallback", "found 'sgt', which learns texts, not trajectories with tools; leave it out")
+            )
         if not turns and self.hint in PLANS:
-            problem = f"found {self.hint!r}, calls of tools, of which the task has none; expected task.tools or another hint"
+            problem = (
+                f"found {self.hint!r}, calls of tools, of which the task has none; expected task.tools or another hint"
+            )
             problems.append(("regime.hint", problem))
         return problems
 
@@ -305,9 +309,7 @@ class Hinted(AllFail, Regime):
             of_agents = FOR_AGENTS if hint.success is not None and hint.success.messages else None
             template = self.hint_template or of_agents
             for number in range(self.samples):
-                samples.append(
-                    Sample(prompt_id, number, hint.text, template, self.max_hint_tokens, logprobs=traced)
-                )
+                samples.append(Sample(prompt_id, number, hint.text, template, self.max_hint_tokens, logprobs=traced))
         return samples
 
     def _hint_passages(self, view: RoundView, shown: Mapping[str, Shown]) -> dict[str, Passage]:
@@ -338,7 +340,9 @@ class Hinted(AllFail, Regime):
         copied = longest_common_substring(body, drawn.hint_ids) / max(len(body), 1) if success else 0.0
         calls, planned = calls_of(messages), calls_of(from_json(None if hinted is None else hinted.messages))
         uncalled = success and bool(planned) and not calls
-        return HintedAnswer(sample, drawn, success, copied, bare, uncalled, success and calls == planned and bool(calls))
+        return HintedAnswer(
+            sample, drawn, success, copied, bare, uncalled, success and calls == planned and bool(calls)
+        )
 
     def leaves_out(self, answer: HintedAnswer) -> bool:
         """Return whether an answer is left out: a confirmed one that is a copy, bare, or without the call that the
@@ -437,9 +441,7 @@ class Hinted(AllFail, Regime):
             metrics[f"hinted/copies_{round(100 * share)}"] = float(count)
         return metrics
 
-    def _calls(
-        self, view: RoundView, shown: Mapping[str, Shown], answers: Sequence[HintedAnswer]
-    ) -> dict[str, float]:
+    def _calls(self, view: RoundView, shown: Mapping[str, Shown], answers: Sequence[HintedAnswer]) -> dict[str, float]:
         """Return the metrics of runs with tools; none for a task without."""
         if (tools := view.rollouts.tools()) is None:
             return {}

@@ -52,6 +52,14 @@ REASONING = Metric("thl/reasoning", "texts", "left out: they close or open reaso
 #: texts that were left out, by the reason that `training.transfer` counts
 LEFT_OUT = {"too_long": TOO_LONG, "changed": CHANGED, "reasoning": REASONING}
 
+TURNS = Metric("tools/turns", "messages", "that the policy wrote per rollout, those with calls included")
+INVALID_CALLS = Metric("tools/invalid_calls", "calls", "per rollout that could not be parsed, or name no tool")
+OVER_CALLS = Metric(
+    "tools/over_calls", "fraction", "with a call, of rollouts on prompts whose row has needs_tool: false"
+)
+#: metrics of rollouts with tools, beside TRL's tools/call_frequency and tools/failure_frequency
+TOOLS = (TURNS, INVALID_CALLS, OVER_CALLS)
+
 RESAMPLE_ATTEMPTS = Metric("resample/attempts", "batches", "that the round sampled beside its own")
 RESAMPLE_DROPPED = Metric("resample/dropped", "groups", "of equal rewards that were sampled and are not trained on")
 RESAMPLE_MISSING = Metric("resample/missing", "groups", "of equal rewards that are left in the batch")
@@ -64,7 +72,7 @@ REQUESTED = (PASSAGES, PASSAGE_TOKENS, TEXTS_SCORED, SAMPLES, SAMPLED_TOKENS, SA
 #: all of them, in the order of the documentation
 FRAMEWORK = (
     *(DEAD, REVIVED, ROUND, PEERS, BYTES, WAIT, LAG, LATE_ROWS, EXTRA_ROWS, EXTRA_TOKENS, TAUGHT),
-    *(*REQUESTED, TOO_LONG, CHANGED, REASONING, *RESAMPLE, SAMPLE_SECONDS),
+    *(*REQUESTED, TOO_LONG, CHANGED, REASONING, *TOOLS, *RESAMPLE, SAMPLE_SECONDS),
 )
 
 

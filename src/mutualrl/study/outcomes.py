@@ -17,6 +17,7 @@ from mutualrl.runs.logs import LoggedRun, Series, points
 from mutualrl.runs.read import part
 from mutualrl.storage.files import JsonObject, read_checksummed
 from mutualrl.storage.metrics import of_source
+from mutualrl.storage.metrics import OVER_CALLS, TURNS
 from mutualrl.storage.run_info import PolicyResult, Validation
 
 LAST = 4  # signals are means over the last quarter of the steps
@@ -32,7 +33,8 @@ class PolicyOutcome:
     sources and their answers, divided among their learners.
     `entropy`, `kl`, `length` (tokens per rollout): means over the last quarter of the steps. `lesson_nll`: mean NLL per
     token, in nats, of the texts that it is taught, over the first tenth of the steps with any: their fit before it has
-    learnt from them. `retained`: fraction of the validation prompts solved before training that are solved at the end.
+    learnt from them. `turns` and `over_calls` of rollouts with tools: means over the last quarter of the steps;
+    `uncalled`: answers after a hint that were left out since they made no call. `retained`: fraction of the validation prompts solved before training that are solved at the end.
     `pass_at`: pass@k of sampled completions by k, from `mutualrl eval --run`. `mean_reward`: accuracies are means of
     rewards of the user's own. None, or empty, if a run does not record it."""
 
@@ -46,6 +48,9 @@ class PolicyOutcome:
     length: float | None = None
     gate: Sequence[float] = ()
     lesson_nll: float | None = None
+    turns: float | None = None
+    over_calls: float | None = None
+    uncalled: float | None = None
     retained: float | None = None
     pass_at: Mapping[str, float] = field(default_factory=dict)
     generated_tokens: float | None = None
@@ -147,6 +152,9 @@ def _of_policy(run: LoggedRun, name: str, result: PolicyResult) -> PolicyOutcome
         length=_late_mean(run.series(name, "completions/mean_length")),
         gate=_tenths(run.by_role(name, "gate_rate").tolist()),
         lesson_nll=_early_mean([value for metric in lessons for value in run.series(name, metric)]),
+        turns=_late_mean(run.series(name, TURNS.key)),
+        over_calls=_late_mean(run.series(name, OVER_CALLS.key)),
+        uncalled=_total(run.series(name, "hinted/uncalled")),
         retained=_retained(result.initial_validation, result.validation),
         pass_at=_pass_at(run, name),
         generated_tokens=last(sampled) if len(sampled) else None,
@@ -179,6 +187,10 @@ def _accuracies(run: LoggedRun, policy: str, step: int) -> dict[str, float]:
 
 def _late_mean(values: Series) -> float | None:
     return None if values.empty else float(values.tail(max(1, len(values) // LAST)).mean())
+
+
+def _total(values: Series) -> float | None:
+    return None if values.empty else float(values.sum())
 
 
 def _early_mean(values: Sequence[float]) -> float | None:
@@ -287,7 +299,7 @@ class Outcomes:
         """Return a measure of a policy, or its mean over the pool; None if a run lacks it.
 
         Measures: `accuracy`, `accuracy/GROUP`, `pass_at/K`, `retained`, `entropy`, `kl`, `length`, `lesson_nll`,
-        `generated_tokens`, `extra_tokens`, `asked_tokens`, `seconds`, `gate_change` (last tenth of the run minus the
+        `turns`, `over_calls`, `uncalled`, `generated_tokens`, `extra_tokens`, `asked_tokens`, `seconds`, `gate_change` (last tenth of the run minus the
         first), `steps_to/ARM` (first step at which the pool's mean validation accuracy reaches ARM's final one of the
         same seed; the last step if it never does), `accuracy_at_tokens/ARM` (accuracy at the last validation before the
         policy had sampled more tokens than the same policy did in all of ARM's run of the same seed).
@@ -364,6 +376,9 @@ MEASURES = (
     "length",
     "gate_change",
     "lesson_nll",
+    "turns",
+    "over_calls",
+    "uncalled",
     "generated_tokens",
     "extra_tokens",
     "asked_tokens",

@@ -38,9 +38,7 @@ def from_json(text: str | None) -> tuple[Message, ...]:
 def of_completion(completion: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
     """Return the messages of a completion of TRL, of which the assistant's are sampled."""
     messages = [read_message(message) for message in completion]
-    return tuple(
-        message._replace(sampled=message.role == "assistant") for message in messages if message is not None
-    )
+    return tuple(message._replace(sampled=message.role == "assistant") for message in messages if message is not None)
 
 
 def calls_of(messages: Iterable[Message]) -> list[ToolCall]:
@@ -72,7 +70,8 @@ def own_words(messages: Sequence[Message]) -> str:
     last = max((place for place, m in enumerate(messages) if m.role in ASSISTANT and m.text.strip()), default=-1)
     for place, message in enumerate(messages):
         if message.role in ASSISTANT:
-            before, _, after = message.text.rpartition(answer) if place == last else (message.text, "", "")
+            ends = place == last and answer
+            before, _, after = message.text.rpartition(answer) if ends else (message.text, "", "")
             texts += [message.reasoning, before.removesuffix("\\boxed{") + after.removeprefix("}")]
     return "\n".join(text for text in texts if text.strip())
 

@@ -35,6 +35,7 @@ from mutualrl.training.samples import sampling_problems
 from mutualrl.training.script_callback import ScriptRunCallback
 from mutualrl.training.sharing import Sharing
 from mutualrl.training.state import read_state, write_state
+from mutualrl.training.tool_metrics import tool_metrics
 from mutualrl.training.trl_compat import (
     GenerationBatch,
     HookedGRPOTrainer,
@@ -207,6 +208,9 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         if self.rounds is None or not self.model.training:
             return
         log_value(self, "rewards/unscorable", float(self.rounds.unscorable(generation)))
+        if has_turns(self):
+            for name, metric in tool_metrics(self, generation).items():
+                log_value(self, name, metric)
         if self.rounds.sharing.whiten:
             self.rounds.whiten(batch, generation)
         if self.rounds.sharing.active:

@@ -235,7 +235,9 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
     def _tool_call_loop(self, *args: Any, **kwargs: Any) -> Any:
         """Run TRL's loop with every call of a tool in its context."""
         names = ("_sync_tool_dicts", "_async_tool_dicts")
-        each = [[{key: self._in_context(key, tool) for key, tool in row.items()} for row in vars(self)[n]] for n in names]
+        each = [
+            [{key: self._in_context(key, tool) for key, tool in row.items()} for row in vars(self)[n]] for n in names
+        ]
         with replaced(self, dict(zip(names, each, strict=True))):
             return super()._tool_call_loop(*args, **kwargs)
 

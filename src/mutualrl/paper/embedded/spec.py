@@ -34,13 +34,12 @@ class Countdown:
 @dataclass(frozen=True, slots=True)
 class Tools:
     """Warm-up on the calculator. `calls`: how the policy writes its calls. `weak`: the kind of problem that it fails,
-    since it calls with an operation that there is not ("how") or guesses in place of a call ("when"); `scarce`: the fraction of these that
-    it does right; `over_calls`: the fraction of calls where none is needed. `hinted`: fraction of examples whose prompt
-    shows a plan, which is followed."""
+    since it calls with an operation that there is not ("how") or guesses in place of a call ("when"). `over_calls`: the
+    fraction of calls where none is needed. `hinted`: fraction of examples whose prompt shows a plan, which is
+    followed."""
 
     calls: Literal["json", "fields"]
     weak: Literal["how", "when"]
-    scarce: float = 0.02
     over_calls: float = 0.0
     hinted: float = 0.4
 

@@ -83,7 +83,7 @@ def conversation(
             return [*prompt, *_with_call(problem, {**problem.arguments, "operation": "plus"}, problem.answer)]
         return [*prompt, _answer(problem.answer)]
     weak = "times" if warm_up.weak == "how" else "plus"
-    if problem.kind != weak or rng.random() < warm_up.scarce:
+    if problem.kind != weak:
         return [*prompt, *right]
     if warm_up.weak == "how":
         return [*prompt, *_with_call(problem, {**problem.arguments, "operation": "multiply"}, "0")]
