@@ -14,7 +14,8 @@ import pytest
 from mutualrl.records import Rollout
 from mutualrl.regimes import ExtraRow
 from mutualrl.regimes.round import RowSource
-from mutualrl.training.sample_log import LINE_BYTES, LOG_BYTES, MOST, TEXT_BYTES, SampleLog, choose, cut, every
+from mutualrl.tasks.trajectories import cut
+from mutualrl.training.sample_log import LINE_BYTES, LOG_BYTES, MOST, TEXT_BYTES, SampleLog, choose, every
 from runs import FinishedRun
 
 
@@ -81,7 +82,7 @@ def test_rounds_between_are_skipped_and_take_no_time(tmp_path: Path, monkeypatch
 
 
 def test_text_that_utf8_cannot_have_is_written(tmp_path: Path) -> None:
-    assert cut("a\ud800b") == "a?b"
+    assert cut("a\ud800b", 200) == "a?b"
     log = SampleLog(tmp_path / "samples.jsonl")
     log.write(0, 1, 1, [], [rollout("p\u2028\ud800", 0, 1.0)], text_of)
     assert len(log.path.read_bytes().splitlines()) == 1

@@ -312,7 +312,10 @@ def whole_ticks(first: int, last: int, count: int = 4) -> list[float]:
 
 
 def one_line(value: object) -> str:
-    """Return a value as one cleaned line."""
+    """Return a text, or the turns of a run with tools, as one cleaned line."""
+    if isinstance(value, list):
+        turns = [each for each in value if isinstance(each, dict)]
+        value = " ".join(f"[{turn.get('role')}] {turn.get('content')}" for turn in turns)
     return " ".join(clean(value if isinstance(value, str) else "", LONGEST).split())
 
 

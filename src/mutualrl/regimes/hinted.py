@@ -114,7 +114,7 @@ class Hinted(AllFail, Regime):
     hint: Hint = setting(
         "solution",
         "what the learner sees: the success, of a run with tools all of it; its final answer; of a run with tools its "
-        "calls, without or with the answer; (controls) the success on another prompt, of a run with tools its calls, or "
+        "calls, without or with the answer; (controls) the success on another prompt, of a run with tools its calls; "
         "nothing, and the answers are then further rollouts of the prompt's group",
         variants=("answer", "plan", "plan_and_answer", "shuffled", "none"),
     )

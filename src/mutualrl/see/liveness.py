@@ -182,8 +182,8 @@ class HeartbeatMonitor:
 
     def seconds_without_progress(self, peer: str) -> tuple[float, str]:
         """Return the seconds since the peer's main rank last made progress, as seen here, and its phase; if a rank runs
-        a reward function or a tool, which the others wait for, that rank's phase. 0 while the peer waits for its own peers, which
-        has other time-outs, and while it loads.
+        a reward function or a tool, which the others wait for, that rank's phase. 0 while the peer waits for its own
+        peers, which has other time-outs, and while it loads.
         """
         self.seconds_since(peer)
         seen = self._seen.get((peer, HEARTBEAT))

@@ -16,8 +16,7 @@ from mutualrl.runs.curves import first_reaching, last, mean, series
 from mutualrl.runs.logs import LoggedRun, Series, points
 from mutualrl.runs.read import part
 from mutualrl.storage.files import JsonObject, read_checksummed
-from mutualrl.storage.metrics import of_source
-from mutualrl.storage.metrics import OVER_CALLS, TURNS
+from mutualrl.storage.metrics import OVER_CALLS, TURNS, of_source
 from mutualrl.storage.run_info import PolicyResult, Validation
 
 LAST = 4  # signals are means over the last quarter of the steps
@@ -34,9 +33,10 @@ class PolicyOutcome:
     `entropy`, `kl`, `length` (tokens per rollout): means over the last quarter of the steps. `lesson_nll`: mean NLL per
     token, in nats, of the texts that it is taught, over the first tenth of the steps with any: their fit before it has
     learnt from them. `turns` and `over_calls` of rollouts with tools: means over the last quarter of the steps;
-    `uncalled`: answers after a hint that were left out since they made no call. `retained`: fraction of the validation prompts solved before training that are solved at the end.
-    `pass_at`: pass@k of sampled completions by k, from `mutualrl eval --run`. `mean_reward`: accuracies are means of
-    rewards of the user's own. None, or empty, if a run does not record it."""
+    `uncalled`: answers after a hint that were left out since they made no call. `retained`: fraction of the validation
+    prompts solved before training that are solved at the end. `pass_at`: pass@k of sampled completions by k, from
+    `mutualrl eval --run`. `mean_reward`: accuracies are means of rewards of the user's own. None, or empty, if a run
+    does not record it."""
 
     after: Mapping[str, float]
     before: Mapping[str, float] = field(default_factory=dict)
@@ -299,10 +299,11 @@ class Outcomes:
         """Return a measure of a policy, or its mean over the pool; None if a run lacks it.
 
         Measures: `accuracy`, `accuracy/GROUP`, `pass_at/K`, `retained`, `entropy`, `kl`, `length`, `lesson_nll`,
-        `turns`, `over_calls`, `uncalled`, `generated_tokens`, `extra_tokens`, `asked_tokens`, `seconds`, `gate_change` (last tenth of the run minus the
-        first), `steps_to/ARM` (first step at which the pool's mean validation accuracy reaches ARM's final one of the
-        same seed; the last step if it never does), `accuracy_at_tokens/ARM` (accuracy at the last validation before the
-        policy had sampled more tokens than the same policy did in all of ARM's run of the same seed).
+        `turns`, `over_calls`, `uncalled`, `generated_tokens`, `extra_tokens`, `asked_tokens`, `seconds`, `gate_change`
+        (last tenth of the run minus the first), `steps_to/ARM` (first step at which the pool's mean validation accuracy
+        reaches ARM's final one of the same seed; the last step if it never does), `accuracy_at_tokens/ARM` (accuracy at
+        the last validation before the policy had sampled more tokens than the same policy did in all of ARM's run of
+        the same seed).
         """
         outcome = self.by[pool, arm, seed]
         if measure.startswith("steps_to/"):

@@ -1,8 +1,8 @@
 r"""Task of the pool `tiny-tools`: answers that need a calculator, and answers that need none.
 
-`37 times 58?` and `37 plus 58?` need `calculate`, which takes integers, not text; `repeat 37 58` needs no call. The answer
-is `\boxed{...}`. The kind is the group, and the column `needs_tool` says whether a call is needed: a call where none is
-counts as over-calling.
+`37 times 58?` and `37 plus 58?` need `calculate`, which takes integers, not text; `repeat 37 58` needs no call. The
+answer is `\boxed{...}`. The kind is the group, and the column `needs_tool` says whether a call is needed: a call where
+none is counts as over-calling.
 """
 
 from __future__ import annotations

@@ -105,6 +105,39 @@ def transcript(messages: Sequence[Message], shorten: Callable[[str], str] = str)
     return "\n".join(lines)
 
 
+def turns_within(messages: Sequence[Message], most: int) -> list[dict[str, str]]:
+    """Return a run for people, a `role` and a `content` per message, in at most `most` bytes of JSON in UTF-8 (and the
+    100 of a note): calls are lines of the content, and a result has its tool in the role. Messages are cut, the later
+    ones left out, and both noted. `most` is at least 200."""
+    turns: list[dict[str, str]] = []
+    room = most
+    for place, message in enumerate(messages):
+        if room < 200:
+            turns.append({"role": "", "content": f"[... {len(messages) - place} more messages]"})
+            break
+        lines = [message.text] if message.text else []
+        content = "\n".join([*lines, *(f"-> {written(call)}" for call in message.tool_calls)])
+        role = f"{message.role} {message.name}".strip() if message.role not in ASSISTANT else message.role
+        turn = {"role": cut(role, 64), "content": cut(content, room - 128)}
+        room -= _size(turn)
+        turns.append(turn)
+    return turns
+
+
+def cut(text: str, most: int) -> str:
+    """Return a text, cut to `most` bytes of JSON with a note of how many characters are missing; a lone surrogate,
+    which UTF-8 cannot have, becomes a question mark."""
+    text = text.encode("utf-8", "replace").decode()
+    length = min(len(text), most)
+    while (size := _size(text[:length]) - 2) > most:
+        length = length * most // size
+    return text if length == len(text) else f"{text[:length]} [... {len(text) - length} more characters]"
+
+
+def _size(value: object) -> int:
+    return len(json.dumps(value, ensure_ascii=False).encode())
+
+
 def _as_chat(message: Message) -> dict[str, Any]:
     """Return a message in the form of chats."""
     chat: dict[str, Any] = {"role": message.role, "content": message.text}

@@ -22,18 +22,15 @@ from mutualrl.training.extra_rows import logps_at_temperature_1
 from mutualrl.training.samples import samples_of
 from mutualrl.training.tensors import as_batch, as_tensor, concatenated
 from mutualrl.training.trl_compat import (
-    Environments,
     HookedGRPOTrainer,
     Inputs,
-    environment_of,
     evaluating,
-    observed,
-    prompt_tokens,
     reward_rows,
     token_logps,
     tokenizer_of,
     total_rewards,
 )
+from mutualrl.training.trl_tools import Environments, environment_of, observed, prompt_tokens
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
@@ -64,8 +61,8 @@ class PromptRows:
         return row
 
     def tokens(self, prompt_id: str, known: Mapping[str, Ids]) -> Ids:
-        """Return a prompt's token ids: from the round's, `known`, or else from the data, and from an environment that is
-        reset with its row."""
+        """Return a prompt's token ids: from the round's, `known`, or else from the data, with what an environment
+        observes at a reset with its row."""
         if prompt_id in known:
             return known[prompt_id]
         row = self.row(prompt_id)

@@ -3,7 +3,7 @@
 These are the nll rows, and the policy-gradient rows with a hint. A line: `step`, `round`,
 `prompt_id`, `prompt`, the learner's own rollouts (`own`: `text`, `reward`), and the source and text of the row (`peer`,
 `rollout`, `answer`). With a `hint`, which is of the source, the answer is the learner's own. Texts are truncated to
-LONGEST characters.
+LONGEST characters; of a run with tools, a text is a list of turns (`role`, `content`) of LONGEST bytes together.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from mutualrl.records import Ids, Rollout
 from mutualrl.regimes import ExtraRow
+from mutualrl.tasks.trajectories import from_json, turns_within
 
 LONGEST = 4000  # characters per text; truncation is marked
 
@@ -48,8 +49,8 @@ class RescueLog:
             answers = []
             for rollout in own:
                 reward = rollout.reward if rollout.reward == rollout.reward else None
-                text = text_of(() if rollout.token_ids is None else rollout.token_ids)
-                answers.append({"text": shortened(text), "reward": reward})
+                text = _own_text(rollout, text_of)
+                answers.append({"text": text, "reward": reward})
             line = {
                 "step": step,
                 "round": round_index,
@@ -58,12 +59,19 @@ class RescueLog:
                 "own": answers,
                 "peer": row.source.policy,
                 "rollout": row.source.rollout,
-                "answer": shortened(row.text),
+                "answer": turns_within(from_json(row.messages), LONGEST) if row.messages else shortened(row.text),
                 **({"hint": shortened(row.hint)} if row.hint else {}),
             }
             lines.append(json.dumps(line, allow_nan=False) + "\n")
         with self.path.open("a", encoding="utf-8") as file:
             file.write("".join(lines))
+
+
+def _own_text(rollout: Rollout, text_of: Callable[[Sequence[int] | Ids], str]) -> object:
+    """Return the text of a rollout, or its turns with tools."""
+    if rollout.messages is not None:
+        return turns_within(from_json(rollout.messages), LONGEST)
+    return shortened(text_of(() if rollout.token_ids is None else rollout.token_ids))
 
 
 def shortened(text: str, length: int = LONGEST) -> str:

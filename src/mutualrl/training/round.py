@@ -59,9 +59,9 @@ from mutualrl.training.trl_compat import (
     of_rank,
     replace_advantages,
     tokenizer_of,
-    tool_schemas,
     total_rewards,
 )
+from mutualrl.training.trl_tools import tool_schemas
 
 if TYPE_CHECKING:
     from mutualrl.see import Shard

@@ -2,8 +2,8 @@
 
 A line: `step`, `round`, `rollouts` (`prompt_id`, `prompt`, `text`, `reward`) and `taught` (`prompt_id`, `peer`,
 `answer`, `from_hint`: the answer is its own, after the peer's text as a hint), the texts that the policy was taught on
-these prompts. Texts are cut to `TEXT_BYTES`. Rounds are skipped evenly where the log could otherwise grow over
-`LOG_BYTES`.
+these prompts. With tools, a text is a list of turns (`role`, `content`). Texts are cut to `TEXT_BYTES`. Rounds are
+skipped evenly where the log could otherwise grow over `LOG_BYTES`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pathlib import Path
 
 from mutualrl.records import Ids, Rollout
 from mutualrl.regimes import ExtraRow
-from mutualrl.training.rescues import shortened
+from mutualrl.storage.files import JsonObject
+from mutualrl.tasks.trajectories import cut, from_json, turns_within
 
 MOST = 4  # rollouts per round
 PROMPTS = 2  # prompts per round
@@ -56,16 +57,17 @@ class SampleLog:
             sampled.append(
                 {
                     "prompt_id": cut(rollout.prompt_id, ID_BYTES),
-                    "prompt": cut(rollout.prompt or ""),
-                    "text": cut(text_of(() if rollout.token_ids is None else rollout.token_ids)),
+                    "prompt": cut(rollout.prompt or "", TEXT_BYTES),
+                    "text": _own_text(rollout, text_of),
                     "reward": rollout.reward if math.isfinite(rollout.reward) else None,
                 }
             )
-        taught: list[dict[str, str | bool]] = []
+        taught: list[JsonObject] = []
         for row in learnt:
             if row.prompt_id in prompts and len(taught) < MOST:
-                ids = {"prompt_id": cut(row.prompt_id, ID_BYTES), "peer": cut(row.source.policy, ID_BYTES)}
-                taught.append({**ids, "answer": cut(row.text), "from_hint": bool(row.hint)})
+                keys = {"prompt_id": cut(row.prompt_id, ID_BYTES), "peer": cut(row.source.policy, ID_BYTES)}
+                turns = turns_within(from_json(row.messages), TEXT_BYTES) if row.messages else None
+                taught.append({**keys, "answer": turns or cut(row.text, TEXT_BYTES), "from_hint": bool(row.hint)})
         line = {"step": step, "round": round_index, "rollouts": sampled, "taught": taught}
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False, ensure_ascii=False) + "\n")
@@ -97,11 +99,8 @@ def _reward(rollout: Rollout) -> float:
     return rollout.reward if math.isfinite(rollout.reward) else -math.inf
 
 
-def cut(text: str, most: int = TEXT_BYTES) -> str:
-    """Return `text`, cut to `most` bytes of JSON in UTF-8 and a note of how many characters are missing; a lone
-    surrogate, which UTF-8 cannot have, becomes a question mark."""
-    text = text.encode("utf-8", "replace").decode()
-    length = min(len(text), most)
-    while (size := len(json.dumps(text[:length], ensure_ascii=False).encode()) - 2) > most:
-        length = length * most // size
-    return shortened(text, length)
+def _own_text(rollout: Rollout, text_of: Callable[[Sequence[int] | Ids], str]) -> object:
+    """Return the text of a rollout, or its turns with tools."""
+    if rollout.messages is not None:
+        return turns_within(from_json(rollout.messages), TEXT_BYTES)
+    return cut(text_of(() if rollout.token_ids is None else rollout.token_ids), TEXT_BYTES)

@@ -18,19 +18,16 @@ from mutualrl.tasks.trajectories import as_json, own_words, said
 from mutualrl.thl import decode_completion, ended
 from mutualrl.training.tensors import as_batch, as_tensor, concatenated
 from mutualrl.training.trl_compat import (
-    Environments,
     HookedGRPOTrainer,
     Inputs,
     Turns,
     evaluating,
     of_rank,
-    prompt_tokens,
-    prompts_tokens,
-    sampled_and_scored,
     token_logps,
     tokenizer_of,
     total_rewards,
 )
+from mutualrl.training.trl_tools import Environments, prompt_tokens, prompts_tokens, sampled_and_scored
 
 
 def sampling_problems(trainer: HookedGRPOTrainer) -> list[str]:
@@ -97,13 +94,14 @@ def samples_of(
     samples: Sequence[Sample],
     data: Mapping[str, Inputs],
     environments: Environments,
-    of_round: Mapping[str, Ids],
+    of_round: Mapping[str, Ids] | None = None,
 ) -> dict[Sample, Sampled | None]:
     """Return the rollout of every sample, identical on all ranks, which must all call this with the same samples.
 
-    `data`: the data row of each prompt; `of_round`: the token ids of those that the round has sampled. Samples are distributed round-robin, and all ranks sample equally many rows in
-    equally many batches: the first sample fills up a rank that has fewer. TRL samples as in training, one rollout per
-    row, from the generators that checkpoints save; dropout is off. One whose prompt leaves less room than
+    `data`: the data row of each prompt; `of_round`: the token ids of those that the round has sampled. Samples are
+    distributed round-robin, and all ranks sample equally many rows in equally many batches: the first sample fills up a
+    rank that has fewer. TRL samples as in training, one rollout per row, from the generators that checkpoints save;
+    dropout is off. One whose prompt leaves less room than
     `max_completion_length` is not sampled: None. A hint is cut to that length, too, unless the sample says less. With
     an environment, the prompt is known after its reset only: such a sample, and one whose prompt is not the round's,
     is drawn and dropped.
@@ -129,7 +127,7 @@ def samples_of(
             own = block[rank::ranks]
             filled = [*own, *[fitting[0]] * (-(-len(block) // ranks) - len(own))]
             traced = any(sample.logprobs for sample in block)  # on all ranks: its passes may be collective
-            shown = _Shown(trainer, [rows[sample]._replace(sample=sample) for sample in filled], room, of_round)
+            shown = _Shown(trainer, [rows[sample]._replace(sample=sample) for sample in filled], room, of_round or {})
             drawn = _sampled(trainer, shown, environments, traced)[: len(own)]
             by_rank = [drawn] if ranks == 1 else gather_object([drawn])
             results |= {sample: by_rank[place % ranks][place // ranks] for place, sample in enumerate(block)}

@@ -41,12 +41,12 @@ from mutualrl.training.trl_compat import (
     HookedGRPOTrainer,
     Inputs,
     buffered_batches,
-    has_turns,
     log_value,
     micro_step,
     restore_position,
     tokenizer_of,
 )
+from mutualrl.training.trl_tools import has_turns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -78,8 +78,8 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         if sharing is not None:  # checked before the model is built
             arguments = inspect.signature(GRPOTrainer).bind_partial(*args, **kwargs).arguments
             turns = bool(arguments.get("tools")) or arguments.get("environment_factory") is not None
-            if problems := sharing.regime.turns_problems(turns=turns):
-                raise UsageError("; ".join(f"{key.replace('turns', 'tools')}: {problem}" for key, problem in problems))
+            if unfit := sharing.regime.turns_problems(turns=turns):
+                raise UsageError("; ".join(f"{key.replace('turns', 'tools')}: {problem}" for key, problem in unfit))
             if sharing.publishes("text"):
                 require_sampled_text(arguments, sharing.publisher_of("text"))
             _require_loadable(arguments)

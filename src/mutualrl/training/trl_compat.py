@@ -1,4 +1,4 @@
-"""All uses of private members of TRL, transformers and accelerate.
+"""Uses of private members of TRL, transformers and accelerate; those for tools are in `trl_tools`.
 
 Checked against trl 1.16, transformers 5.17, accelerate 1.15. `ASSUMPTIONS` lists each member, our assumption and the
 test that fails when it breaks; a test checks that all members exist and that no other module uses a private one.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import os
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,6 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
-from transformers.utils import get_json_schema
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 Inputs = dict[str, Any]
-Environments = dict[Any, list[Any]]  # instances by name
 
 
 class Assumption(NamedTuple):
@@ -401,55 +398,6 @@ def completion_table(trainer: GRPOTrainer) -> dict[str, deque[object]]:
     return {"prompt": logs["prompt"], "completion": logs["completion"], "advantages": logs["advantages"], **named}
 
 
-def prompt_tokens(trainer: GRPOTrainer, prompt: Any, environment: Any = None) -> tuple[int, ...]:
-    """Return the token ids of a prompt, as tokenized by TRL, with the tools of the environment of this name."""
-    with replaced(trainer, {"_batch_environments": [environment]}):
-        return tuple(int(token) for token in trainer._tokenize_prompts([prompt])[0][0])
-
-
-def has_turns(trainer: GRPOTrainer) -> bool:
-    """Return whether rollouts may have several turns."""
-    return bool(trainer.tools) or trainer.environment_factories is not None
-
-
-def prompts_tokens(trainer: GRPOTrainer, prompts: Sequence[Any]) -> list[tuple[int, ...]]:
-    """Return the token ids of the prompts of the batch that is being generated, with the tools of each."""
-    return [tuple(map(int, ids)) for ids in trainer._tokenize_prompts(list(prompts))[0]]
-
-
-def environment_of(trainer: GRPOTrainer, row: Mapping[str, Any]) -> Any:
-    """Return the name of a data row's environment; None where there is only one, or none."""
-    several = trainer.environment_factories is not None and None not in trainer.environment_factories
-    return row.get("environment") if several else None
-
-
-def tool_schemas(trainer: GRPOTrainer, environment: Any) -> str:
-    """Return the tools that the model has in an environment (None: the only one, or none) as JSON."""
-    tools = trainer.tools if trainer.environment_factories is None else trainer._env_tools[environment]
-    return json.dumps([get_json_schema(tool) for tool in tools], ensure_ascii=False)
-
-
-def observed(trainer: GRPOTrainer, row: Inputs, environments: Environments) -> Any:
-    """Return a data row's prompt with what its environment observes at a reset with the row, as TRL builds it.
-
-    `environments`: instances by name, of which the first is reset.
-    """
-    name, prompt = environment_of(trainer, row), row["prompt"]
-    pool = environments[name]
-    if not pool:
-        pool.append(trainer.environment_factories[name]())
-    several = None not in trainer.environment_factories
-    observation = pool[0].reset(**{key: value for key, value in row.items() if not several or key != "environment"})
-    if observation is None:
-        return prompt
-    content = prompt[-1]["content"]
-    if isinstance(observation, list) and isinstance(content, str):
-        content = [{"type": "text", "text": content}]
-    if isinstance(observation, str) and isinstance(content, list):
-        observation = [{"type": "text", "text": observation}]
-    return [*prompt[:-1], {**prompt[-1], "content": content + observation}]
-
-
 @contextmanager
 def replaced(target: Any, values: Mapping[str, Any]) -> Iterator[None]:
     """Temporarily set instance attributes of an object; attributes that the instance did not have are deleted again."""
@@ -479,44 +427,6 @@ def reward_rows(
     with replaced(trainer, no_logging):
         rewards: torch.Tensor = GRPOTrainer._calculate_rewards(trainer, inputs, prompts, completions, list(ids))
     return rewards
-
-
-def sampled_and_scored(
-    trainer: HookedGRPOTrainer,
-    inputs: list[Inputs],
-    environments: Environments,
-    shown: Callable[[list[Any]], list[Any]] | None = None,
-) -> GenerationBatch:
-    """Return one rollout per data row, sampled and scored by TRL, also with tools or an environment. The model must be
-    in evaluation mode.
-
-    `environments`: instances by name, reused by the next call, separate from those of training. `shown`: what the model
-    sees in place of the prompts, with an environment's observation; the environment is reset with the row as it is, and
-    the reward functions see the prompts. Nothing is logged, and no pass is made for a loss.
-    """
-    results: list[GenerationBatch] = []
-    isolated: dict[str, Any] = {
-        "num_generations_eval": 1,
-        "num_iterations": 1,
-        "beta": 0.0,
-        "vllm_importance_sampling_correction": False,
-        "_logs": {
-            **{key: [] for key in ("prompt", "completion", "advantages", "images")},
-            **{key: defaultdict(list) for key in ("rewards", "extra")},
-        },
-        "_metrics": {**trainer._metrics, "eval": defaultdict(list)},
-        "on_generated": lambda batch, generation: results.append(generation),
-        "shown": shown,
-    }
-    if has_turns(trainer):  # those of the round's batch, which its rewards may still be asked of
-        of_batch = ("environments", "_batch_environments", "_sync_tool_dicts", "_async_tool_dicts")
-        isolated |= {name: vars(trainer).get(name) for name in of_batch}
-    if trainer.environment_factories is not None:
-        isolated["_environment_pool"] = environments
-    no_old_logps = {"steps_per_generation": trainer.args.gradient_accumulation_steps}
-    with replaced(trainer, isolated), replaced(trainer.args, no_old_logps):
-        trainer._generate_and_score_completions(inputs)
-    return results[0]
 
 
 def total_rewards(trainer: GRPOTrainer, rewards: torch.Tensor) -> torch.Tensor:

@@ -21,15 +21,8 @@ from mutualrl.tasks.rewarding import reward_arguments
 from mutualrl.tasks.rewards import original, weighted
 from mutualrl.tasks.scoring import score, score_rewards
 from mutualrl.training.data import as_dataset
-from mutualrl.training.trl_compat import (
-    Environments,
-    evaluating,
-    of_rank,
-    replaced,
-    sampled_and_scored,
-    tokenizer_of,
-    total_rewards,
-)
+from mutualrl.training.trl_compat import evaluating, of_rank, replaced, tokenizer_of, total_rewards
+from mutualrl.training.trl_tools import Environments, sampled_and_scored
 from mutualrl.training.vllm_generation import greedy, greedy_engine
 
 if TYPE_CHECKING:

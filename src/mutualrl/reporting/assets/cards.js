@@ -7,11 +7,18 @@ const cards = (() => {
     return node;
   };
   const plain = (value) => typeof value === "string" ? value : value.map(([role, text]) => `${role}: ${text}`).join("\n");
+  // A long turn is folded: its first line stays.
+  const turn = (said) => {
+    if (said.length <= 400) return element("div", said === "" ? "(empty)" : said);
+    const box = element("details"), first = said.slice(0, 120).split("\n")[0];
+    box.append(element("summary", `${first} ... (${said.length} characters)`), element("div", said));
+    return box;
+  };
   // A text is one message; a conversation shows the role of each.
   const text = (value, name) => {
     const box = element("div", undefined, "text" + (name ? " " + name : ""));
     if (typeof value === "string") box.textContent = value === "" ? "(empty)" : value;
-    else for (const [role, said] of value) box.append(element("span", role, "role"), element("div", said === "" ? "(empty)" : said));
+    else for (const [role, said] of value) box.append(element("span", role, "role"), turn(said));
     return box;
   };
 
