@@ -299,6 +299,11 @@ class ExtraRow:
         return np.ones(len(self.token_ids), dtype=np.bool_) if self.mask is None else self.mask
 
     @property
+    def tokens(self) -> int:
+        """Return the number of its tokens; of a run with tools, of those that were sampled."""
+        return int(self.covered.sum()) if self.messages else len(self.token_ids)
+
+    @property
     def is_taught(self) -> bool:
         """Return whether the learner is taught its text: nll rows, and own answers after a hint."""
         return self.loss == "nll" or bool(self.hint)

@@ -61,7 +61,7 @@ from mutualrl.training.trl_compat import (
     tokenizer_of,
     total_rewards,
 )
-from mutualrl.training.trl_tools import tool_schemas
+from mutualrl.training.trl_tools import environment_name, tool_schemas
 
 if TYPE_CHECKING:
     from mutualrl.see import Shard
@@ -154,7 +154,8 @@ class Rounds:
             ids = np.array(generation.completion_ids[row], dtype=np.int32)
             prefix = 0 if trainer.prefixes is None else len(trainer.prefixes[row])
             key = row_id(example)
-            remember(prompts, key, prompt_ids[row][prompt_mask[row] != 0].astype(np.int32))
+            shown = prompt_ids[row][prompt_mask[row] != 0].astype(np.int32)
+            remember(prompts, key, shown, environment_name(trainer, row))
             text = None
             if sharing.publishes_text(rewards[row]) and generation.turns is None:
                 text = decode_completion(ids.tolist(), tokenizer_of(trainer))

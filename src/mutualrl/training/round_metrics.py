@@ -35,7 +35,7 @@ def exchange_metrics(view: RoundView, peers: PeerRounds, sharing: Sharing) -> di
 def joined(rows: Sequence[ExtraRow]) -> dict[str, float]:
     """Return what joins the loss of a round beside the own rollouts, under any regime: `plan/extra_rows`,
     `plan/extra_tokens`, and `plan/taught`, the rows whose text the policy is taught."""
-    tokens = sum(len(row.token_ids) for row in rows)
+    tokens = sum(row.tokens for row in rows)
     return {
         EXTRA_ROWS.key: float(len(rows)),
         EXTRA_TOKENS.key: float(tokens),

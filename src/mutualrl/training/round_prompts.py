@@ -15,9 +15,16 @@ from mutualrl.training.trl_compat import Inputs
 Prompts = dict[str, Ids]  # token ids of the learner's prompts, by prompt id
 
 
-def remember(prompts: Prompts, prompt_id: str, ids: Ids) -> None:
-    """Store a prompt's token ids under its id. Raises UsageError when another prompt has the same id."""
+def remember(prompts: Prompts, prompt_id: str, ids: Ids, environment: str = "") -> None:
+    """Store a prompt's token ids under its id. Raises UsageError when another prompt has the same id. `environment`:
+    that has added what it observes."""
     if not np.array_equal(prompts.setdefault(prompt_id, ids), ids):
+        if environment:
+            raise UsageError(
+                f"environment {environment} shows different prompts for one row ({prompt_id!r}): the rollouts of a "
+                "group would answer different questions; expected a reset that depends on its row only (seed it by a "
+                "column)"
+            )
         raise UsageError(f"two different prompts have the id {prompt_id!r}; give every prompt a unique id")
 
 

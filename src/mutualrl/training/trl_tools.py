@@ -37,6 +37,11 @@ def environment_of(trainer: GRPOTrainer, row: Mapping[str, Any]) -> Any:
     return row.get("environment") if several else None
 
 
+def environment_name(trainer: GRPOTrainer, row: int) -> str:
+    """Return the class of the environment of a row of the batch, for messages; empty without one."""
+    return "" if not trainer.environments else type(trainer.environments[row]).__name__
+
+
 def tool_schemas(trainer: GRPOTrainer, environment: Any) -> str:
     """Return the tools that the model has in an environment (None: the only one, or none) as JSON."""
     tools = trainer.tools if trainer.environment_factories is None else trainer._env_tools[environment]
