@@ -279,7 +279,7 @@ def test_environment_is_reset_with_the_row_and_never_sees_the_plan(tmp_path: Pat
     trainer = run(room_trainer(tmp_path))
     for row in trainer.logs:
         assert row["hinted/samples"] == row["hinted/confirmed"] == row["hinted/followed"] == 8
-        assert row["hinted/uncalled"] == row["hinted/unknown_tools"] == row["plan/samples_too_long"] == 0
+        assert row["hinted/uncalled"] == row["hinted/unknown_tools"] == row["plan/samples_left_out"] == 0
     rows = [row for room in Room.made for row in room.rows]
     assert len(rows) == 2 * (32 + 8)
     data = {row["prompt_id"]: row for row in trainer.train_dataset}
@@ -337,7 +337,7 @@ def test_sample_whose_environment_shows_another_prompt_is_dropped_and_counted(tm
     finally:
         Room.reset = reset  # type: ignore[method-assign]
     (row,) = trainer.logs
-    assert row["plan/samples_too_long"] == 8
+    assert row["plan/samples_left_out"] == 8
     assert row["hinted/confirmed"] == row["hinted/samples"] == 0
     assert "plan/extra_rows" not in row
 

@@ -275,7 +275,7 @@ def test_samples_are_drawn_at_the_runs_settings_with_their_log_probs(
         assert torch.tensor(result.logprobs) == pytest.approx(expected.numpy(), abs=1e-4)
     assert any(len(distinct) > 1 for distinct in texts.values())  # rows of one prompt are drawn apart
     assert first.kept[0]["plan/samples"] == 32
-    assert first.kept[0]["plan/samples_too_long"] == 0
+    assert first.kept[0]["plan/samples_left_out"] == 0
 
 
 def test_a_prompt_that_leaves_no_room_for_a_completion_is_not_sampled(tiny: dict[str, Path], tmp_path: Path) -> None:

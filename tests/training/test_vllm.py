@@ -104,7 +104,7 @@ def test_vllm_samples_with_hints(cli: Any, tmp_path: Path) -> None:
         rows = [row for line in lines if "hinted/samples" in (row := json.loads(line))]
         assert len(rows) == 3
         assert sum(row["hinted/samples"] for row in rows) > 0
-        assert sum(row["plan/samples_too_long"] for row in rows) == 0
+        assert sum(row["plan/samples_left_out"] for row in rows) == 0
         assert sum(row["hinted/success_rate"] for row in rows) / 3 > 0.3
         assert all(0 < row["hinted/ratio"] < 100 for row in rows if row["hinted/confirmed"])
 

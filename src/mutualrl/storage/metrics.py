@@ -42,7 +42,7 @@ PASSAGE_TOKENS = Metric("plan/passage_tokens", "tokens", "of these passages")
 TEXTS_SCORED = Metric("plan/texts_scored", "texts", "given to the reward functions for a regime")
 SAMPLES = Metric("plan/samples", "samples", "that a regime asked for beside own rollouts")
 SAMPLED_TOKENS = Metric("plan/sampled_tokens", "tokens", "of these samples")
-SAMPLES_TOO_LONG = Metric("plan/samples_too_long", "samples", "left out: their prompt leaves no room")
+SAMPLES_LEFT_OUT = Metric("plan/samples_left_out", "samples", "left out: no room, or an environment with another prompt")
 
 SAMPLE_SECONDS = Metric("samples/seconds", "seconds", "in which samples.jsonl was written; part of `step_time`")
 
@@ -68,7 +68,7 @@ RESAMPLE_TOKENS = Metric("resample/tokens", "tokens", "of completions that the f
 RESAMPLE = (RESAMPLE_ATTEMPTS, RESAMPLE_DROPPED, RESAMPLE_MISSING, RESAMPLE_TOKENS)
 
 #: metrics of what a regime requests in a round
-REQUESTED = (PASSAGES, PASSAGE_TOKENS, TEXTS_SCORED, SAMPLES, SAMPLED_TOKENS, SAMPLES_TOO_LONG)
+REQUESTED = (PASSAGES, PASSAGE_TOKENS, TEXTS_SCORED, SAMPLES, SAMPLED_TOKENS, SAMPLES_LEFT_OUT)
 #: all of them, in the order of the documentation
 FRAMEWORK = (
     *(DEAD, REVIVED, ROUND, PEERS, BYTES, WAIT, LAG, LATE_ROWS, EXTRA_ROWS, EXTRA_TOKENS, TAUGHT),

@@ -105,6 +105,7 @@ def trl(module: ModuleType) -> None:
 
 def trainer(module: ModuleType) -> None:
     around(module.MutualGRPOTrainer, "compute_loss", before="in-the-loss")
+    around(module.MutualGRPOTrainer, "calling", before="in-a-tool-call")
     around(module, "write_state", before="checkpoint-files", after="checkpoint-written")
 
 
