@@ -221,8 +221,10 @@ class PublishSchema:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One generated response: the sampled ids, their text, and whether it ended with an end-of-sequence token."""
+    """One generated response: the sampled ids, their text, and whether it ended with an end-of-sequence token; of a run
+    with tools also its `messages`, as JSON."""
 
     token_ids: tuple[int, ...]
     text: str
     ended: bool
+    messages: str = ""

@@ -30,7 +30,7 @@ from mutualrl.tasks.messages import Message, ToolCall, continued, is_cut_off, re
                 "content": "",
                 "tool_calls": [{"id": "1"}, {"function": {"name": "add", "arguments": "[1]"}}],
             },
-            Message("a", "", tool_calls=(ToolCall("", {}), ToolCall("add", "[1]"))),
+            Message("a", "", tool_calls=(ToolCall("", {}, "1"), ToolCall("add", "[1]"))),
         ),
         (
             {"role": "a", "function_call": {"name": "add", "arguments": '{"a": 1, "b": "1"}'}},

@@ -49,7 +49,8 @@ def criterion_of(
 ) -> Criterion:
     """Return what the texts of a recipe's sources are judged by."""
     learners = learners_of(recipe, tokenizers) if tokenizers else []
-    return Criterion(prompts, recipe.task.reward, learners, recipe.run.step_timeout, validation)
+    turns = recipe.task.has_turns
+    return Criterion(prompts, recipe.task.reward, learners, recipe.run.step_timeout, validation, turns=turns)
 
 
 def learners_of(recipe: Recipe, tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> list[Learner]:

@@ -198,6 +198,12 @@ def _member_problems(recipe: Recipe, layers: Layers) -> list[str]:
                     "is asked by a process beside the policies, on one machine",
                 )
             )
+        if recipe.task.environment is not None and not recipe.task.reward:
+            problem = (
+                f"{source.name!r}: found a {source.kind} source, whose answers have one turn, which "
+                f"{recipe.task.environment} cannot judge; expected recorded runs (recorded: FILE) or a task.reward"
+            )
+            lines.append(_line(layers, ("sources",), problem))
         if isinstance(source, ServedSource) and source.timeout >= recipe.run.step_timeout:
             problem = f"{source.name!r}: found timeout {source.timeout:g}, expected less than run.step_timeout"
             lines.append(

@@ -2,12 +2,14 @@
 
 Read are texts in a list column (OpenR1's `generations`), in several columns (DeepMath's `r1_solution_1` ...), one per
 row (SYNTHETIC-1, TRL's completions, verifiers' results, rollouts of this project), and in conversations
-(`conversations` with `from` and `value`, `messages` with `role` and `content`, `nodes` of a trace of verifiers). A
-layout is guessed from the names of the columns, once per file, unless the user names them.
+(`conversations` with `from` and `value`, `messages` with `role` and `content`, `nodes` of a trace of verifiers, `steps`
+of ATIF). Runs of agents, with calls and results, are read for tasks with tools and left out for others. A layout is
+guessed from the names of the columns, once per file, unless the user names them.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,6 +22,7 @@ from mutualrl.sources.section import Columns, Reasoning
 from mutualrl.tasks.base import unicode_text
 from mutualrl.tasks.messages import Message, is_cut_off, opens_reasoning, read_message, without_reasoning
 from mutualrl.tasks.rows import DatasetRow
+from mutualrl.tasks.trajectories import ASSISTANT, Conversation, as_json, is_run, read_conversation, said
 
 #: names of columns, in order of preference
 IDS = ("prompt_id", "uuid", "problem_id", "example_id", "doc_id", "id")
@@ -30,7 +33,9 @@ SINGLE = (
     *("completion", "y_text", "response", "llm_response", "generation", "generated_solution", "output"),
     *("text", "solution"),
 )
-CONVERSATIONS = ("conversations", "messages", "nodes")
+CONVERSATIONS = ("conversations", "messages", "nodes", "steps")
+#: columns that tell the steps of a run in ATIF from steps of another kind
+ATIF = ("schema_version", "agent")
 #: columns with the reason why a text ended
 REASONS = ("finish_reason", "finish_reasons", "stop_reason")
 #: columns that say whether a text is complete, and the truth value that says it is not; `calls`: of a trace, the calls
@@ -45,7 +50,9 @@ CUT: Mapping[str, bool | None] = {
 }
 _TRUE, _FALSE = ("true", "yes", "1", "1.0"), ("false", "no", "0", "0.0")
 LONGEST = 1_000_000  # characters of a text
-_ASSISTANT = ("assistant", "gpt", "model", "chatgpt", "bot")
+_ASSISTANT = tuple(ASSISTANT)
+#: columns with the reward of a run
+REWARDS = ("reward", "score")
 _USER = ("user", "human")
 
 
@@ -85,18 +92,21 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class RecordedText:
-    """One response of a row. `cut`: it is not complete. `rejected`: its verdict is false."""
+    """One response of a row. `cut`: it is not complete. `rejected`: its verdict is false. `messages`: of a run with
+    tools, the trajectory as JSON, with what the model said as the text; `reward`: what the file says of that run."""
 
     text: str
     cut: bool = False
     rejected: bool = False
+    messages: str = ""
+    reward: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRow:
     """What a row has: the ids and the texts by which it may name its prompt, and its responses. `skipped`: numbers of
     its texts that are `too_long` to be read, `empty`, whose conversation has `several_turns`, or whose answer has
-    `calls` of tools or `parts` that are no text."""
+    `calls` of tools or `parts` that are no text; and `branches` of a trace beside the last."""
 
     ids: tuple[str, ...]
     prompts: tuple[str, ...]
@@ -128,7 +138,7 @@ def find_layout(names: Sequence[str], columns: Columns, where: str) -> Layout:
         raise DataError(f"{where}: no column {missing[0]!r}, which sources.columns names (found: {_found(names)})")
     texts = columns.text or _text_columns(names)
     if not texts:
-        texts = tuple(name for name in CONVERSATIONS if name in names)[:1]
+        texts = tuple(name for name in CONVERSATIONS if name in names and _is_conversation(name, names))[:1]
     conversation = bool(texts) and texts[0] in CONVERSATIONS
     if not texts:
         raise DataError(
@@ -144,6 +154,11 @@ def find_layout(names: Sequence[str], columns: Columns, where: str) -> Layout:
         )
     cut = (columns.ended,) if columns.ended else tuple(name for name in CUT if name in names)
     return Layout(ids, prompt, tuple(texts), conversation, cut, columns.verdict, frozenset(named))
+
+
+def _is_conversation(name: str, names: Sequence[str]) -> bool:
+    """Return whether a column of that name is a conversation: `steps` are one in a run of ATIF."""
+    return name != "steps" or any(other in names for other in ATIF)
 
 
 def _text_columns(names: Sequence[str]) -> tuple[str, ...]:
@@ -166,19 +181,27 @@ def _found(names: Sequence[str]) -> str:
     return ", ".join(sorted(map(str, names))[:20])[:300] or "none"
 
 
-def read_row(row: DatasetRow, layout: Layout, reasoning: Reasoning) -> RecordedRow:
-    """Return the prompt and the responses of a row. Raises DataError naming file, row and column."""
+def read_row(row: DatasetRow, layout: Layout, reasoning: Reasoning, *, turns: bool = False) -> RecordedRow:
+    """Return the prompt and the responses of a row. `turns`: runs of agents are responses, too. Raises DataError naming
+    file, row and column."""
     prompts: list[str] = []
     skipped: Counter[str] = Counter()
     if layout.prompt is not None and (value := _value(row, layout.prompt)) is not None:
         prompts += _prompt_texts(row, layout.prompt, value)
     texts: list[str | None] = []
+    runs: dict[int, str] = {}
     for column in layout.texts:
         value = _value(row, column)
         if layout.conversation or _is_messages(value):
-            asked, answered = _split(row, column, value)
+            asked, after, branches = _split(row, column, value)
+            skipped["branches"] += branches
             prompts += asked if layout.conversation else []
-            value = _only_answer(answered, skipped)
+            if turns and is_run(after):
+                run = [_without_thoughts(message) for message in after] if reasoning == "drop" else after
+                runs[len(texts)] = as_json(run)
+                value = said(run) or " "
+            else:
+                value = _only_answer([message for message in after if message.role in _ASSISTANT], skipped)
         found = _texts(row, column, value)
         texts += found or ([None] if len(layout.texts) > 1 else [])  # flags count the columns
     cut = [_are_cut(row, layout, column, len(texts)) for column in layout.cut]
@@ -187,10 +210,14 @@ def read_row(row: DatasetRow, layout: Layout, reasoning: Reasoning) -> RecordedR
     for place, text in enumerate(texts):
         if text is None:
             continue
-        if len(text) > LONGEST:
+        if len(text) + len(runs.get(place, "")) > LONGEST:
             skipped["too_long"] += 1
             continue
         unicode_text(text, layout.texts[0], Path(row.where), row.number)
+        if place in runs:
+            is_cut = any(flags[place] for flags in cut)
+            responses.append(RecordedText(text, is_cut, rejected[place], runs[place], _file_reward(row)))
+            continue
         is_cut = any(flags[place] for flags in cut) or opens_reasoning(text)
         kept = without_end(without_reasoning(text) if reasoning == "drop" and not is_cut else text)
         if not kept.strip():
@@ -198,6 +225,19 @@ def read_row(row: DatasetRow, layout: Layout, reasoning: Reasoning) -> RecordedR
             continue
         responses.append(RecordedText(kept, is_cut, rejected[place]))
     return RecordedRow(_ids(row, layout), tuple(prompts), tuple(responses), +skipped)
+
+
+def _without_thoughts(message: Message) -> Message:
+    return message._replace(reasoning="", text=without_reasoning(message.text))
+
+
+def _file_reward(row: DatasetRow) -> float | None:
+    """Return the reward that a file gives a run; None without one."""
+    for name in REWARDS:
+        value = _value(row, name)
+        if isinstance(value, int | float) and math.isfinite(value):
+            return float(value)
+    return None
 
 
 def _only_answer(answered: Sequence[Message], skipped: Counter[str]) -> str | None:
@@ -244,18 +284,22 @@ def _prompt_texts(row: DatasetRow, column: str, value: object) -> list[str]:
     return [*users[-1:], "\n".join(message.text for message in messages)]
 
 
-def _split(row: DatasetRow, column: str, value: object) -> tuple[list[str], list[Message]]:
-    """Return the texts of the prompt, which ends where the assistant begins, and the assistant's messages."""
+def _split(row: DatasetRow, column: str, value: object) -> tuple[list[str], list[Message], int]:
+    """Return the texts of the prompt, which ends where the assistant begins, the messages from there on, and the number
+    of branches that are left out."""
     if value is None:
-        return [], []
+        return [], [], 0
     if not _is_list(value):
         row.refuse(column, value, "a list of messages")
-    messages = [_message(row, column, each) for each in value]
+    conversation = read_conversation(value)
+    if conversation is None:
+        conversation = Conversation([_message(row, column, each) for each in value])  # refuses the one that is none
+    messages = conversation.messages
     first = next((place for place, each in enumerate(messages) if each.role in _ASSISTANT), len(messages))
     asked = messages[:first]
     users = [each.text for each in asked if each.role in _USER]
-    answered = [each for each in messages if each.role in _ASSISTANT]
-    return [*users[-1:], "\n".join(each.text for each in asked)], answered
+    texts = [*users[-1:], "\n".join(each.text for each in asked)]
+    return texts, messages[first:], conversation.branches
 
 
 def _is_messages(value: object) -> bool:

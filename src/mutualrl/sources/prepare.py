@@ -20,6 +20,7 @@ from mutualrl.console.lines import notify
 from mutualrl.errors import DataError, FileDamagedError, RewardError, UsageError
 from mutualrl.records import Completion, Prompt, Rollout
 from mutualrl.rollouts import SCHEMA, Rollouts
+from mutualrl.sources.layouts import RecordedText
 from mutualrl.sources.recorded import MatchedTexts, read_recorded
 from mutualrl.sources.section import RecordedSource
 from mutualrl.sources.source import StoredSource
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 
 BATCH = 512  # texts that are encoded at once
 JUDGED = 64  # texts per call of a reward function of the user's
-#: (prompt id, text, whether it is complete)
-Response = tuple[str, str, bool]
+#: (prompt id, text, whether it is complete); of a run with tools its messages as JSON are the fourth
+Response = tuple[str, str, bool] | tuple[str, str, bool, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,9 @@ class Prepared:
 class Criterion:
     """What the texts of a run's sources are matched with and judged by: the task's prompts, the import paths of its
     reward functions, the limit of one call in seconds, and the policies. A text is confirmed by a reward above the
-    learners' `success_above`, or above this one without learners."""
+    learners' `success_above`, or above this one without learners. `turns`: the task has tools, so that runs of agents
+    are texts, too. Without `rewards` the task's environment judges a policy's own runs only, and a file's have the
+    reward that the file gives them, 1 if it gives none."""
 
     prompts: Sequence[Prompt]
     rewards: Sequence[str]
@@ -111,6 +114,7 @@ class Criterion:
     timeout: float
     validation: Sequence[Prompt] = ()
     success_above: float = 0.0
+    turns: bool = False
 
     def of(self, source: RecordedSource) -> Criterion:
         """Return the criterion of the policies that read a source."""
@@ -120,11 +124,13 @@ class Criterion:
 
 
 class Judged(NamedTuple):
-    """Texts (prompt id, text) of a source with their rewards; None where the learners must compute them."""
+    """Texts (prompt id, response) of a source with their rewards; None where the learners must compute them.
+    `claimed`: they are the file's own."""
 
-    pairs: Sequence[tuple[str, str]]
+    pairs: Sequence[tuple[str, RecordedText]]
     scores: Sequence[float] | None
     above: float
+    claimed: bool = False
 
     @property
     def rewards(self) -> Sequence[float]:
@@ -132,7 +138,7 @@ class Judged(NamedTuple):
         return [math.nan] * len(self.pairs) if self.scores is None else self.scores
 
     @property
-    def confirmed(self) -> list[tuple[str, str]]:
+    def confirmed(self) -> list[tuple[str, RecordedText]]:
         """Return the texts with a reward above the threshold."""
         return [pair for pair, score in zip(self.pairs, self.rewards, strict=True) if score > self.above]
 
@@ -158,22 +164,41 @@ def prepare_sources(sources: Sequence[RecordedSource], criterion: Criterion) -> 
 def _prepared(source: RecordedSource, criterion: Criterion, rendered: Sequence[Sequence[str]]) -> Prepared:
     """Return a source, ready for training. `rendered`: the prompts as each policy of the run is shown them."""
     prompts, learners = criterion.prompts, criterion.learners
-    matched = read_recorded(source.recorded, source.columns, source.reasoning, prompts, criterion.validation, rendered)
+    matched = read_recorded(
+        source.recorded,
+        source.columns,
+        source.reasoning,
+        prompts,
+        criterion.validation,
+        rendered,
+        turns=criterion.turns,
+    )
     _require_training_prompts(source, matched)
-    pairs = list(matched.in_order(source.max_texts))
-    verifier = Verifier({prompt.id: prompt for prompt in prompts}, criterion.rewards, learners, criterion.timeout)
-    scores = verifier.rewards([(prompt_id, text, True) for prompt_id, text in pairs])
-    judged = Judged(pairs, scores, criterion.success_above)
-    verified = scores is not None
+    pairs = list(matched.responses(source.max_texts))
+    if criterion.rewards:
+        verifier = Verifier({prompt.id: prompt for prompt in prompts}, criterion.rewards, learners, criterion.timeout)
+        scores = verifier.rewards([(prompt_id, each.text, True, each.messages) for prompt_id, each in pairs])
+        judged = Judged(pairs, scores, criterion.success_above)
+    else:
+        judged = Judged(pairs, claimed_rewards(pairs), criterion.success_above, claimed=True)
+    verified = judged.scores is not None
     if verified and not judged.confirmed:
         raise DataError(_none_confirmed(pairs, criterion))
     stored = StoredSource(
-        source.name, rollouts_table(source.name, pairs, judged.rewards), verified, source.learners or None
+        source.name,
+        rollouts_table(source.name, pairs, judged.rewards),
+        verified and not judged.claimed,
+        source.learners or None,
     )
     possible = judged.confirmed if verified else pairs
     learnable = {learner.name: _learnable(possible, learner) for learner in learners}
     summary = _summary(matched, judged, len(prompts), learnable)
     return Prepared(stored, summary, note_of(source.name, summary), learnable)
+
+
+def claimed_rewards(pairs: Sequence[tuple[str, RecordedText]]) -> list[float]:
+    """Return the rewards that a file gives its runs, 1 where it gives none: it is a file of solutions."""
+    return [1.0 if each.reward is None else each.reward for _, each in pairs]
 
 
 class TrainerState:
@@ -232,14 +257,14 @@ class Verifier:
         if not self.shared:
             return None
         if tuple(self.functions) == BOXED:
-            return [boxed_score(text, self.prompts[prompt_id].answer) for prompt_id, text, _ in responses]
+            return [boxed_score(text, self.prompts[prompt_id].answer) for prompt_id, text, *_ in responses]
         learner, state = self.learners[0], TrainerState()
         scores: list[float] = []
         for start in range(0, len(responses), JUDGED):
             answered = []
-            for prompt_id, text, ended in responses[start : start + JUDGED]:
+            for prompt_id, text, ended, *messages in responses[start : start + JUDGED]:
                 ids = tuple(encode_in_context(text, learner.tokenizer)[0])
-                answered.append((self.prompts[prompt_id], Completion(ids, text, ended)))
+                answered.append((self.prompts[prompt_id], Completion(ids, text, ended, *messages)))
             weights, tokenizer = learner.reward_weights, learner.tokenizer
             try:
                 scores += rewards_of(self.functions, weights, answered, tokenizer, self.timeout, state)
@@ -255,13 +280,13 @@ class Verifier:
         return scores
 
 
-def rollouts_table(name: str, pairs: Sequence[tuple[str, str]], scores: Sequence[float]) -> pa.Table:
+def rollouts_table(name: str, pairs: Sequence[tuple[str, RecordedText]], scores: Sequence[float]) -> pa.Table:
     """Return the texts as rollouts of the source."""
     rollouts, index, before = [], 0, ""
-    for (prompt_id, text), score in zip(pairs, scores, strict=True):
+    for (prompt_id, each), score in zip(pairs, scores, strict=True):
         index = index + 1 if prompt_id == before else 0
         before = prompt_id
-        rollouts.append(Rollout(prompt_id, index, float(score), True, text=text))
+        rollouts.append(Rollout(prompt_id, index, float(score), True, text=each.text, messages=each.messages or None))
     return Rollouts.of(rollouts, name).table()
 
 
@@ -274,10 +299,12 @@ def encoded(table: pa.Table) -> bytes:
 
 
 def digest_of(table: pa.Table) -> str:
-    """Return the sha256 of a source's rollouts: their prompts, texts and rewards, in order."""
+    """Return the sha256 of a source's rollouts: their prompts, texts (of runs the messages, too) and rewards, in
+    order."""
     digest = hashlib.sha256()
-    for row in table.select(["prompt_id", "rollout", "y_text", "reward"]).to_pylist():
-        digest.update(repr(tuple(row.values())).encode("utf-8", "backslashreplace"))
+    for row in table.select(["prompt_id", "rollout", "y_text", "reward", "messages"]).to_pylist():
+        values = [value for key, value in row.items() if key != "messages" or value is not None]
+        digest.update(repr(tuple(values)).encode("utf-8", "backslashreplace"))
     return digest.hexdigest()
 
 
@@ -313,8 +340,10 @@ def _require_training_prompts(spec: RecordedSource, found: MatchedTexts) -> None
         raise DataError(f"{spec.recorded} has no usable text for any training prompt ({counts})")
 
 
-def _none_confirmed(pairs: Sequence[tuple[str, str]], criterion: Criterion) -> str:
-    prompt_id, text = pairs[0]
+def _none_confirmed(pairs: Sequence[tuple[str, RecordedText]], criterion: Criterion) -> str:
+    if not criterion.rewards:
+        return f"none of its {len(pairs)} runs has a reward above {criterion.success_above:g} in the file"
+    prompt_id, text = pairs[0][0], pairs[0][1].text
     answer = next(prompt.answer for prompt in criterion.prompts if prompt.id == prompt_id)
     return (
         f"none of its {len(pairs)} texts earns a reward above {criterion.success_above:g} from "
@@ -335,7 +364,9 @@ def _summary(found: MatchedTexts, judged: Judged, prompts: int, learnable: Mappi
         "texts": len(judged.pairs),
         **{key: found.counts[key] for key in LEFT_OUT},
         "skipped_files": found.skipped,
-        "verified": judged.scores is not None,
+        "verified": judged.scores is not None and not judged.claimed,
+        "claimed": judged.claimed,
+        "runs": sum(bool(each.messages) for _, each in judged.pairs),
         "confirmed": len(judged.confirmed),
         "confirmed_prompts": len({prompt_id for prompt_id, _ in judged.confirmed}),
         "unscorable": sum(map(math.isnan, judged.scores or ())),
@@ -350,10 +381,11 @@ def _end_of_prompt(learner: Learner) -> str:
     return text.rpartition("?")[2]
 
 
-def _learnable(pairs: Sequence[tuple[str, str]], learner: Learner) -> Learnable:
-    """Return what a policy can learn of these texts (prompt id, text)."""
+def _learnable(responses: Sequence[tuple[str, RecordedText]], learner: Learner) -> Learnable:
+    """Return what a policy can learn of these responses (with their prompts' ids). Runs are shown to it as hints."""
     counts = dict.fromkeys(("encodable", "too_long", "changed"), 0)
-    prompts, lengths = set[str](), dict[str, int]()
+    prompts, lengths = {prompt_id for prompt_id, each in responses if each.messages}, dict[str, int]()
+    pairs = [(prompt_id, each.text) for prompt_id, each in responses if not each.messages]
     if ends_in_reasoning(_end_of_prompt(learner)):
         spoken = [(prompt_id, continued(text)) for prompt_id, text in pairs]
         counts["reasoning"] = sum(text is None for _, text in spoken)
@@ -388,6 +420,7 @@ LEFT_OUT = {
     "calls": "with calls of tools",
     "parts": "with parts that are no text",
     "empty": "empty",
+    "branches": "of branches beside the last",
     "over_limit": "over max_texts per prompt",
 }
 
@@ -421,9 +454,16 @@ def note_of(name: str, summary: JsonObject) -> str:
         parts.append(
             f"{summary['confirmed']:,} confirmed by the reward, on {summary['confirmed_prompts']:,} prompts{unscorable}"
         )
+    elif summary["claimed"]:
+        parts.append(
+            f"{summary['confirmed']:,} successes by the file, on {summary['confirmed_prompts']:,} prompts: the "
+            "environment judges the learner's own runs only"
+        )
     else:
         parts.append("their rewards depend on the learner or on training: each learner computes them in the round")
-    for learner, counts in summary["learners"].items():
+    if summary["runs"]:
+        parts.append(f"{summary['runs']:,} are runs with tools, which are shown as hints")
+    for learner, counts in summary["learners"].items() if summary["runs"] < summary["texts"] else ():
         parts.append(learnable_note(learner, counts))
     if summary["skipped_files"]:
         parts.append(f"files without recorded texts: {clean(', '.join(summary['skipped_files'][:5]))}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -48,7 +49,7 @@ class MatchedTexts:
     """
 
     layout: str = ""
-    texts: dict[str, dict[str, str]] = field(default_factory=dict)
+    texts: dict[str, dict[str, RecordedText]] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     validation: set[str] = field(default_factory=set)
     examples: list[str] = field(default_factory=list)
@@ -60,19 +61,24 @@ class MatchedTexts:
             if response.cut or response.rejected:
                 self.counts["cut_off" if response.cut else "rejected"] += 1
                 continue
-            key = hashlib.sha256(response.text.encode()).hexdigest()
+            key = hashlib.sha256((response.messages or response.text).encode()).hexdigest()
             for prompt_id in prompt_ids:
                 known = self.texts.setdefault(prompt_id, {})
                 self.counts["duplicates"] += key in known
-                known[key] = response.text
+                known[key] = response
+
+    def responses(self, most: int | None = None) -> Iterator[tuple[str, RecordedText]]:
+        """Yield (prompt id, response), those of a prompt in the order of their hashes, at most `most` of them."""
+        for prompt_id in sorted(self.texts):
+            ordered = sorted(self.texts[prompt_id].items(), key=lambda entry: entry[0])
+            self.counts["over_limit"] += len(ordered[most:]) if most is not None else 0
+            for _, response in ordered[:most]:
+                yield prompt_id, response
 
     def in_order(self, most: int | None = None) -> Iterator[tuple[str, str]]:
-        """Yield (prompt id, text), the texts of a prompt in the order of their hashes, at most `most` of them."""
-        for prompt_id in sorted(self.texts):
-            ordered = sorted(self.texts[prompt_id].items())
-            self.counts["over_limit"] += len(ordered[most:]) if most is not None else 0
-            for _, text in ordered[:most]:
-                yield prompt_id, text
+        """Yield (prompt id, text), as `responses` does."""
+        for prompt_id, response in self.responses(most):
+            yield prompt_id, response.text
 
 
 def read_recorded(
@@ -82,8 +88,10 @@ def read_recorded(
     prompts: Sequence[Prompt],
     validation: Sequence[Prompt],
     rendered: Sequence[Sequence[str]] = (),
+    *,
+    turns: bool = False,
 ) -> MatchedTexts:
-    """Return the texts that a recorded file has for the prompts.
+    """Return the texts that a recorded file has for the prompts; with `turns`, also the runs of agents.
 
     `rendered`: the prompts' texts as policies' tokenizers write them, one list per tokenizer. Raises DataError naming
     file, row and column; for a file without a text for any prompt, with a prompt of each side.
@@ -96,7 +104,7 @@ def read_recorded(
         found.layout = found.layout or layout.describe()
         for number, values in rows:
             found.counts["rows"] += 1
-            _add(found, read_row(DatasetRow(values, where, number), layout, reasoning), index, held)
+            _add(found, read_row(DatasetRow(values, where, number), layout, reasoning, turns=turns), index, held)
     if not found.counts["rows"]:
         raise DataError(f"{reference}: has no rows")
     if not found.counts["matched"] and not found.validation:
@@ -250,9 +258,10 @@ def _of_run(path: Path) -> NumberedRows:
     run = RunDirectory(path)
     store, number = record_store(run), 0
     for table in tables(store, run.info().run_id, writers(store)):
-        for row in table.select(["prompt_id", "ended", "x_text", "y_text"]).to_pylist():
+        for row in table.select(["prompt_id", "ended", "x_text", "y_text", "messages"]).to_pylist():
             number += 1
-            yield number, row
+            messages = row.pop("messages")
+            yield number, row if messages is None else {**row, "y_text": json.loads(messages)}
 
 
 def embedded(reference: str) -> Path:

@@ -12,7 +12,7 @@ from mutualrl.console.user_path import user_path
 from mutualrl.errors import DataError, UsageError
 from mutualrl.records import Prompt, row_id
 from mutualrl.references import TINY, is_hub
-from mutualrl.sources.prepare import rollouts_table
+from mutualrl.sources.prepare import claimed_rewards, rollouts_table
 from mutualrl.sources.recorded import read_recorded
 from mutualrl.sources.section import Columns, Reasoning
 from mutualrl.sources.source import StoredSource
@@ -25,25 +25,30 @@ def recorded_source(
     *,
     columns: Columns | None = None,
     reasoning: Reasoning = "keep",
+    turns: bool = False,
 ) -> StoredSource:
     """Return the texts that a file has for the rows of a training set, as a source.
 
     `recorded`: a file, a directory, `hub:OWNER/NAME`, or `tiny:book`. `dataset`: the trainer's `train_dataset`, with
     `prompt` and further columns. The reward of a text is that of the trainer's reward functions, computed in the round
-    that may draw it: the trainer's may be models, or depend on its state. Raises DataError for a file that cannot be
-    read, or that has no text for any row.
+    that may draw it: the trainer's may be models, or depend on its state. `turns`: for a trainer with tools or an
+    environment; the file's runs of agents are texts, too, with the reward that the file gives them, 1 if it gives none.
+    Raises DataError for a file that cannot be read, or that has no text for any row.
     """
     prompts = [_prompt(row) for row in dataset]
     if not prompts:
         raise UsageError(f"recorded_source({name!r}): the dataset has no rows")
     reference = recorded if is_hub(Path(recorded)) or recorded.startswith(TINY) else str(user_path(recorded))
-    found = read_recorded(reference, columns or Columns(), reasoning, prompts, ())
-    pairs = list(found.in_order())
+    found = read_recorded(reference, columns or Columns(), reasoning, prompts, (), turns=turns)
+    pairs = list(found.responses())
+    rewards = [
+        reward if each.messages else math.nan for (_, each), reward in zip(pairs, claimed_rewards(pairs), strict=True)
+    ]
     notify(
         f"source {name}: {found.counts['rows']:,} rows ({found.layout}); {len(found.texts):,} of {len(prompts):,} "
         f"prompts have a text; {len(pairs):,} distinct texts"
     )
-    return StoredSource(name, rollouts_table(name, pairs, [math.nan] * len(pairs)), verified=False)
+    return StoredSource(name, rollouts_table(name, pairs, rewards), verified=False)
 
 
 def _prompt(row: Mapping[str, Any]) -> Prompt:

@@ -42,7 +42,7 @@ PASSAGE_TOKENS = Metric("plan/passage_tokens", "tokens", "of these passages")
 TEXTS_SCORED = Metric("plan/texts_scored", "texts", "given to the reward functions for a regime")
 SAMPLES = Metric("plan/samples", "samples", "that a regime asked for beside own rollouts")
 SAMPLED_TOKENS = Metric("plan/sampled_tokens", "tokens", "of these samples")
-SAMPLES_LEFT_OUT = Metric("plan/samples_left_out", "samples", "left out: no room, or an environment with another prompt")
+SAMPLES_LEFT_OUT = Metric("plan/samples_left_out", "samples", "without room, or with another prompt than the round's")
 
 SAMPLE_SECONDS = Metric("samples/seconds", "seconds", "in which samples.jsonl was written; part of `step_time`")
 

@@ -159,7 +159,7 @@ def _other_problems(outcomes: Outcomes) -> Iterator[str]:
 
 
 #: measures that are fractions, in which no interval leaves 0 to 1
-FRACTIONS, FRACTION = ("accuracy", "accuracy_at_tokens", "pass_at", "retained"), (0.0, 1.0)
+FRACTIONS, FRACTION = ("accuracy", "accuracy_at_tokens", "pass_at", "retained", "over_calls"), (0.0, 1.0)
 Column = tuple[str, str, str | None]  # name, measure, policy (None: mean of the pool)
 
 
@@ -179,8 +179,11 @@ def _levels(outcomes: Outcomes, pool: str, columns: Sequence[Column]) -> dict[st
 
 
 def _other_columns(outcomes: Outcomes, pool: str) -> list[Column]:
-    """Return pass@k of the largest k, problems retained, and the NLL of each policy's lessons."""
+    """Return pass@k of the largest k, problems retained, what rollouts with tools are like, and the NLL of each
+    policy's lessons."""
     columns: list[Column] = [("retained", "retained", None)]
+    columns += [(name, measure, None) for name, measure in (("turns", "turns"), ("over-calling", "over_calls"))]
+    columns.append(("uncalled", "uncalled", None))
     if largest := outcomes.largest_k(pool):
         columns.insert(0, (f"pass@{largest}", f"pass_at/{largest}", None))
     columns += [(f"lesson NLL {policy}", "lesson_nll", policy) for policy in outcomes.policies(pool)]

@@ -26,10 +26,12 @@ CUTTING = frozenset(
 
 
 class ToolCall(NamedTuple):
-    """Call of a tool. `arguments`: by name, each with its type; a text that is no JSON object stays as it is."""
+    """Call of a tool. `arguments`: by name, each with its type; a text that is no JSON object stays as it is.
+    `call_id`: what its result refers to, where the format has it."""
 
     name: str
     arguments: Mapping[str, Any] | str
+    call_id: str = ""
 
 
 class Message(NamedTuple):
@@ -55,24 +57,25 @@ class Message(NamedTuple):
 def read_message(value: object) -> Message | None:
     """Return a message of `role` and `content`, or of `from` and `value`; of a node of a trace, its message. None for
     anything else."""
-    if isinstance(value, Mapping) and isinstance(value.get("message"), Mapping):
-        value = value["message"]
     if not isinstance(value, Mapping):
         return None
-    role = value.get("role", value.get("from"))
-    content = content_of(value.get("content", value.get("value")))
-    thought = next((value[key] for key in REASONING if isinstance(value.get(key), str) and value[key].strip()), "")
+    sampled = value.get("sampled") is True
+    inner: Any = value.get("message")
+    chat: Mapping[str, Any] = inner if isinstance(inner, Mapping) else value
+    role = chat.get("role", chat.get("from"))
+    content = content_of(chat.get("content", chat.get("value")))
+    thought = next((chat[key] for key in REASONING if isinstance(chat.get(key), str) and chat[key].strip()), "")
     if not isinstance(role, str) or content is None:
         return None
     return Message(
         role,
         content.text,
         thought or content.reasoning,
-        _calls_of(value),
+        _calls_of(chat),
         content.others,
-        _string(value.get("name")),
-        _string(value.get("tool_call_id")),
-        value.get("sampled") is True,
+        _string(chat.get("name")),
+        _string(chat.get("tool_call_id")),
+        sampled,
     )
 
 
@@ -86,11 +89,12 @@ def _calls_of(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
 
 def read_call(value: object) -> ToolCall:
     """Return a call: of `function` with `name` and `arguments`, or of these alone; arguments may be JSON text."""
-    if isinstance(value, Mapping) and isinstance(value.get("function"), Mapping):
-        value = value["function"]
     if not isinstance(value, Mapping):
         return ToolCall("", str(value))
-    arguments = value.get("arguments", value.get("parameters"))
+    call_id = _string(value.get("id", value.get("tool_call_id")))
+    function: Any = value.get("function")
+    call: Mapping[str, Any] = function if isinstance(function, Mapping) else value
+    arguments = call.get("arguments", call.get("parameters"))
     if isinstance(arguments, str):
         try:
             parsed = json.loads(arguments)
@@ -99,8 +103,8 @@ def read_call(value: object) -> ToolCall:
         arguments = parsed if isinstance(parsed, Mapping) else arguments
     if arguments is None:
         arguments = {}
-    name = value.get("name", value.get("function_name"))
-    return ToolCall(_string(name), arguments if isinstance(arguments, Mapping | str) else json.dumps(arguments))
+    name = _string(call.get("name", call.get("function_name")))
+    return ToolCall(name, arguments if isinstance(arguments, Mapping | str) else json.dumps(arguments), call_id)
 
 
 def _string(value: object) -> str:

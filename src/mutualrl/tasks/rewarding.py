@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 from mutualrl.console.lines import notify
 from mutualrl.process.limits import REWARD_SECONDS
 from mutualrl.records import Completion, Prompt, columns_of
+from mutualrl.storage.files import JsonObject
 from mutualrl.tasks.boxed import boxed_score
 from mutualrl.tasks.prompting import as_prompt
 from mutualrl.tasks.rewards import load_rewards, weighted
@@ -48,10 +50,14 @@ def reward_arguments(
 ) -> dict[str, object]:
     """Build the keyword arguments that TRL passes to a reward function for these completions."""
     prompts = [as_prompt(prompt.content, tokenizer) for prompt, _ in answered]
-    completions: list[str | list[dict[str, str]]] = []
+    completions: list[str | list[JsonObject]] = []
     for source, (_, completion) in zip(prompts, answered, strict=True):
-        conversational = not isinstance(source, str)
-        completions.append([{"role": "assistant", "content": completion.text}] if conversational else completion.text)
+        if completion.messages:
+            completions.append(json.loads(completion.messages))
+        elif isinstance(source, str):
+            completions.append(completion.text)
+        else:
+            completions.append([{"role": "assistant", "content": completion.text}])
     return {
         **columns_of([prompt for prompt, _ in answered]),
         "prompts": prompts,

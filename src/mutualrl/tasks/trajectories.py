@@ -9,13 +9,103 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from mutualrl.tasks.boxed import final_answer
 from mutualrl.tasks.messages import Message, ToolCall, read_call, read_message
 
 #: roles of the model's messages
 ASSISTANT = frozenset(("assistant", "gpt", "model", "chatgpt", "bot", "agent"))
+
+
+class Conversation(NamedTuple):
+    """Messages of an agent's run, and the number of branches beside the last, which are left out."""
+
+    messages: list[Message]
+    branches: int = 0
+
+
+def read_conversation(values: Sequence[object]) -> Conversation | None:
+    """Return the messages of a run in a file: a chat's, those of `from` and `value`, the nodes of a trace of verifiers
+    (of several branches the last), or the steps of ATIF. None if one of them is no message."""
+    path, branches = _last_branch(values)
+    messages: list[Message] = []
+    for value in path:
+        found = _of_step(value) if isinstance(value, Mapping) and "source" in value else [_of_chat(value)]
+        if any(message is None for message in found):
+            return None
+        messages += [message for message in found if message is not None]
+    return Conversation(_with_names(messages), branches)
+
+
+def _last_branch(nodes: Sequence[object]) -> tuple[Sequence[object], int]:
+    """Return the nodes on the path to the last one, by their `parent`, an index; and the number of other ends."""
+    linked = [node for node in nodes if isinstance(node, Mapping) and "parent" in node]
+    if not nodes or len(linked) < len(nodes):
+        return nodes, 0
+    parents = [node["parent"] for node in linked]
+    path: list[object] = []
+    place: object = len(nodes) - 1
+    while isinstance(place, int) and 0 <= place < len(nodes) and len(path) < len(nodes):
+        path.insert(0, nodes[place])
+        place = parents[place]
+    return path, len(set(range(len(nodes))) - {parent for parent in parents if isinstance(parent, int)}) - 1
+
+
+def _of_chat(value: object) -> Message | None:
+    """Return a message. A `function_call` of `from` and `value` is a call, an `observation` its result."""
+    message = read_message(value)
+    if message is None or message.role not in ("function_call", "observation"):
+        return message
+    if message.role == "observation":
+        return message._replace(role="tool")
+    try:
+        call = read_call(json.loads(message.text))
+    except (ValueError, RecursionError):
+        call = ToolCall("", message.text)
+    return Message("assistant", "", tool_calls=(call,))
+
+
+def _of_step(step: Mapping[str, Any]) -> list[Message | None]:
+    """Return a step of ATIF: the message of its source with its calls, then their results."""
+    role = {"agent": "assistant"}.get(str(step["source"]), str(step["source"]))
+    chat = {"role": role, "content": step.get("message"), "tool_calls": step.get("tool_calls")}
+    message = read_message({**chat, "reasoning_content": step.get("reasoning_content")})
+    observation = step.get("observation")
+    results = observation.get("results") if isinstance(observation, Mapping) else None
+    names = {}
+    for call in step.get("tool_calls") or []:
+        if isinstance(call, Mapping):
+            names[call.get("tool_call_id")] = call.get("function_name")
+    found = [message]
+    for result in results if isinstance(results, list | tuple) else ():
+        if isinstance(result, Mapping):
+            key = result.get("source_call_id")
+            chat = {"role": "tool", "content": result.get("content"), "name": names.get(key), "tool_call_id": key}
+            found.append(read_message(chat))
+    return found
+
+
+def _with_names(messages: Sequence[Message]) -> list[Message]:
+    """Return messages with the tool's name in each result: of the call with its id, else of the first open call."""
+    named: list[Message] = []
+    by_id: dict[str, str] = {}
+    waiting: list[str] = []
+    for message in messages:
+        name = message.name
+        if message.role in ASSISTANT:
+            waiting = [call.name for call in message.tool_calls]
+            by_id |= {call.call_id: call.name for call in message.tool_calls if call.call_id}
+        elif message.role == "tool" and not name:
+            name = by_id.get(message.call_id) or (waiting.pop(0) if waiting else "")
+        named.append(message._replace(name=name))
+    return named
+
+
+def is_run(messages: Iterable[Message]) -> bool:
+    """Return whether messages after a prompt are an agent's run: with a call, a result, or several of the model's."""
+    after = list(messages)
+    return bool(calls_of(after)) or any(m.role not in ASSISTANT for m in after) or len(after) > 1
 
 
 def as_json(messages: Iterable[Message]) -> str:
@@ -42,8 +132,9 @@ def of_completion(completion: Sequence[Mapping[str, Any]]) -> tuple[Message, ...
 
 
 def calls_of(messages: Iterable[Message]) -> list[ToolCall]:
-    """Return the calls of the model, in order."""
-    return [call for message in messages if message.role in ASSISTANT for call in message.tool_calls]
+    """Return the calls of the model, in order, without their ids."""
+    calls = [call for message in messages if message.role in ASSISTANT for call in message.tool_calls]
+    return [call._replace(call_id="") for call in calls]
 
 
 def names_of(tools: str) -> frozenset[str]:
@@ -145,7 +236,11 @@ def _as_chat(message: Message) -> dict[str, Any]:
         chat["reasoning"] = message.reasoning
     if message.tool_calls:
         chat["tool_calls"] = [
-            {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            {
+                "type": "function",
+                **({"id": call.call_id} if call.call_id else {}),
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
             for call in message.tool_calls
         ]
     if message.name:

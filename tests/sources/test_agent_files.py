@@ -1,0 +1,113 @@
+"""Files of agents' runs: every layout gives the same run, in bounded memory, and a task without tools leaves it out."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_files import CALL, LAYOUTS, chat, messages, traces, write
+
+from mutualrl.records import Prompt
+from mutualrl.sources.recorded import read_recorded
+from mutualrl.sources.section import Columns
+from mutualrl.tasks.messages import ToolCall
+from mutualrl.tasks.trajectories import calls_of, final_text, from_json, plan, transcript
+
+PROMPTS = [Prompt(f"p{number}", f"{number} plus 2?", str(number + 2), "plus") for number in range(3)]
+TEXTS = {prompt.text: f"\\boxed{{{prompt.answer}}}" for prompt in PROMPTS}
+
+
+def read(path: Path, *, turns: bool = True, reasoning: Any = "keep") -> Any:
+    return read_recorded(str(path), Columns(), reasoning, PROMPTS, [], turns=turns)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_gives_the_same_run(tmp_path: Path, layout: str) -> None:
+    found = read(LAYOUTS[layout](tmp_path / "runs.jsonl", TEXTS))
+    responses = dict(found.responses())
+    assert list(responses) == ["p0", "p1", "p2"]
+    for prompt in PROMPTS:
+        run = from_json(responses[prompt.id].messages)
+        assert [message.role for message in run][1:2] == ["tool"]
+        assert run[1].name == "calculate"
+        assert run[1].text == "3"
+        assert calls_of(run) == [ToolCall("calculate", CALL["arguments"])]
+        assert type(calls_of(run)[0].arguments["a"]) is int  # type: ignore[index]
+        assert run[0].reasoning == ("" if layout == "conversations" else "add")
+        assert final_text(run) == responses[prompt.id].text == TEXTS[prompt.text]
+        assert plan(run) == '1. calculate {"operation": "plus", "a": 1, "b": 2}'
+        assert plan(run, answer=True).endswith(f"\nAnswer: {TEXTS[prompt.text]}")
+        assert transcript(run).splitlines()[-2:] == ["[calculate] 3", TEXTS[prompt.text]]
+    assert found.counts["branches"] == (3 if layout == "traces" else 0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_task_without_tools_leaves_runs_out_and_counts_them(tmp_path: Path, layout: str) -> None:
+    found = read(LAYOUTS[layout](tmp_path / "runs.jsonl", TEXTS), turns=False)
+    assert not dict(found.responses())
+    assert found.counts["several_turns"] + found.counts["calls"] == 3
+
+
+def test_reasoning_is_dropped_where_asked(tmp_path: Path) -> None:
+    found = read(messages(tmp_path / "runs.jsonl", TEXTS), reasoning="drop")
+    assert {message.reasoning for _, each in found.responses() for message in from_json(each.messages)} == {""}
+
+
+def test_the_last_branch_is_taken(tmp_path: Path) -> None:
+    found = read(traces(tmp_path / "runs.jsonl", TEXTS))
+    assert "lost" not in str(dict(found.responses()))
+    assert [m.sampled for m in from_json(next(each.messages for _, each in found.responses()))] == [True, False, True]
+
+
+def test_a_cyclic_trace_ends() -> None:
+    from mutualrl.tasks.trajectories import read_conversation
+
+    nodes = [{"parent": place ^ 1, "message": {"role": "user", "content": "a"}} for place in (0, 1)]
+    assert read_conversation(nodes) is not None
+
+
+def test_runs_that_differ_only_in_their_calls_are_two(tmp_path: Path) -> None:
+    prompt = PROMPTS[0].text
+    other = json.loads(
+        json.dumps(chat(prompt, "\\boxed{2}"))
+        .replace('\\\\\\"a\\\\\\": 1', '\\\\\\"a\\\\\\": 5')
+        .replace('\\"a\\": 1', '\\"a\\": 5')
+    )
+    found = read(write(tmp_path / "runs.jsonl", [{"messages": chat(prompt, "\\boxed{2}")}, {"messages": other}]))
+    assert len(list(found.responses())) == 2
+    assert found.counts["duplicates"] == 0
+
+
+#: reads a file that is far larger than the memory that reading it may add
+READER = """
+import resource, sys
+from mutualrl.records import Prompt
+from mutualrl.sources.recorded import read_recorded
+from mutualrl.sources.section import Columns
+
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+found = read_recorded(sys.argv[1], Columns(), "keep", [Prompt("p", "7 plus 2?", "9", "g")], [], turns=True)
+assert found.counts["rows"] == 100_000, found.counts
+assert len(list(found.responses())) == 1
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+def test_a_hundred_thousand_runs_are_read_in_bounded_memory(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    filler = "x" * 1000
+    row = {"messages": chat("PROMPT", filler)}
+    text = json.dumps(row) + "\n"
+    with path.open("w") as file:
+        for number in range(100_000):
+            file.write(text.replace("PROMPT", f"{number} plus 2?"))
+    assert path.stat().st_size > 120 * 2**20
+    done = subprocess.run([sys.executable, "-c", READER, str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) < 40  # MiB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 0
