@@ -60,16 +60,17 @@ ENDED = "the evaluation ended without a result: a reward function, or other code
 def _runs_user_code(request: EvalRequest) -> bool:
     """Return whether an evaluation calls code of the user's, which may end its process or leave threads behind: it then
     has a process of its own, and only a complete result is one."""
-    names, rewards = [*(request.suite or "").split(",")], ["boxed"]
+    names, rewards, turns = [*(request.suite or "").split(",")], ["boxed"], False
     if request.run is not None:
         run = read_run(request.run)
         names.append(str(run.setting("task.name")))
         given = run.setting("task.reward")
         rewards = given if isinstance(given, list) else ["boxed" if given is None else str(given)]
+        turns = bool(run.setting("task.environment") or run.setting("task.tools"))
     elif request.pool is not None:
         task = resolve(Request(pool=request.pool)).task
-        names, rewards = [*names, task.name], list(task.reward)
-    return rewards != ["boxed"] or any(is_import_path(name) for name in names)
+        names, rewards, turns = [*names, task.name], list(task.reward), task.has_turns
+    return turns or rewards != ["boxed"] or any(is_import_path(name) for name in names)
 
 
 def _print(result: JsonObject, text: str, *, as_json: bool) -> None:

@@ -83,6 +83,23 @@ def _assignments(settings: Mapping[str, object]) -> str:
     return "".join(f" --set regime.{key}={value}" for key, value in settings.items())
 
 
+AGENTS_CAVEAT = (
+    "Measured on the embedded pool tiny-tools (docs/agents.md): a peer's calls as a plan end above GRPO, and raise the "
+    "calls where none is needed."
+)
+
+
+def for_agents(advice: Advice) -> Advice:
+    """Return advice for a task with tools, where no texts are learnt: `hinted` with a plan in place of `sgt`."""
+    if advice.recommended != SGT.name:
+        return advice
+    if advice.settings:  # of SGT's gate
+        return replace(advice, recommended="none", recommendation="none: with tools no regime has a relative gate")
+    settings = {"hint": "plan"}
+    reason = advice.recommendation.partition(": ")[2].partition(";")[0]
+    return Advice(Hinted.name, f"{Hinted.name}{_assignments(settings)}: {reason}", settings, caveat=AGENTS_CAVEAT)
+
+
 def with_hints(advice: Advice, tried: Sequence[HintRow]) -> Advice:
     """Return advice once hints were tried: `hinted` in place of `sgt` if a hint raises the success of a learner and
     leaves answers to learn; either way, the reason."""

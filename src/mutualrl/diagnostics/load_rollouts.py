@@ -32,6 +32,7 @@ from mutualrl.tasks import TASKS, get_task, load_prompts
 from mutualrl.tasks.prompting import Content, prompt_ids
 from mutualrl.tasks.rewarding import rewards_of
 from mutualrl.tasks.rewards import load_rewards
+from mutualrl.tasks.turns import template_of
 from mutualrl.tiny import resolve_path
 
 if TYPE_CHECKING:
@@ -166,7 +167,8 @@ def _sample(plan: DiagnosticPlan, sampled: SampledPool, bars: ProgressBars) -> L
     for name in names:
         revision, trust = plan.ends[name].revision, plan.ends[name].trust_remote_code
         tokenizers[name] = load_tokenizer(paths[name], revision=revision, trust_remote_code=trust)
-        ids[name] = prompt_ids([p.content for p in sampled.prompts], tokenizers[name], plan.templates.get(name))
+        template = {**(plan.templates.get(name) or {}), **template_of(plan.turns, sampled.recipe.task.reward)}
+        ids[name] = prompt_ids([p.content for p in sampled.prompts], tokenizers[name], template)
         contexts[name] = context_of(paths[name], revision=revision, trust_remote_code=trust)
         longest = min(contexts[name] - new_tokens, sampled.recipe.task.max_prompt_tokens)  # as in training
         fits &= np.array([0 < len(row) <= longest for row in ids[name]], dtype=bool)
@@ -219,6 +221,32 @@ def completions(
         engine.close()
 
 
+def _acted(
+    plan: DiagnosticPlan,
+    sampled: SampledPool,
+    name: str,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    on_batch: Callable[[int], None],
+) -> tuple[list[list[Completion]], list[float]]:
+    """Return a model's runs with tools on prompts, and their rewards, in order. Raises ModelError, UsageError."""
+    from mutualrl.engines.transformers_engine import TransformersEngine
+    from mutualrl.training.agent_engine import AgentEngine
+
+    end, recipe = plan.ends[name], sampled.recipe
+    if sampled.engine == "vllm":
+        raise UsageError("--engine vllm: a task with tools is sampled by TRL's loop; expected transformers")
+    engine = TransformersEngine.load(
+        resolve_path(end.path), revision=end.revision, trust_remote_code=end.trust_remote_code
+    )
+    assert plan.turns is not None
+    weights, template = recipe.trainer_settings(name).get("reward_weights"), plan.templates.get(name) or {}
+    agent = AgentEngine(engine, plan.turns, recipe.task.reward, weights, template, sampling.max_new_tokens)
+    groups = agent.run(prompts, sampling, on_batch)
+    completed = [[run.completion for run in group] for group in groups]
+    return completed, [run.reward for group in groups for run in group]
+
+
 def rewards_by(
     sampled: SampledPool,
     name: str,
@@ -241,13 +269,18 @@ def _sample_policy(
     """Return a model's rollouts of prompts, given with their token ids."""
     sampling = replace(sampled.sampling, seed=policy_seed(plan.seed, name, 0))
     progress = bars.track(f"{name}: sampling", len(prompts))
-    groups = completions(plan, sampled, name, [ids for _, ids in prompts], sampling, progress)
+    if plan.turns is not None:
+        groups, rewards = _acted(plan, sampled, name, [prompt for prompt, _ in prompts], sampling, progress)
+    else:
+        groups = completions(plan, sampled, name, [ids for _, ids in prompts], sampling, progress)
+        rewards = []
     flat = [
         (prompt, number, c)
         for (prompt, _), group in zip(prompts, groups, strict=True)
         for number, c in enumerate(group)
     ]
-    rewards = rewards_by(sampled, name, [(prompt, completion) for prompt, _, completion in flat], tokenizer)
+    if plan.turns is None:
+        rewards = rewards_by(sampled, name, [(prompt, completion) for prompt, _, completion in flat], tokenizer)
     columns: dict[str, Sequence[object]] = {
         "policy": [name] * len(flat),
         "round": [0] * len(flat),

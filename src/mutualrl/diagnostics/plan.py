@@ -14,7 +14,7 @@ from mutualrl.console.options import given
 from mutualrl.console.user_path import user_path
 from mutualrl.diagnostics.endpoints import Endpoint
 from mutualrl.diagnostics.gates import Thresholds
-from mutualrl.diagnostics.request import DiagnosticRequest
+from mutualrl.diagnostics.request import ComplementarityRequest, DiagnosticRequest
 from mutualrl.diagnostics.rollout_reader import has_rewards
 from mutualrl.diagnostics.scales import Scales
 from mutualrl.engines.model_files import model_problem
@@ -34,7 +34,7 @@ from mutualrl.storage.trained_model import has_trained_model, trained_model
 from mutualrl.tasks import get_task, load_prompts
 from mutualrl.tasks.base import sample_evenly
 from mutualrl.tasks.prompting import Template
-from mutualrl.tasks.turns import require_one_turn
+from mutualrl.tasks.turns import TurnsSpec
 
 PROMPTS = 256  # the paper's batch (Section "SGT diagnostics")
 
@@ -91,6 +91,12 @@ class DiagnosticPlan:
     ends: Mapping[str, Endpoint] = field(default_factory=dict)
     templates: Mapping[str, Template] = field(default_factory=dict)
     scales: Scales = Scales()
+
+    @property
+    def turns(self) -> TurnsSpec | None:
+        """Return the tools of the task whose rollouts are sampled or were recorded; None without any."""
+        known = self.sampled or self.recorded
+        return None if known is None else known.recipe.task.turns
 
 
 def plan_diagnostic(request: DiagnosticRequest) -> DiagnosticPlan:
@@ -157,6 +163,21 @@ def _of_models(request: DiagnosticRequest, specs: list[RecordedSource]) -> Diagn
     return replace(plan, sampled=_sampled(recipe, request))
 
 
+def _require_turns(request: DiagnosticRequest, recipe: Recipe) -> None:
+    """Raise UsageError for a task with tools if the diagnostic reads texts of one turn."""
+    if not recipe.task.has_turns:
+        return
+    if not isinstance(request, ComplementarityRequest):
+        raise UsageError(
+            f"task {recipe.task.name!r} has tools, and this diagnostic is of texts; expected mutualrl complementarity"
+        )
+    if request.hints:
+        raise UsageError(
+            f"--hints: found task {recipe.task.name!r} with tools, whose hints are runs; leave it out, and train a few "
+            "steps: mutualrl train --regime hinted --steps 10 (metric hinted/success_rate)"
+        )
+
+
 def _of_recipe(
     request: DiagnosticRequest,
     recipe: Recipe,
@@ -167,7 +188,7 @@ def _of_recipe(
     seed: int,
 ) -> DiagnosticPlan:
     """Return what a run's and a pool's plan have in common."""
-    require_one_turn(recipe.task.environment, recipe.task.tools, "a diagnostic")
+    _require_turns(request, recipe)
     return DiagnosticPlan(
         request=request,
         origin=origin,

@@ -49,7 +49,7 @@ SCHEMA = pa.schema(
         pa.field("no_box", pa.bool_()),
         *pick("tokens", "x_text", "y_text", needed=("tokens", "x_text", "y_text")),
         pa.field("answer", pa.string(), nullable=False),
-        *pick("token_ids"),
+        *pick("token_ids", "messages"),
     ]
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
@@ -14,7 +14,7 @@ from mutualrl.console.display import cell, print_text
 from mutualrl.engines.base import Engine
 from mutualrl.engines.choice import chosen_engine, load_engine
 from mutualrl.engines.vllm_engine import installed_version
-from mutualrl.errors import RewardError
+from mutualrl.errors import RewardError, UsageError
 from mutualrl.evaluation.accuracy import figures
 from mutualrl.evaluation.completion_store import Store, directory_name, identity
 from mutualrl.evaluation.eval_tables import markdown
@@ -29,7 +29,11 @@ from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks.base import Row
 from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.tasks.rewarding import BOXED
+from mutualrl.tasks.turns import template_of
 from mutualrl.tiny import resolve_path
+
+if TYPE_CHECKING:
+    from mutualrl.training.agent_engine import AgentEngine
 
 
 def evaluate_models(request: EvalRequest, console: Console) -> Row:
@@ -50,6 +54,10 @@ def run_plan(plan: EvalPlan, console: Console) -> Row:
             print_text(console, line)
     paths = {m.name: resolve_path(m.path) for m in plan.models}
     asked = plan.request.sampling.engine
+    if any(task.turns is not None for task in plan.tasks):
+        if asked == "vllm":
+            raise UsageError("--engine vllm: a task with tools is evaluated by TRL's loop; expected transformers")
+        asked = "transformers"
     engines = {
         m.name: chosen_engine(asked, paths[m.name], revision=m.revision, trust_remote_code=m.trust_remote_code)
         for m in plan.models
@@ -121,7 +129,8 @@ def _evaluate(plan: EvalPlan, model: EvalModel, source: ModelSource, store: Stor
     tokenizer = load_tokenizer(path, revision=revision, trust_remote_code=trust)
     ids = {}
     for task in plan.tasks:
-        ids[task.name] = prompt_ids([p.content for p in task.prompts], tokenizer, model.template)
+        template = {**model.template, **template_of(task.turns, task.rewards)}
+        ids[task.name] = prompt_ids([p.content for p in task.prompts], tokenizer, template)
     longest = max(max(map(len, ids[t.name])) + t.max_new_tokens for t in plan.tasks)
     context = context_of(path, revision=revision, trust_remote_code=trust)
     size = max(1, PART[engine_name] // plan.sampling.samples)
@@ -139,7 +148,20 @@ def _evaluate(plan: EvalPlan, model: EvalModel, source: ModelSource, store: Stor
             )
         return loaded[0]
 
-    answering = AnsweringModel(model.name, source.digest, tokenizer, engine, plan.sampling, store)
+    def agent(task: EvalTask) -> AgentEngine:
+        """Return the model with a task's tools."""
+        from mutualrl.engines.transformers_engine import TransformersEngine
+        from mutualrl.training.agent_engine import AgentEngine
+
+        loaded_engine = engine()
+        if not isinstance(loaded_engine, TransformersEngine) or task.turns is None:
+            raise UsageError(f"task {task.name!r} has tools: found the engine {engine_name}, expected transformers")
+        weights, batch = task.reward_weights, max(1, plan.request.batch_size)
+        return AgentEngine(
+            loaded_engine, task.turns, task.rewards, weights, model.template, task.max_new_tokens, batch_size=batch
+        )
+
+    answering = AnsweringModel(model.name, source.digest, tokenizer, engine, plan.sampling, store, agent)
     rows: dict[str, list[Row]] = {}
     try:
         for task in plan.tasks:
@@ -187,13 +209,18 @@ def _described(plan: EvalPlan, digests: dict[str, str], engines: dict[str, str])
     """Return the request in comparable form: equal descriptions give equal completions."""
     models = {m.name: [digests[m.name], m.template] for m in plan.models}
     return {
-        "tasks": {t.name: [_digest(t), t.max_new_tokens, list(t.rewards)] for t in plan.tasks},
+        "tasks": {t.name: _described_task(t) for t in plan.tasks},
         "models": models,
         "engines": engines,
         "sampling": {k: v for k, v in asdict(plan.sampling).items() if k != "max_new_tokens"},
         "batch_size": plan.request.batch_size,
         "versions": {"torch": version("torch"), "transformers": version("transformers"), "vllm": installed_version()},
     }
+
+
+def _described_task(task: EvalTask) -> list[object]:
+    described: list[object] = [_digest(task), task.max_new_tokens, list(task.rewards)]
+    return described if task.turns is None else [*described, [task.turns.environment, *task.turns.tools]]
 
 
 def _digest(task: EvalTask) -> str:

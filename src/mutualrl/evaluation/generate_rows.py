@@ -21,6 +21,8 @@ from mutualrl.tasks.rewarding import BOXED, rewards_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from mutualrl.training.agent_engine import AgentEngine
+
 #: completions per part: the most that a kill loses. vLLM batches on its own and needs many.
 PART = {"transformers": 512, "vllm": 4096}
 
@@ -59,7 +61,8 @@ def part_seed(seed: int, task: str, number: int) -> int:
 @dataclass(frozen=True)
 class AnsweringModel:
     """A model that is evaluated: its name and identity (`completion_store.identity`), its tokenizer, how it is sampled,
-    and where its completions are stored. `engine`: returns it loaded; called only if a part has to be generated."""
+    and where its completions are stored. `engine`: returns it loaded; called only if a part has to be generated.
+    `agent`: returns it with a task's tools."""
 
     name: str
     digest: str
@@ -67,6 +70,7 @@ class AnsweringModel:
     engine: Callable[[], Engine]
     sampling: Sampling
     store: Store
+    agent: Callable[[EvalTask], AgentEngine] | None = None
 
     def rows(
         self, task: EvalTask, ids: Sequence[list[int]], cut: Sequence[PromptChunk], on_done: Callable[[int], None]
@@ -111,6 +115,8 @@ class AnsweringModel:
                     f"{where}: row {number} is of prompt {row['prompt_id']!r}, expected {prompt.id!r}"
                 )
             answered.append((prompt, Completion(tuple(row["token_ids"] or ()), row["y_text"], row["ended"])))
+        if task.turns is not None and task.rewards != BOXED:
+            return rows  # judged by what the environment was, which is gone
         rewards = rewards_of(task.rewards, task.reward_weights, answered, self.tokenizer, task.step_timeout)
         if task.rewards == BOXED and (wrong := [n for n, row in enumerate(rows) if row["reward"] != rewards[n]]):
             raise FileDamagedError(
@@ -119,7 +125,26 @@ class AnsweringModel:
             )
         return [{**row, "reward": reward} for row, reward in zip(rows, rewards, strict=True)]
 
+    def _acted(self, task: EvalTask, chunk: PromptChunk) -> Iterator[Row]:
+        """Yield the rows of runs with tools."""
+        assert self.agent is not None
+        sampling = replace(self.sampling, seed=part_seed(self.sampling.seed, task.name, chunk.number))
+        prompts = [task.prompts[place] for place in chunk.places]
+        for prompt, group in zip(prompts, self.agent(task).run(prompts, sampling), strict=True):
+            for number, run in enumerate(group):
+                yield {
+                    **_row(self.name, task.name, prompt, number, run.completion),
+                    "tokens": run.sampled,
+                    "messages": run.completion.messages,
+                    "reward": run.reward,
+                    "no_box": last_boxed(run.completion.text) is None if task.rewards == BOXED else None,
+                    "too_long": False,
+                }
+
     def _generated(self, task: EvalTask, ids: Sequence[list[int]], chunk: PromptChunk) -> Iterator[Row]:
+        if task.turns is not None and chunk.new_tokens:
+            yield from self._acted(task, chunk)
+            return
         sampling = self.sampling
         chosen = [ids[place] for place in chunk.places]
         if chunk.new_tokens:
@@ -160,4 +185,5 @@ def _row(model: str, task: str, prompt: Prompt, number: int, completion: Complet
         "y_text": completion.text,
         "answer": prompt.answer,
         "token_ids": list(completion.token_ids),
+        "messages": None,
     }

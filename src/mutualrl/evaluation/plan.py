@@ -26,7 +26,7 @@ from mutualrl.tasks.base import sample_evenly
 from mutualrl.tasks.mixture import PAPER, MixtureTask
 from mutualrl.tasks.rewarding import BOXED
 from mutualrl.tasks.section import TaskSection
-from mutualrl.tasks.turns import require_one_turn
+from mutualrl.tasks.turns import TurnsSpec
 
 ALIASES = {"paper": PAPER}
 
@@ -34,7 +34,7 @@ ALIASES = {"paper": PAPER}
 @dataclass(frozen=True)
 class EvalTask:
     """Prompts of a task, their origin, the dropped rows, and the rewards of a completion. `step_timeout`: limit in
-    seconds of a reward function on the completions of a part."""
+    seconds of a reward function on the completions of a part. `turns`: tools and environment of its rollouts."""
 
     name: str
     prompts: list[Prompt]
@@ -44,6 +44,7 @@ class EvalTask:
     rewards: tuple[str, ...] = BOXED
     reward_weights: tuple[float, ...] | None = None
     step_timeout: float = REWARD_SECONDS
+    turns: TurnsSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def _rewarded(task: EvalTask, section: TaskSection, weights: object) -> EvalTask
     """Return a task with the rewards of the recipe, if it is the recipe's own task."""
     if task.name != section.name:
         return task
-    require_one_turn(section.environment, section.tools, "mutualrl eval")
+    task = replace(task, turns=section.turns)
     if section.reward == task.rewards:
         return task
     reward_weights = tuple(float(w) for w in weights) if isinstance(weights, list) else None

@@ -14,6 +14,7 @@ from mutualrl.section import PATHS, Section, UserFile, as_tuple
 
 if TYPE_CHECKING:
     from mutualrl.tasks.base import TaskSource
+    from mutualrl.tasks.turns import TurnsSpec
 
 REWARD_FORM = "expected 'boxed', 'package.module:function' or 'path/to/file.py:function'"
 UserPath = Annotated[str, AfterValidator(lambda value: data_path(Path(value)))]
@@ -123,6 +124,13 @@ class TaskSection(Section):
     def has_turns(self) -> bool:
         """Return whether a rollout may have several turns: tools or an environment are set."""
         return self.environment is not None or bool(self.tools)
+
+    @property
+    def turns(self) -> TurnsSpec | None:
+        """Return what its rollouts of several turns have; None for those of one turn."""
+        from mutualrl.tasks.turns import TurnsSpec
+
+        return TurnsSpec(self.environment, self.tools) if self.has_turns else None
 
     def source(self, seed: int) -> TaskSource:
         """Return the task's data source."""

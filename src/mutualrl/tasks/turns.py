@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from mutualrl.errors import UsageError
 from mutualrl.process.plugins import check_import_path, load_object
@@ -14,24 +14,19 @@ Environment = Callable[[], Any]
 Tool = Callable[..., Any]
 
 
+class TurnsSpec(NamedTuple):
+    """What a rollout of several turns has: an environment's class and tools, by import path."""
+
+    environment: str | None
+    tools: tuple[str, ...]
+
+
 def require_turns(environment: str | None, tools: Sequence[str]) -> None:
     """Raise UsageError if an environment or a tool does not exist, as far as can be checked without running code."""
     if environment is not None:
         check_import_path(environment, "task.environment", noun="class")
     for path in tools:
         check_import_path(path, "task.tools", noun="function")
-
-
-def require_one_turn(environment: str | None, tools: Sequence[str], command: str) -> None:
-    """Raise UsageError if a task has tools or an environment, since `command` samples one turn per prompt."""
-    settings = [f"task.tools {', '.join(tools)}"] if tools else []
-    if environment is not None:
-        settings.insert(0, f"task.environment {environment}")
-    if settings:
-        raise UsageError(
-            f"found {' and '.join(settings)}: {command} samples one turn per prompt, without tools; a trained policy's "
-            "reward is in the validation of its run (summary.json, mutualrl report)"
-        )
 
 
 def load_environment(path: str, *, owns_reward: bool) -> Environment:
@@ -83,6 +78,14 @@ def visible_tools(tools: Sequence[Tool], environment: Environment | None) -> lis
         if not name.startswith("_") and name not in ("reset", "get_reward"):
             methods.append(getattr(instance, name))
     return [*tools, *methods]
+
+
+def template_of(turns: TurnsSpec | None, rewards: Sequence[str]) -> dict[str, list[Tool]]:
+    """Return the argument of a chat template with a task's tools; none without any."""
+    if turns is None:
+        return {}
+    factory = None if turns.environment is None else load_environment(turns.environment, owns_reward=not rewards)
+    return {"tools": visible_tools(load_tools(turns.tools), factory)}
 
 
 def _with_named_errors(environment: type) -> type:

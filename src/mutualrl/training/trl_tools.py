@@ -7,12 +7,30 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from transformers import GenerationConfig
 from transformers.utils import get_json_schema
 from trl import GRPOTrainer
 
+from mutualrl.engines.sampling import Sampling
 from mutualrl.training.trl_compat import GenerationBatch, HookedGRPOTrainer, Inputs, replaced
 
 Environments = dict[Any, list[Any]]  # instances by name
+
+
+def greedy_decoding(trainer: GRPOTrainer, sampling: Sampling | None = None) -> dict[str, Any]:
+    """Return the attributes with which TRL decodes greedily with transformers, without the sampling settings of
+    training; none for a `sampling` at a temperature."""
+    if sampling is not None and sampling.temperature:
+        return {}
+    config = trainer.generation_config
+    plain = GenerationConfig(
+        max_new_tokens=trainer.max_completion_length,
+        do_sample=False,
+        pad_token_id=config.pad_token_id,
+        bos_token_id=config.bos_token_id,
+        eos_token_id=config.eos_token_id,
+    )
+    return {"generation_config": plain, "generation_kwargs": {}}
 
 
 def prompt_tokens(trainer: GRPOTrainer, prompt: Any, environment: Any = None) -> tuple[int, ...]:

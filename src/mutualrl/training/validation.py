@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from accelerate.utils import broadcast_object_list, gather_object
-from transformers import GenerationConfig
 from trl.models.utils import unwrap_model_for_generation
 
 from mutualrl.engines.choice import engine_from_model
@@ -22,7 +21,7 @@ from mutualrl.tasks.rewards import original, weighted
 from mutualrl.tasks.scoring import score, score_rewards
 from mutualrl.training.data import as_dataset
 from mutualrl.training.trl_compat import evaluating, of_rank, replaced, tokenizer_of, total_rewards
-from mutualrl.training.trl_tools import Environments, sampled_and_scored
+from mutualrl.training.trl_tools import Environments, greedy_decoding, sampled_and_scored
 from mutualrl.training.vllm_generation import greedy, greedy_engine
 
 if TYPE_CHECKING:
@@ -81,15 +80,7 @@ class Validator:
             with greedy_engine(trainer):
                 yield
             return
-        sampling = trainer.generation_config
-        plain = GenerationConfig(
-            max_new_tokens=trainer.max_completion_length,
-            do_sample=False,
-            pad_token_id=sampling.pad_token_id,
-            bos_token_id=sampling.bos_token_id,
-            eos_token_id=sampling.eos_token_id,
-        )
-        with replaced(trainer, {"generation_config": plain, "generation_kwargs": {}}):
+        with replaced(trainer, greedy_decoding(trainer)):
             yield
 
     def _with_transformers(self, prompts: list[Prompt]) -> list[Completion]:

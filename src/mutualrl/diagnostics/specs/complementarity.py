@@ -16,7 +16,7 @@ import numpy as np
 from mutualrl.console.lines import notify
 from mutualrl.console.markdown import name, number, sentence, table, with_interval
 from mutualrl.diagnostics import dead_prompts, hints, revival
-from mutualrl.diagnostics.advice import SGT_CAVEAT, Advice, recommended, with_hints
+from mutualrl.diagnostics.advice import SGT_CAVEAT, Advice, for_agents, recommended, with_hints
 from mutualrl.diagnostics.diagnostic import INLINE, Beside, Diagnostic, Figures, Inputs, Scope
 from mutualrl.diagnostics.drawing import legend, short
 from mutualrl.diagnostics.gates import Thresholds, successes
@@ -75,6 +75,8 @@ def compute(inputs: Inputs[ComplementarityRequest]) -> Overlap:
     samples = rollouts.present_M_P_G.sum(axis=2).min(axis=1).tolist()
     k_values = gate_sizes(request.k, samples)
     result = complementarity(rollouts, plan.thresholds, request.success, k_values, plan.seed)
+    if plan.turns is not None:
+        result = replace(result, advice=for_agents(result.advice))
     for found in inputs.beside.results:
         if isinstance(found, hints.Hints):
             result = replace(result, advice=with_hints(result.advice, found.hints))
