@@ -33,6 +33,7 @@ def plain(policy: str, recipe_file: Path, root: Path) -> None:
     from transformers import PrinterCallback
     from trl import GRPOTrainer
 
+    from mutualrl.adapter.data import as_dataset
     from mutualrl.recipes import load
     from mutualrl.recipes.agreement import load_recipe_prompts
     from mutualrl.recipes.batch_plan import plan_batch
@@ -45,7 +46,6 @@ def plain(policy: str, recipe_file: Path, root: Path) -> None:
     from mutualrl.training.build import seed_policy
     from mutualrl.training.callback import MetricsCallback
     from mutualrl.training.config import grpo_config
-    from mutualrl.training.data import as_dataset
     from mutualrl.training.validation import Validator
 
     recipe = load(recipe_file)

@@ -77,10 +77,10 @@ def plain_trl(model: Path, steps: int, *, cpu: bool) -> Timing:
     from transformers import PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
 
+    from mutualrl.adapter.data import as_dataset
     from mutualrl.engines.transformers_engine import load_tokenizer
     from mutualrl.tasks import TaskSource, get_task
     from mutualrl.tasks.boxed import boxed_reward
-    from mutualrl.training.data import as_dataset
 
     tokenizer = load_tokenizer(str(model))
     with tempfile.TemporaryDirectory() as output:

@@ -100,6 +100,7 @@ def make_trainer(model: Path, root: Path, arm: str, steps: int, seed: int) -> tu
     from trl import GRPOConfig
     from trl.trainer.utils import RepeatSampler
 
+    from mutualrl.adapter.data import as_dataset
     from mutualrl.engines.transformers_engine import load_tokenizer
     from mutualrl.regimes import get_regime
     from mutualrl.regimes.regime import publish_schema
@@ -108,7 +109,6 @@ def make_trainer(model: Path, root: Path, arm: str, steps: int, seed: int) -> tu
     from mutualrl.thl import retokenize
     from mutualrl.tiny import path_of
     from mutualrl.training import MutualGRPOTrainer, Sharing
-    from mutualrl.training.data import as_dataset
     from mutualrl.training.peers import PeerLink
 
     regime, peers, settings = ARMS[arm]

@@ -38,13 +38,13 @@ def plain_trl(steps: int) -> float:
     from transformers import PrinterCallback, set_seed
     from trl import GRPOConfig, GRPOTrainer
 
+    from mutualrl.adapter.data import as_dataset
     from mutualrl.engines import Sampling
     from mutualrl.engines.transformers_engine import TransformersEngine, load_tokenizer
     from mutualrl.seeds import policy_seed
     from mutualrl.tasks import TaskSource, get_task
     from mutualrl.tasks.boxed import boxed_reward
     from mutualrl.tiny import path_of
-    from mutualrl.training.data import as_dataset
 
     torch.set_num_threads(1)
     model = str(path_of("ada"))

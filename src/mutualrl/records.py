@@ -148,15 +148,8 @@ class Rollout:
     """The prompt's text, x_text."""
     text: str | None = None
     """The response's text, y_text; empty for a policy that ended at once. Of a trajectory, what the policy said."""
-    messages: str | None = None
-    """Of a trajectory with tools, its messages as JSON (`tasks.trajectories`), published with the text; None of a
-    response of one message."""
-    tools: str | None = None
-    """Schemas of the tools that it had, as JSON, published with the text."""
     token_ids: Ids | None = None
     """Token ids of its policy, shape (T,)."""
-    mask: Mask | None = None
-    """Which of these it sampled, shape (T,), published with them: a tool's results are none; None: all of them."""
     logprobs: LogProbs | None = None
     """Log-probs of the behaviour policy, shape (T,), nats; NaN for a token that it could not score."""
     prefix: int = 0
@@ -167,6 +160,13 @@ class Rollout:
     """Round in which it was sampled."""
     row: int = 0
     """Position in its policy's round."""
+    messages: str | None = None
+    """Of a trajectory with tools, its messages as JSON (`tasks.trajectories`), published with the text; None of a
+    response of one message."""
+    tools: str | None = None
+    """Schemas of the tools that it had, as JSON, published with the text."""
+    mask: Mask | None = None
+    """Which of its tokens were sampled, shape (T,), published with them: a tool's results are none; None: all of them."""
 
     def __post_init__(self) -> None:
         for name, kind in (("token_ids", np.int32), ("logprobs", np.float32), ("mask", np.bool_)):

@@ -216,9 +216,9 @@ def test_csv_labels_are_read_as_text(tmp_path: Path) -> None:
 
 
 def test_columns_reach_the_reward_function_with_their_types_and_values(tiny: dict[str, Path], tmp_path: Path) -> None:
+    from mutualrl.adapter.data import as_dataset
     from mutualrl.tasks.dataset import column_notes
     from mutualrl.tasks.rewarding import reward_arguments
-    from mutualrl.training.data import as_dataset
 
     notes = [2**70, "book 3", 0, False, {"pages": [1, None]}, float("nan")]
     answers = [7, "x+1", 0, False, [1, 2], {"a": 1.5}]

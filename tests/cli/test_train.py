@@ -206,12 +206,12 @@ def test_regime_grpo_equals_a_plain_trl_script(cli: Cli, tiny: dict[str, Path], 
     from transformers import set_seed
     from trl import GRPOTrainer
 
+    from mutualrl.adapter.data import as_dataset
     from mutualrl.engines.transformers_engine import load_tokenizer
     from mutualrl.recipes import Request, resolve
     from mutualrl.seeds import policy_seed
     from mutualrl.tasks import TaskSource, get_task
     from mutualrl.tasks.boxed import boxed_reward
-    from mutualrl.training.data import as_dataset
     from training_harness import config
 
     strange = "[/red] a\nb: ["  # Rich markup, and a newline that must not become a key of recipe.yaml

@@ -28,7 +28,7 @@ LAYERS: list[set[str]] = [
     {"launch", "evaluation", "diagnostics", "reporting"},
     {"runs"},
     {"training"},
-    {"mwra"},
+    {"mwra", "adapter"},
     {"tiny", "engines", "recipes", "machine"},
     {"sources"},
     {"regimes", "thl", "see", "tasks"},

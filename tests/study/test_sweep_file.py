@@ -170,6 +170,7 @@ def test_shipped_sweeps_are_valid(tmp_path: Path) -> None:
         (sweeps / "smol-pair" / "sft" / skill).rename(sweeps / "smol-pair" / "sft" / name)
     by_name = {path.stem: read_sweep(path) for path in sweeps.glob("*.yaml") if "arms:" in path.read_text()}
     assert sorted(by_name) == [
+        "agents",
         "hints",
         "hints-countdown",
         "hints-countdown-controls",

@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import set_seed
 
+from mutualrl.adapter.data import as_dataset
 from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.records import Prompt, Rollout
 from mutualrl.see import Exchange
@@ -18,7 +19,6 @@ from mutualrl.tasks.calculator import calculate
 from mutualrl.tasks.messages import Message, ToolCall
 from mutualrl.tasks.trajectories import as_json
 from mutualrl.tiny import path_of
-from mutualrl.training.data import as_dataset
 from mutualrl.training.trainer import MutualGRPOTrainer
 from training_harness import Logs, config, sharing
 

@@ -17,10 +17,10 @@ from trl import GRPOTrainer
 from trl.models.utils import unwrap_model_for_generation
 
 import training_harness as harness
+from mutualrl.adapter.trl_compat import allow_zero_on_cpu
 from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.training import MutualGRPOTrainer
 from mutualrl.training.config import deepspeed_config
-from mutualrl.training.trl_compat import allow_zero_on_cpu
 from mutualrl.training.worker import leave_group
 
 KINDS = {

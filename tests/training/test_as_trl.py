@@ -32,13 +32,13 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
 
 import training_harness as harness
+from mutualrl.adapter.trl_compat import evaluating, token_logps
 from mutualrl.errors import RewardError, UsageError
 from mutualrl.records import Rollout, row_id
 from mutualrl.regimes.resample import Resample
 from mutualrl.see import Exchange
 from mutualrl.training import MutualGRPOTrainer
 from mutualrl.training.sharing import Sharing
-from mutualrl.training.trl_compat import evaluating, token_logps
 from training_harness import Logs
 
 SUMS = [f"{a} + {b} =" for a in (1, 2, 3) for b in (4, 5)]
@@ -470,11 +470,6 @@ def publish_as(root: Path, policy: str, shard: Any) -> None:
 
 
 REJECTED = {
-    "tools": (
-        {"tools": [multiply]},
-        "tools: found multiply, which regime 'sgt' does not support.* shares only rewards",
-    ),
-    "environment": ({"environment_factory": Counter}, "environment_factory: found Counter"),
     "rollout": ({"rollout_func": rolled_out}, "rollout_func: found rolled_out"),
 }
 

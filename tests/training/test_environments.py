@@ -277,10 +277,9 @@ def test_policies_train_in_an_environment_and_share_its_rewards(callers: Path, t
             greedy_reward(callers / name)
         )
     assert metrics(tmp_path / "run", "cara")[0]["rewards/Counter/mean"] > 0.15
-    again = cli("eval", "--run", tmp_path / "run")
-    assert again.returncode == 2
-    assert "task.environment" in again.stderr
-    assert "samples one turn per prompt" in again.stderr
+    again = json.loads(cli("eval", "--run", tmp_path / "run", "--json").stdout)
+    for name, validation in validations.items():
+        assert again["models"][name]["accuracy"] == pytest.approx(validation["accuracy"])
 
 
 @pytest.mark.release
@@ -379,25 +378,35 @@ def test_tool_descriptions_count_towards_the_prompt_length(callers: Path, tmp_pa
         assert (f"train prompts is within task.max_prompt_tokens ({limit})" in result.stderr) == (code == 2)
 
 
-def test_regime_that_requests_samples_rejects_multi_turn_tasks(untrained: Path, tmp_path: Path, cli_here: Cli) -> None:
-    arguments = ("--set", "regime.hint=none", "--dry-run")
-    result = cli_here("train", recipe(untrained, tmp_path, "hinted"), *arguments)
-    assert result.returncode == 2
-    assert "task.environment: regime 'hinted' requests samples of the learner, which have tool results" in result.stderr
-
-
-@pytest.mark.parametrize("regime", ["sgt", "prp"])
-def test_regime_that_shares_texts_rejects_multi_turn_tasks(
+@pytest.mark.parametrize("regime", ["sgt", "prp", "guided", "hacpo", "swarm"])
+def test_regime_that_learns_texts_rejects_multi_turn_tasks(
     untrained: Path, tmp_path: Path, cli_here: Cli, regime: str
 ) -> None:
     result = cli_here("train", recipe(untrained, tmp_path, regime), "--dry-run")
     assert result.returncode == 2
-    assert "task.environment" in result.stderr
-    assert f"regime '{regime}' shares texts" in result.stderr
-    assert "which tokens of several turns were sampled" in result.stderr
-    full = cli_here("train", recipe(untrained, tmp_path, "xgrpo"), "--set", "run.publish=full", "--dry-run")
-    assert full.returncode == 2
-    assert "run.publish: full" in full.stderr
+    assert f"task.environment: regime '{regime}' learns texts, not trajectories with tools" in result.stderr
+    assert "expected hinted, which shows them as a hint" in result.stderr
+
+
+def test_settings_of_hinted_that_need_texts_or_tools_are_rejected(
+    untrained: Path, tmp_path: Path, cli_here: Cli
+) -> None:
+    path = recipe(untrained, tmp_path, "hinted")
+    result = cli_here("train", path, "--set", "regime.fallback=sgt", "--dry-run")
+    assert result.returncode == 2
+    assert "regime.fallback: found 'sgt', which learns texts, not trajectories with tools" in result.stderr
+    plain = cli_here("train", "--regime", "hinted", "--set", "regime.hint=plan", "--dry-run")
+    assert plain.returncode == 2
+    assert "regime.hint: found 'plan', calls of tools, of which the task has none" in plain.stderr
+
+
+@pytest.mark.parametrize("options", [("--set", "regime.hint=plan"), ("--set", "regime.hint=none"), ()])
+def test_hinted_and_full_publishing_accept_multi_turn_tasks(
+    untrained: Path, tmp_path: Path, cli_here: Cli, options: tuple[str, ...]
+) -> None:
+    path = recipe(untrained, tmp_path, "hinted")
+    result = cli_here("train", path, *options, "--set", "run.publish=full", "--dry-run")
+    assert result.returncode == 0, result.stderr
 
 
 def test_dry_run_reports_that_the_reward_was_not_tried(untrained: Path, tmp_path: Path, cli_here: Cli) -> None:
@@ -420,7 +429,7 @@ def test_code_paths_are_relative_to_the_recipe(untrained: Path, tmp_path: Path, 
     assert "absent.py" in cli_here("train", recipe_dir / "recipe.yaml", "--run-dir", tmp_path / "run").stderr
 
 
-def test_diagnostics_reject_multi_turn_tasks(untrained: Path, tmp_path: Path, cli_here: Cli) -> None:
+def test_diagnostics_of_texts_reject_multi_turn_tasks(untrained: Path, tmp_path: Path, cli_here: Cli) -> None:
     pool = yaml.safe_load((untrained / "pool.yaml").read_text())
     pool["task"] = {
         "name": "dataset",
@@ -428,9 +437,14 @@ def test_diagnostics_reject_multi_turn_tasks(untrained: Path, tmp_path: Path, cl
         "tools": [f"{untrained / 'board.py'}:double"],
     }
     (tmp_path / "pool.yaml").write_text(yaml.safe_dump(pool))
-    result = cli_here("complementarity", "--pool", tmp_path / "pool.yaml")
+    result = cli_here("sgt-check", "--pool", tmp_path / "pool.yaml")
     assert result.returncode == 2
-    assert "samples one turn per prompt" in result.stderr
+    assert (
+        "task 'dataset' has tools, and this diagnostic is of texts; expected mutualrl complementarity" in result.stderr
+    )
+    hints = cli_here("complementarity", "--hints", "--pool", tmp_path / "pool.yaml")
+    assert hints.returncode == 2
+    assert "--hints: found task 'dataset' with tools, whose hints are runs" in hints.stderr
 
 
 def test_reward_is_required_without_an_environment(untrained: Path, tmp_path: Path, cli_here: Cli) -> None:

@@ -15,6 +15,7 @@ import torch
 from datasets import Dataset, IterableDataset
 
 from conftest import Cli
+from mutualrl.adapter.trl_compat import Inputs
 from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.errors import UsageError
 from mutualrl.regimes.resample import Resample, order_of
@@ -22,7 +23,6 @@ from mutualrl.see import Exchange
 from mutualrl.tasks.boxed import boxed_score
 from mutualrl.thl import retokenize
 from mutualrl.training import MutualGRPOTrainer
-from mutualrl.training.trl_compat import Inputs
 from training_harness import (
     BY_ID,
     PROMPTS,

@@ -15,10 +15,10 @@ from trl import GRPOTrainer
 
 import mutualrl
 from conftest import REPOSITORY
-from mutualrl.training.trl_compat import ASSUMPTIONS
+from mutualrl.adapter.trl_compat import ASSUMPTIONS
 
 SOURCE = Path(mutualrl.__file__).parent
-COMPAT = [SOURCE / "training" / "trl_compat.py", SOURCE / "training" / "trl_tools.py"]
+COMPAT = [SOURCE / "adapter" / "trl_compat.py", SOURCE / "adapter" / "trl_tools.py"]
 #: documented members of named tuples
 PUBLIC = {"_replace", "_fields"}
 OWNERS = {
@@ -62,7 +62,7 @@ def test_every_private_member_in_use_is_declared() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef) and re.match(r"_[a-z]", node.name)
     }
-    ours = {"_sampler"}
+    ours = {"_sampler", "_turns_of", "_in_context"}
     used = set().union(*map(foreign_privates, COMPAT))
     assert (used | overridden) - ours <= declared
 

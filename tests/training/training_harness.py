@@ -13,6 +13,7 @@ from transformers import TrainerCallback, set_seed
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
+from mutualrl.adapter.data import as_dataset
 from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.recipes import yaml_file
 from mutualrl.recipes.layers import find
@@ -29,7 +30,6 @@ from mutualrl.storage.files import write_atomic
 from mutualrl.tasks import TaskSource, get_task
 from mutualrl.tasks.boxed import boxed_reward, boxed_score
 from mutualrl.thl import retokenize
-from mutualrl.training.data import as_dataset
 from mutualrl.training.peers import PeerLink
 from mutualrl.training.sharing import Sharing
 from mutualrl.training.source_rounds import SourceRounds

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from transformers import set_seed
 
+from mutualrl.adapter.data import as_dataset
 from mutualrl.engines import Sampling
 from mutualrl.engines.scoring import completion_logprobs
 from mutualrl.engines.transformers_engine import TransformersEngine, load_tokenizer
@@ -17,7 +18,6 @@ from mutualrl.see import Exchange
 from mutualrl.tasks.boxed import boxed_reward
 from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.training import MutualGRPOTrainer
-from mutualrl.training.data import as_dataset
 from mutualrl.training.vllm_generation import greedy, prepare_vllm, shut_down
 from training_harness import PROMPTS, Logs, config, sharing
 

@@ -230,8 +230,8 @@ def _acted(
     on_batch: Callable[[int], None],
 ) -> tuple[list[list[Completion]], list[float]]:
     """Return a model's runs with tools on prompts, and their rewards, in order. Raises ModelError, UsageError."""
+    from mutualrl.adapter.agent_engine import AgentEngine
     from mutualrl.engines.transformers_engine import TransformersEngine
-    from mutualrl.training.agent_engine import AgentEngine
 
     end, recipe = plan.ends[name], sampled.recipe
     if sampled.engine == "vllm":

@@ -32,9 +32,8 @@ from mutualrl.sources.section import RecordedSource
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.storage.trained_model import has_trained_model, trained_model
 from mutualrl.tasks import get_task, load_prompts
-from mutualrl.tasks.base import sample_evenly
+from mutualrl.tasks.base import TurnsSpec, sample_evenly
 from mutualrl.tasks.prompting import Template
-from mutualrl.tasks.turns import TurnsSpec
 
 PROMPTS = 256  # the paper's batch (Section "SGT diagnostics")
 

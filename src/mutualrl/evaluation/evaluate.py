@@ -33,7 +33,7 @@ from mutualrl.tasks.turns import template_of
 from mutualrl.tiny import resolve_path
 
 if TYPE_CHECKING:
-    from mutualrl.training.agent_engine import AgentEngine
+    from mutualrl.adapter.agent_engine import AgentEngine
 
 
 def evaluate_models(request: EvalRequest, console: Console) -> Row:
@@ -150,8 +150,8 @@ def _evaluate(plan: EvalPlan, model: EvalModel, source: ModelSource, store: Stor
 
     def agent(task: EvalTask) -> AgentEngine:
         """Return the model with a task's tools."""
+        from mutualrl.adapter.agent_engine import AgentEngine
         from mutualrl.engines.transformers_engine import TransformersEngine
-        from mutualrl.training.agent_engine import AgentEngine
 
         loaded_engine = engine()
         if not isinstance(loaded_engine, TransformersEngine) or task.turns is None:

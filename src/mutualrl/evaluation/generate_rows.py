@@ -21,7 +21,7 @@ from mutualrl.tasks.rewarding import BOXED, rewards_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from mutualrl.training.agent_engine import AgentEngine
+    from mutualrl.adapter.agent_engine import AgentEngine
 
 #: completions per part: the most that a kill loses. vLLM batches on its own and needs many.
 PART = {"transformers": 512, "vllm": 4096}

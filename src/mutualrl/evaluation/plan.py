@@ -22,11 +22,10 @@ from mutualrl.storage.files import JsonObject
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.storage.trained_model import trained_model
 from mutualrl.tasks import TaskSource, get_task
-from mutualrl.tasks.base import sample_evenly
+from mutualrl.tasks.base import TurnsSpec, sample_evenly
 from mutualrl.tasks.mixture import PAPER, MixtureTask
 from mutualrl.tasks.rewarding import BOXED
 from mutualrl.tasks.section import TaskSection
-from mutualrl.tasks.turns import TurnsSpec
 
 ALIASES = {"paper": PAPER}
 

@@ -72,14 +72,14 @@ class DrawKey(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """Success on a prompt: its source (policy, rollout, round; None: this one) and its text. `ended`: it was not
-    truncated. `messages`: of a run with tools, the trajectory as JSON."""
+    truncated. `run`: of one with tools, the trajectory as JSON."""
 
     policy: str
     rollout: int
     text: str
     ended: bool
     round: int | None = None
-    messages: str | None = None
+    run: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +233,7 @@ def successes_of(view: RoundView, memory: Mapping[str, Sequence[Remembered]] | N
                 peer = view.peers[rollout.policy]
                 (text,), (messages,) = peer.texts([rollout.row]), peer.messages([rollout.row])
                 if text is not None:
-                    result.append(Candidate(rollout.policy, rollout.index, text, rollout.ended, messages=messages))
+                    result.append(Candidate(rollout.policy, rollout.index, text, rollout.ended, run=messages))
         for name, index, round_index, reward, text, ended in memory.get(prompt_id, []):
             if reward > above:
                 result.append(Candidate(name, index, text, ended, round_index))

@@ -285,7 +285,7 @@ class Hinted(AllFail, Regime):
 
     def hint_of(self, success: Candidate, view: RoundView) -> str:
         """Return the hint that a success gives."""
-        messages = from_json(success.messages)
+        messages = from_json(success.run)
         if self.hint == "answer":
             return final_answer(final_text(messages) if messages else success.text)
         if not messages:
@@ -306,7 +306,7 @@ class Hinted(AllFail, Regime):
         traced = self.uses_ratios()
         samples = []
         for prompt_id, hint in shown.items():
-            of_agents = FOR_AGENTS if hint.success is not None and hint.success.messages else None
+            of_agents = FOR_AGENTS if hint.success is not None and hint.success.run else None
             template = self.hint_template or of_agents
             for number in range(self.samples):
                 samples.append(Sample(prompt_id, number, hint.text, template, self.max_hint_tokens, logprobs=traced))
@@ -319,7 +319,7 @@ class Hinted(AllFail, Regime):
         hints = [
             (prompt_id, hint.success)
             for prompt_id, hint in shown.items()
-            if hint.success is not None and not hint.success.messages
+            if hint.success is not None and not hint.success.run
         ]
         encoded = view.transfer.encode([(success.text, success.ended) for _, success in hints])
         pairs = zip(hints, encoded, strict=True)
@@ -330,15 +330,16 @@ class Hinted(AllFail, Regime):
     def judged(self, sample: Sample, drawn: Sampled, hinted: Candidate | None = None) -> HintedAnswer:
         """Return what a sampled answer is. `hinted`: the success that was its hint."""
         success = drawn.reward > self.success_above
-        messages = from_json(drawn.messages)
-        if drawn.mask is None:
+        acted = drawn.trajectory
+        messages = from_json(None if acted is None else acted.messages)
+        if acted is None:
             body = drawn.ids[:-1] if drawn.ended else drawn.ids  # a hint has no end token to copy
             bare = success and is_bare(drawn.text)
         else:  # a call that is the plan's is followed, not copied
-            body = drawn.own_words
+            body = acted.own_words
             bare = success and not calls_of(messages) and is_bare(final_text(messages))
         copied = longest_common_substring(body, drawn.hint_ids) / max(len(body), 1) if success else 0.0
-        calls, planned = calls_of(messages), calls_of(from_json(None if hinted is None else hinted.messages))
+        calls, planned = calls_of(messages), calls_of(from_json(None if hinted is None else hinted.run))
         uncalled = success and bool(planned) and not calls
         return HintedAnswer(
             sample, drawn, success, copied, bare, uncalled, success and calls == planned and bool(calls)
@@ -351,7 +352,7 @@ class Hinted(AllFail, Regime):
 
     def _nll(self, view: RoundView, confirmed: Sequence[HintedAnswer], shown: Mapping[str, Shown]) -> list[ExtraRow]:
         """Return the confirmed answers as rows under the prompt without the hint."""
-        learnt = [answer for answer in confirmed if answer.drawn.mask is None or any(answer.drawn.mask)]
+        learnt = [answer for answer in confirmed if answer.drawn.tokens]
         counts = _counts(learnt)
         by_prompt = self.normalize == "prompts"
         rows = []
@@ -405,14 +406,15 @@ class Hinted(AllFail, Regime):
         source = RowSource(view.learner, answer.sample.number, view.round)
         if hint.success is not None:
             source = RowSource(hint.success.policy, hint.success.rollout, view.round)
+        acted = answer.drawn.trajectory
         return ExtraRow(
             answer.sample.prompt_id,
             source,
             answer.drawn.ids,
             loss="policy_gradient",
-            mask=None if answer.drawn.mask is None else np.array(answer.drawn.mask, dtype=np.bool_),
+            mask=None if acted is None else np.array(acted.mask, dtype=np.bool_),
             text=answer.drawn.text,
-            messages=answer.drawn.messages or "",
+            messages="" if acted is None else acted.messages,
             hint=hint.text if answer.success else "",  # only confirmed answers are rescues
         )
 
@@ -448,7 +450,7 @@ class Hinted(AllFail, Regime):
         known = names_of(tools)
         foreign = 0
         for hint in shown.values():
-            calls = calls_of(from_json(None if hint.success is None else hint.success.messages))
+            calls = calls_of(from_json(None if hint.success is None else hint.success.run))
             foreign += any(call.name not in known for call in calls)
         return {
             "hinted/uncalled": float(sum(answer.uncalled for answer in answers)),

@@ -76,14 +76,21 @@ class Requests(NamedTuple):
         )
 
 
+class Trajectory(NamedTuple):
+    """A run with tools that a regime requested. `messages`: as JSON; `mask`, shape (T,): the tokens that were sampled;
+    `own_words`: the learner's token ids of what it wrote outside of calls, without the answer."""
+
+    messages: str
+    mask: tuple[bool, ...]
+    own_words: tuple[int, ...]
+
+
 class Sampled(NamedTuple):
     """Rollout that a regime requested. `ids`: the learner's token ids of the completion, T of them; `ended`: it was not
     truncated; `reward`: of the learner's reward functions on the prompt without the hint (NaN: unscorable).
     `logprobs`: shape (T,), nats, at the sampling temperature and under the prompt as it was shown; None if not
-    requested. `hint_ids`: the learner's token ids of the hint as it was shown.
-
-    With tools: `messages`, the trajectory as JSON; `mask`, which of the T tokens it sampled; `own_words`, the learner's
-    token ids of what it said outside of calls. None, None and () otherwise."""
+    requested. `hint_ids`: the learner's token ids of the hint as it was shown. `trajectory`: with tools; the text is
+    then what the learner said."""
 
     ids: tuple[int, ...]
     text: str
@@ -91,14 +98,12 @@ class Sampled(NamedTuple):
     reward: float
     logprobs: npt.NDArray[np.float32] | None = None
     hint_ids: tuple[int, ...] = ()
-    messages: str | None = None
-    mask: tuple[bool, ...] | None = None
-    own_words: tuple[int, ...] = ()
+    trajectory: Trajectory | None = None
 
     @property
     def tokens(self) -> int:
         """Return the number of sampled tokens."""
-        return len(self.ids) if self.mask is None else sum(self.mask)
+        return len(self.ids) if self.trajectory is None else sum(self.trajectory.mask)
 
 
 class Results(NamedTuple):

@@ -140,6 +140,7 @@ def _of_policy(run: LoggedRun, name: str, result: PolicyResult) -> PolicyOutcome
     curve = run.accuracy_of(name)
     logged = run.logged(name)
     lessons = [metric for metric in logged if metric.endswith("/nll")]
+    uncalled = [metric for metric in logged if metric.endswith("/uncalled")]
     sampled = sampled_tokens(run, name)
     return PolicyOutcome(
         after=_accuracies(run, name, curve.index[-1]),
@@ -154,7 +155,7 @@ def _of_policy(run: LoggedRun, name: str, result: PolicyResult) -> PolicyOutcome
         lesson_nll=_early_mean([value for metric in lessons for value in run.series(name, metric)]),
         turns=_late_mean(run.series(name, TURNS.key)),
         over_calls=_late_mean(run.series(name, OVER_CALLS.key)),
-        uncalled=_total(run.series(name, "hinted/uncalled")),
+        uncalled=_total([value for metric in uncalled for value in run.series(name, metric)]),
         retained=_retained(result.initial_validation, result.validation),
         pass_at=_pass_at(run, name),
         generated_tokens=last(sampled) if len(sampled) else None,
@@ -189,8 +190,8 @@ def _late_mean(values: Series) -> float | None:
     return None if values.empty else float(values.tail(max(1, len(values) // LAST)).mean())
 
 
-def _total(values: Series) -> float | None:
-    return None if values.empty else float(values.sum())
+def _total(values: Sequence[float]) -> float | None:
+    return float(sum(values)) if values else None
 
 
 def _early_mean(values: Sequence[float]) -> float | None:

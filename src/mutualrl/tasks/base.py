@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from mutualrl.errors import DataError, UsageError
 from mutualrl.records import Prompt
@@ -21,6 +21,13 @@ NumberedRows = Iterator[tuple[int, Row]]
 Split = Literal["train", "validation"]
 HELD_OUT = 1 / 16  # of the training rows, without an evaluation split
 PAPER_TOKENS = 3072  # per completion (paper, Section "Hyperparameters")
+
+
+class TurnsSpec(NamedTuple):
+    """What a rollout of several turns has: an environment's class and tools, by import path."""
+
+    environment: str | None
+    tools: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from mutualrl.references import data_path
 from mutualrl.section import PATHS, Section, UserFile, as_tuple
 
 if TYPE_CHECKING:
-    from mutualrl.tasks.base import TaskSource
-    from mutualrl.tasks.turns import TurnsSpec
+    from mutualrl.tasks.base import TaskSource, TurnsSpec
 
 REWARD_FORM = "expected 'boxed', 'package.module:function' or 'path/to/file.py:function'"
 UserPath = Annotated[str, AfterValidator(lambda value: data_path(Path(value)))]
@@ -128,7 +127,7 @@ class TaskSection(Section):
     @property
     def turns(self) -> TurnsSpec | None:
         """Return what its rollouts of several turns have; None for those of one turn."""
-        from mutualrl.tasks.turns import TurnsSpec
+        from mutualrl.tasks.base import TurnsSpec
 
         return TurnsSpec(self.environment, self.tools) if self.has_turns else None
 

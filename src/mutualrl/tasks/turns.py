@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from mutualrl.errors import UsageError
 from mutualrl.process.plugins import check_import_path, load_object
+from mutualrl.tasks.base import TurnsSpec
 from mutualrl.tasks.rewards import named_errors
 
 Environment = Callable[[], Any]
 Tool = Callable[..., Any]
-
-
-class TurnsSpec(NamedTuple):
-    """What a rollout of several turns has: an environment's class and tools, by import path."""
-
-    environment: str | None
-    tools: tuple[str, ...]
 
 
 def require_turns(environment: str | None, tools: Sequence[str]) -> None:

@@ -11,11 +11,11 @@ from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
+from mutualrl.adapter.trl_compat import loaded_from, replaced
 from mutualrl.errors import DiskError
 from mutualrl.recipes.schema import LoraSection
 from mutualrl.storage.artifacts import commit_directory
 from mutualrl.storage.files import free_space, is_disk_failure, remedy
-from mutualrl.training.trl_compat import loaded_from, replaced
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer

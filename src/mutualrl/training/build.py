@@ -12,6 +12,7 @@ from transformers import PrinterCallback, set_seed
 from transformers.utils import logging
 from trl.chat_template_utils import add_response_schema, supports_tool_calling
 
+from mutualrl.adapter.data import as_dataset
 from mutualrl.console.lines import notify
 from mutualrl.engines.scoring import check_vocabulary
 from mutualrl.errors import ModelError
@@ -39,7 +40,6 @@ from mutualrl.tasks.turns import load_environment, load_tools, visible_tools
 from mutualrl.tiny import resolve_path
 from mutualrl.training.adapters import lora_config
 from mutualrl.training.config import grpo_config
-from mutualrl.training.data import as_dataset
 from mutualrl.training.member import Member
 from mutualrl.training.peers import PeerLink
 from mutualrl.training.rescues import RescueLog

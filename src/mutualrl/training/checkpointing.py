@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from accelerate.utils import broadcast_object_list, gather_object
 
+from mutualrl.adapter.trl_compat import micro_step, micro_steps_per_round
 from mutualrl.errors import DiskError
 from mutualrl.storage.artifacts import file_sum, relative_files
 from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints
 from mutualrl.storage.files import JsonObject, free_space, is_disk_failure, remedy
-from mutualrl.training.trl_compat import micro_step, micro_steps_per_round
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer

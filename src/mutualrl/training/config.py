@@ -55,7 +55,7 @@ def grpo_config(
     }
     if cpu and strategy != "ddp":
         keys["use_cpu"] = False  # else accelerate would ignore DeepSpeed
-        from mutualrl.training.trl_compat import allow_zero_on_cpu
+        from mutualrl.adapter.trl_compat import allow_zero_on_cpu
 
         allow_zero_on_cpu()
     keys.pop("generation_batch_size", None)  # implied by steps_per_generation; TRL refuses both together

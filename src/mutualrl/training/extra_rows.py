@@ -15,6 +15,20 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from mutualrl.adapter.trl_compat import (
+    Inputs,
+    backward,
+    has_trl_loss,
+    log_value,
+    mini_batch_of_round,
+    no_grad_sync,
+    policy_loss,
+    position_in_round,
+    round_in_use,
+    surrogate_only,
+    token_logps,
+    tokenizer_of,
+)
 from mutualrl.errors import UsageError
 from mutualrl.records import Ids
 from mutualrl.regimes.advantages import Floats
@@ -31,20 +45,6 @@ from mutualrl.regimes.microbatches import MicrobatchSlot, assign_to_microbatches
 from mutualrl.regimes.round import BOUNDS, PPO, Bound, ExtraRow, Mean, RowSource, RowStatistics
 from mutualrl.storage.files import JsonObject
 from mutualrl.training.tensors import as_batch, as_tensor, concatenated, padded
-from mutualrl.training.trl_compat import (
-    Inputs,
-    backward,
-    has_trl_loss,
-    log_value,
-    mini_batch_of_round,
-    no_grad_sync,
-    policy_loss,
-    position_in_round,
-    round_in_use,
-    surrogate_only,
-    token_logps,
-    tokenizer_of,
-)
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer

@@ -11,6 +11,16 @@ import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 
+from mutualrl.adapter.trl_compat import (
+    HookedGRPOTrainer,
+    Inputs,
+    evaluating,
+    reward_rows,
+    token_logps,
+    tokenizer_of,
+    total_rewards,
+)
+from mutualrl.adapter.trl_tools import Environments, environment_of, observed, prompt_tokens
 from mutualrl.errors import UsageError
 from mutualrl.records import Ids, row_id
 from mutualrl.regimes import Requests, Results
@@ -21,16 +31,6 @@ from mutualrl.thl.units import Floats
 from mutualrl.training.extra_rows import logps_at_temperature_1
 from mutualrl.training.samples import samples_of
 from mutualrl.training.tensors import as_batch, as_tensor, concatenated
-from mutualrl.training.trl_compat import (
-    HookedGRPOTrainer,
-    Inputs,
-    evaluating,
-    reward_rows,
-    token_logps,
-    tokenizer_of,
-    total_rewards,
-)
-from mutualrl.training.trl_tools import Environments, environment_of, observed, prompt_tokens
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer

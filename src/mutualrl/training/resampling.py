@@ -18,21 +18,7 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 from trl.trainer.utils import pad
 
-from mutualrl.errors import UsageError
-from mutualrl.regimes.resample import (
-    Resample,
-    SampledGroup,
-    batch_scaled,
-    differing,
-    filled,
-    further_rows,
-    missing,
-    order_of,
-)
-from mutualrl.regimes.run_problems import equal_sums_problem
-from mutualrl.storage.metrics import RESAMPLE_ATTEMPTS, RESAMPLE_DROPPED, RESAMPLE_MISSING, RESAMPLE_TOKENS
-from mutualrl.training.round_prompts import id_or_prompt
-from mutualrl.training.trl_compat import (
+from mutualrl.adapter.trl_compat import (
     Dropped,
     GenerationBatch,
     HookedGRPOTrainer,
@@ -50,6 +36,20 @@ from mutualrl.training.trl_compat import (
     tokenizer_of,
     total_rewards,
 )
+from mutualrl.errors import UsageError
+from mutualrl.regimes.resample import (
+    Resample,
+    SampledGroup,
+    batch_scaled,
+    differing,
+    filled,
+    further_rows,
+    missing,
+    order_of,
+)
+from mutualrl.regimes.run_problems import equal_sums_problem
+from mutualrl.storage.metrics import RESAMPLE_ATTEMPTS, RESAMPLE_DROPPED, RESAMPLE_MISSING, RESAMPLE_TOKENS
+from mutualrl.training.round_prompts import id_or_prompt
 
 #: what fills the columns after a completion, by key of the generation batch; the masks hide all of them
 _AFTER: dict[str, float] = {

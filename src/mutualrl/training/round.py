@@ -17,6 +17,20 @@ import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
 
+from mutualrl.adapter.trl_compat import (
+    GenerationBatch,
+    HookedGRPOTrainer,
+    Inputs,
+    Turns,
+    log_value,
+    micro_step,
+    micro_steps_per_round,
+    of_rank,
+    replace_advantages,
+    tokenizer_of,
+    total_rewards,
+)
+from mutualrl.adapter.trl_tools import environment_name, tool_schemas
 from mutualrl.console.lines import notify
 from mutualrl.errors import RegimeError, RoundAbortedError
 from mutualrl.records import Ids, Rollout, row_id
@@ -48,20 +62,6 @@ from mutualrl.training.source_rounds import unverified, with_rewards
 from mutualrl.training.split_transfer import SplitTransfer
 from mutualrl.training.traces import behaviour_trace
 from mutualrl.training.transfer import TokenTransfer
-from mutualrl.training.trl_compat import (
-    GenerationBatch,
-    HookedGRPOTrainer,
-    Inputs,
-    Turns,
-    log_value,
-    micro_step,
-    micro_steps_per_round,
-    of_rank,
-    replace_advantages,
-    tokenizer_of,
-    total_rewards,
-)
-from mutualrl.training.trl_tools import environment_name, tool_schemas
 
 if TYPE_CHECKING:
     from mutualrl.see import Shard

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from mutualrl.adapter.trl_compat import Inputs
 from mutualrl.errors import PlanMismatchError, UsageError
 from mutualrl.records import Ids, row_id
 from mutualrl.rollouts import Rollouts
-from mutualrl.training.trl_compat import Inputs
 
 Prompts = dict[str, Ids]  # token ids of the learner's prompts, by prompt id
 

@@ -10,14 +10,7 @@ import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 
-from mutualrl.engines.scoring import context_length
-from mutualrl.records import Ids, plain_ids
-from mutualrl.regimes.hints import shown_hint, with_hint
-from mutualrl.regimes.round import Sample, Sampled
-from mutualrl.tasks.trajectories import as_json, own_words, said
-from mutualrl.thl import decode_completion, ended
-from mutualrl.training.tensors import as_batch, as_tensor, concatenated
-from mutualrl.training.trl_compat import (
+from mutualrl.adapter.trl_compat import (
     HookedGRPOTrainer,
     Inputs,
     Turns,
@@ -27,7 +20,14 @@ from mutualrl.training.trl_compat import (
     tokenizer_of,
     total_rewards,
 )
-from mutualrl.training.trl_tools import Environments, prompt_tokens, prompts_tokens, sampled_and_scored
+from mutualrl.adapter.trl_tools import Environments, prompt_tokens, prompts_tokens, sampled_and_scored
+from mutualrl.engines.scoring import context_length
+from mutualrl.records import Ids, plain_ids
+from mutualrl.regimes.hints import shown_hint, with_hint
+from mutualrl.regimes.round import Sample, Sampled, Trajectory
+from mutualrl.tasks.trajectories import as_json, own_words, said
+from mutualrl.thl import decode_completion, ended
+from mutualrl.training.tensors import as_batch, as_tensor, concatenated
 
 
 def sampling_problems(trainer: HookedGRPOTrainer) -> list[str]:
@@ -182,9 +182,7 @@ def _with_turns(trainer: HookedGRPOTrainer, sampled: Sampled, turns: Turns) -> S
     words = tokenizer_of(trainer)(own_words(turns.messages), add_special_tokens=False)["input_ids"]
     return sampled._replace(
         text=said(turns.messages),
-        messages=as_json(turns.messages),
-        mask=tuple(map(bool, turns.mask)),
-        own_words=tuple(words),
+        trajectory=Trajectory(as_json(turns.messages), tuple(map(bool, turns.mask)), tuple(words)),
     )
 
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from mutualrl.adapter.trl_compat import GenerationBatch, HookedGRPOTrainer, tokenizer_of
+from mutualrl.adapter.trl_tools import tool_schemas
 from mutualrl.storage.metrics import INVALID_CALLS, OVER_CALLS, TURNS
 from mutualrl.tasks.messages import Message
 from mutualrl.tasks.trajectories import ASSISTANT, calls_of, names_of
-from mutualrl.training.trl_compat import GenerationBatch, HookedGRPOTrainer, tokenizer_of
-from mutualrl.training.trl_tools import tool_schemas
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

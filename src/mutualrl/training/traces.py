@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mutualrl.training.trl_compat import GenerationBatch, HookedGRPOTrainer, Inputs, evaluating, token_logps
+from mutualrl.adapter.trl_compat import GenerationBatch, HookedGRPOTrainer, Inputs, evaluating, token_logps
 
 
 def behaviour_trace(trainer: HookedGRPOTrainer, batch: Inputs, generation: GenerationBatch) -> torch.Tensor:

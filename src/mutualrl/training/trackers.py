@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from mutualrl.adapter.trl_compat import log_value
 from mutualrl.recipes.schema import Recipe
 from mutualrl.storage.run_info import Validation
 from mutualrl.storage.rundir import RunDirectory
-from mutualrl.training.trl_compat import log_value
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer

@@ -14,6 +14,17 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
+from mutualrl.adapter.trl_compat import (
+    GenerationBatch,
+    HookedGRPOTrainer,
+    Inputs,
+    buffered_batches,
+    log_value,
+    micro_step,
+    restore_position,
+    tokenizer_of,
+)
+from mutualrl.adapter.trl_tools import has_turns
 from mutualrl.engines.generation_defaults import neutralize
 from mutualrl.engines.model_files import require_loadable, require_no_adapter
 from mutualrl.errors import RewardError, UsageError
@@ -36,17 +47,6 @@ from mutualrl.training.script_callback import ScriptRunCallback
 from mutualrl.training.sharing import Sharing
 from mutualrl.training.state import read_state, write_state
 from mutualrl.training.tool_metrics import tool_metrics
-from mutualrl.training.trl_compat import (
-    GenerationBatch,
-    HookedGRPOTrainer,
-    Inputs,
-    buffered_batches,
-    log_value,
-    micro_step,
-    restore_position,
-    tokenizer_of,
-)
-from mutualrl.training.trl_tools import has_turns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 from accelerate.utils import broadcast_object_list, gather_object
 from trl.models.utils import unwrap_model_for_generation
 
+from mutualrl.adapter.data import as_dataset
+from mutualrl.adapter.trl_compat import evaluating, of_rank, replaced, tokenizer_of, total_rewards
+from mutualrl.adapter.trl_tools import Environments, greedy_decoding, sampled_and_scored
 from mutualrl.engines.choice import engine_from_model
 from mutualrl.engines.sampling import Sampling
 from mutualrl.records import Completion, Prompt
@@ -19,9 +22,6 @@ from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.tasks.rewarding import reward_arguments
 from mutualrl.tasks.rewards import original, weighted
 from mutualrl.tasks.scoring import score, score_rewards
-from mutualrl.training.data import as_dataset
-from mutualrl.training.trl_compat import evaluating, of_rank, replaced, tokenizer_of, total_rewards
-from mutualrl.training.trl_tools import Environments, greedy_decoding, sampled_and_scored
 from mutualrl.training.vllm_generation import greedy, greedy_engine
 
 if TYPE_CHECKING:

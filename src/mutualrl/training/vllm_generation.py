@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from accelerate import PartialState
 
+from mutualrl.adapter.trl_compat import load_weights_into_engine, replaced, tokenizer_of
 from mutualrl.errors import MachineError
 from mutualrl.process.ports import free_port
 from mutualrl.process.turns import turn
@@ -17,7 +18,6 @@ from mutualrl.recipes.trainer_table import Settings
 from mutualrl.records import Completion
 from mutualrl.storage.files import JsonObject
 from mutualrl.thl import ended
-from mutualrl.training.trl_compat import load_weights_into_engine, replaced, tokenizer_of
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer

@@ -135,7 +135,7 @@ POINTS = {
     "mutualrl.training.validation": validation,
     "mutualrl.see.exchange": exchange,
     "mutualrl.see.store": store,
-    "mutualrl.training.trl_compat": trl,
+    "mutualrl.adapter.trl_compat": trl,
     "mutualrl.storage.checkpoints": checkpoints,
     "mutualrl.training.checkpointing": checkpointing,
     "mutualrl.training.trainer": trainer,

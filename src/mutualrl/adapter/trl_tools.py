@@ -11,8 +11,8 @@ from transformers import GenerationConfig
 from transformers.utils import get_json_schema
 from trl import GRPOTrainer
 
+from mutualrl.adapter.trl_compat import GenerationBatch, HookedGRPOTrainer, Inputs, replaced
 from mutualrl.engines.sampling import Sampling
-from mutualrl.training.trl_compat import GenerationBatch, HookedGRPOTrainer, Inputs, replaced
 
 Environments = dict[Any, list[Any]]  # instances by name
 

@@ -12,17 +12,18 @@ import torch
 from transformers import set_seed
 from trl import GRPOConfig
 
+from mutualrl.adapter.data import as_dataset
+from mutualrl.adapter.trl_compat import HookedGRPOTrainer, evaluating, replaced, total_rewards
+from mutualrl.adapter.trl_tools import Environments, greedy_decoding, sampled_and_scored
 from mutualrl.engines.sampling import Sampling
 from mutualrl.engines.transformers_engine import TransformersEngine
 from mutualrl.errors import UsageError
 from mutualrl.records import Completion, Prompt
+from mutualrl.tasks.base import TurnsSpec
 from mutualrl.tasks.rewards import load_rewards
 from mutualrl.tasks.trajectories import as_json, said
-from mutualrl.tasks.turns import TurnsSpec, load_environment, load_tools
+from mutualrl.tasks.turns import load_environment, load_tools
 from mutualrl.thl import ended
-from mutualrl.training.data import as_dataset
-from mutualrl.training.trl_compat import HookedGRPOTrainer, evaluating, replaced, total_rewards
-from mutualrl.training.trl_tools import Environments, greedy_decoding, sampled_and_scored
 
 if TYPE_CHECKING:
     from mutualrl.tasks.prompting import Template
