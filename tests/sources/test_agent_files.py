@@ -53,6 +53,32 @@ def test_a_task_without_tools_leaves_runs_out_and_counts_them(tmp_path: Path, la
     assert found.counts["several_turns"] + found.counts["calls"] == 3
 
 
+def rewarded(path: Path, layout: str, solved: int) -> Path:
+    """Return a file of runs of which the first `solved` have the reward 1, the others 0, as the layout writes it."""
+    rows = [json.loads(line) for line in LAYOUTS[layout](path, TEXTS).read_text().splitlines()]
+    for number, row in enumerate(rows):
+        reward = float(number < solved)
+        row.pop("reward", None)
+        key = {"traces": "rewards", "atif": "final_metrics"}.get(layout, "reward")
+        row[key] = {"traces": {"correct": {"score": reward}}, "atif": {"reward": reward}}.get(layout, reward)
+    return write(path, rows)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rollouts_of_agents_say_who_solves_what(tmp_path: Path, cli_here: Any, layout: str) -> None:
+    files = [rewarded(tmp_path / f"{name}.jsonl", layout, solved) for name, solved in (("one", 1), ("two", 3))]
+    if layout == "atif":
+        for file in files:
+            file.write_text(file.read_text().replace('"model_name": "m"', f'"model_name": "{file.stem}"'))
+    options = ("--rollouts", files[0], "--rollouts", files[1], "--json")
+    result = cli_here("complementarity", *options)
+    assert result.returncode == 0, result.stderr
+    pairs = {row["learner"]: row for row in json.loads(result.stdout)["pairs"]}
+    assert pairs["one"]["learner_success"] == pytest.approx(1 / 3)
+    assert pairs["two"]["learner_success"] == 1
+    assert pairs["one"]["rescue"] == 1  # of its failures
+
+
 def test_reasoning_is_dropped_where_asked(tmp_path: Path) -> None:
     found = read(messages(tmp_path / "runs.jsonl", TEXTS), reasoning="drop")
     assert {message.reasoning for _, each in found.responses() for message in from_json(each.messages)} == {""}

@@ -15,12 +15,13 @@ from mutualrl.console.lines import notify
 from mutualrl.console.user_path import user_path
 from mutualrl.errors import DataError
 from mutualrl.rollouts import SCHEMA, widest
-from mutualrl.sources.layouts import find_layout
+from mutualrl.sources.layouts import CONVERSATIONS, find_layout
 from mutualrl.sources.section import Columns
 from mutualrl.storage.parquet import read_table
 from mutualrl.tasks.base import Row, normalized
 from mutualrl.tasks.files import EXPECTED, FORMATS, columns_of, data_files, file_rows, format_of, suffix_of
 from mutualrl.tasks.messages import read_message
+from mutualrl.tasks.trajectories import ASSISTANT, is_run, read_conversation, said
 
 #: accepted names of the columns, in order of preference
 ALIASES = {
@@ -66,7 +67,12 @@ def has_rewards(path: Path, reward: str | None = None) -> bool:
         return True
     try:
         names = columns_of(path)
-        return (reward or "reward") in names or is_dump(names) or not find_layout(names, Columns(), str(path))
+        return (
+            (reward or "reward") in names
+            or "rewards" in names
+            or is_dump(names)
+            or not find_layout(names, Columns(), str(path))
+        )
     except (DataError, pa.ArrowException, OSError):
         return True  # the reader of rollouts says what is wrong
 
@@ -188,9 +194,42 @@ def _of_messages(name: str, value: object) -> object:
     if name not in TEXTS or not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
         return value
     messages = [message for each in value if (message := read_message(each)) is not None]
+    if name == "y_text" and is_run(messages):
+        return said(messages)
     users = [message.text for message in messages if message.role == "user" and message.text]
     conversation = "\n".join(message.text for message in messages)
     return users[-1] if users and name != "prompt_id" else conversation or None
+
+
+def _of_run(row: Row) -> Row:
+    """Return a row with a whole run of an agent (`messages`, `conversations`, the `nodes` of a trace, the `steps` of
+    ATIF) as a rollout: its prompt, what the model said, its reward and its model; any other row as it is."""
+    column = next((name for name in CONVERSATIONS if isinstance(row.get(name), list)), None)
+    if column is None or any(name in row for names in (TRL, VERL) for name in names if name != "step"):
+        return row
+    conversation = read_conversation(row[column])
+    if conversation is None:
+        return row
+    messages = conversation.messages
+    first = next((place for place, each in enumerate(messages) if each.role in ASSISTANT), len(messages))
+    users = [each.text for each in messages[:first] if each.role in ("user", "human")]
+    found: Row = {"prompt": users[-1] if users else "\n".join(each.text for each in messages[:first])}
+    found["completion"] = said(messages[first:])
+    if (reward := _reward_of(row)) is not None:
+        found["reward"] = reward
+    agent = row.get("agent")
+    if isinstance(agent, Mapping) and isinstance(agent.get("model_name", agent.get("name")), str):
+        found["model"] = agent.get("model_name", agent.get("name"))
+    return {**found, **{name: value for name, value in row.items() if name != column}}
+
+
+def _reward_of(row: Row) -> object:
+    """Return the reward of a trace (its only one) or of a run in ATIF (`final_metrics`)."""
+    rewards, metrics = row.get("rewards"), row.get("final_metrics")
+    if isinstance(rewards, Mapping) and len(rewards) == 1:
+        (value,) = rewards.values()
+        return value.get("score") if isinstance(value, Mapping) else value
+    return metrics.get("reward") if isinstance(metrics, Mapping) else None
 
 
 def _lines(path: Path, reward: str | None) -> pa.Table:
@@ -199,7 +238,7 @@ def _lines(path: Path, reward: str | None) -> pa.Table:
     dump, lost = False, 0
     typed = format_of(path).typed
     for number, read in file_rows(path):
-        row = read if typed else {name: _value(name, text) for name, text in read.items()}
+        row = _of_run(read) if typed else {name: _value(name, text) for name, text in read.items()}
         dump = dump or is_dump(row)
         lost += errored(row)
         numeric = [name for name, value in row.items() if isinstance(value, int | float)]
