@@ -166,7 +166,7 @@ class Rollout:
     tools: str | None = None
     """Schemas of the tools that it had, as JSON, published with the text."""
     mask: Mask | None = None
-    """Which of its tokens were sampled, shape (T,), published with them: a tool's results are none; None: all of them."""
+    """Which of its tokens were sampled, shape (T,), published with them: a tool's results were not; None: all."""
 
     def __post_init__(self) -> None:
         for name, kind in (("token_ids", np.int32), ("logprobs", np.float32), ("mask", np.bool_)):

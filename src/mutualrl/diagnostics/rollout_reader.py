@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -67,12 +68,11 @@ def has_rewards(path: Path, reward: str | None = None) -> bool:
         return True
     try:
         names = columns_of(path)
-        return (
-            (reward or "reward") in names
-            or "rewards" in names
-            or is_dump(names)
-            or not find_layout(names, Columns(), str(path))
-        )
+        if "steps" in names and "final_metrics" in names:
+            return any(_reward_of(row) is not None for _, row in itertools.islice(file_rows(path), 1))
+        if (reward or "reward") in names or "rewards" in names or is_dump(names):
+            return True
+        return not find_layout(names, Columns(), str(path))
     except (DataError, pa.ArrowException, OSError):
         return True  # the reader of rollouts says what is wrong
 
@@ -220,7 +220,8 @@ def _of_run(row: Row) -> Row:
     agent = row.get("agent")
     if isinstance(agent, Mapping) and isinstance(agent.get("model_name", agent.get("name")), str):
         found["model"] = agent.get("model_name", agent.get("name"))
-    return {**found, **{name: value for name, value in row.items() if name != column}}
+    others = {name: value for name, value in row.items() if name not in TYPES or not isinstance(value, Mapping)}
+    return {**found, **{name: value for name, value in others.items() if name != column}}
 
 
 def _reward_of(row: Row) -> object:
