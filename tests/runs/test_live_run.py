@@ -149,3 +149,27 @@ def test_long_files_are_read_to_the_end_and_newest_rescues_first(
     files.metrics.write_text("")  # a policy that restarts from the beginning
     live.update()
     assert (live.policies["ada"].step, live.policies["ada"].reward.points) == (0, [])
+
+
+def test_a_tool_that_makes_no_progress_is_shown_with_its_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the reader's clock, since the last new progress; other phases have no seconds."""
+    run = RunDirectory(made_run(tmp_path / "run", "sgt", finished=False, steps=1))
+    (run.exchange / "ada").mkdir(parents=True, exist_ok=True)
+    policy = reader.LivePolicy(run, "ada")
+    now = [100.0]
+    monkeypatch.setattr(reader.time, "monotonic", lambda: now[0])
+
+    def beat(phase: str, progress: int) -> str:
+        state = {"policy": "ada", "counter": progress, "phase": phase, "step": 1, "progress": progress}
+        (run.exchange / "ada" / "heartbeat.json").write_text(json.dumps(state))
+        policy.update()
+        return policy.doing
+
+    assert beat("calling tool search", 1) == "calling tool search"
+    now[0] += 42
+    assert beat("calling tool search", 1) == "calling tool search, for 42 s"
+    assert beat("calling tool search", 2) == "calling tool search"
+    now[0] += 42
+    assert beat("waiting for bob", 2) == "waiting for bob"

@@ -218,7 +218,7 @@ class WatchScreen(App[None]):
             number(policy.accuracy.last),
             number(policy.gate_rate.last),
             "" if policy.waiting is None else f"{policy.waiting:.0%}",
-            one_line(policy.phase),
+            one_line(policy.doing),
         ]
 
     def _draw(self, selector: str, title: str, policies: Sequence[LivePolicy], curves: Sequence[Curve]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import os
 import re
 from collections import deque
@@ -15,7 +16,7 @@ from mutualrl.errors import FileDamagedError
 from mutualrl.runs.notes import LearningNotes
 from mutualrl.runs.read import is_step, validation_of
 from mutualrl.see import open_store
-from mutualrl.see.liveness import last_heartbeat
+from mutualrl.see.liveness import Phase, last_heartbeat
 from mutualrl.storage.files import JsonObject, finite_number, open_regular, parse_or_none, read_checksummed
 from mutualrl.storage.metrics import WAIT, Metric
 from mutualrl.storage.run_info import measured
@@ -25,6 +26,7 @@ MOST_POINTS = 512  # per curve
 MOST_RESCUES = 20
 MOST_LINES = 200  # per log
 LONGEST_PHASE = 200  # characters
+SLOW_SECONDS = 10.0  # without progress, after which it is said for how long
 LONGEST_LINE = 500
 LOOK_BYTES = 4 * 2**20  # per read
 LOG_BYTES = 64 * 2**10  # at the end of a log, for the first read
@@ -105,6 +107,8 @@ class LivePolicy:
         self._log: NewLines | None = None
         self._before: float | None = None
         self.phase = "starting"
+        self._progress: object = None
+        self._since = time.monotonic()
         self.log: deque[str] = deque(maxlen=MOST_LINES)
         self.rescues: deque[JsonObject] = deque(maxlen=MOST_RESCUES)
         self._reset()
@@ -134,6 +138,8 @@ class LivePolicy:
         state = last_heartbeat(open_store(self._run.exchange), self.name)
         if state is not None:
             self.phase = clean(str(state.get("phase", self.phase)), LONGEST_PHASE)
+            if state.get("progress") != self._progress:
+                self._progress, self._since = state.get("progress"), time.monotonic()
         if self._before is None:
             self._read_before()
         lines = self._metrics.read()
@@ -183,6 +189,14 @@ class LivePolicy:
             text = line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]  # the last state of a progress bar
             if text.strip():
                 self.log.append(clean(text, LONGEST_LINE))
+
+    @property
+    def doing(self) -> str:
+        """Return the phase; of code of the user's that makes no progress (a tool, a reward) also for how long, as seen
+        here."""
+        seconds = time.monotonic() - self._since
+        users_code = Phase.CALLING.is_in(self.phase) or Phase.SCORING.is_in(self.phase)
+        return f"{self.phase}, for {seconds:.0f} s" if users_code and seconds >= SLOW_SECONDS else self.phase
 
     @property
     def waiting(self) -> float | None:
