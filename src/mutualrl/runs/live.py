@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import time
 import os
 import re
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
