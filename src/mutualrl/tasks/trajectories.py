@@ -109,8 +109,9 @@ def is_run(messages: Iterable[Message]) -> bool:
 
 
 def as_json(messages: Iterable[Message]) -> str:
-    """Return a trajectory as it is stored."""
-    return json.dumps([_as_chat(message) for message in messages], ensure_ascii=False, allow_nan=True)
+    """Return a trajectory as it is stored. A lone surrogate, which UTF-8 cannot have, becomes a question mark."""
+    text = json.dumps([_as_chat(message) for message in messages], ensure_ascii=False)
+    return text.encode("utf-8", "replace").decode()
 
 
 def from_json(text: str | None) -> tuple[Message, ...]:

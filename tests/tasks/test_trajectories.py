@@ -1,0 +1,111 @@
+"""Runs of agents as records, and what a learner and people are shown of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mutualrl.tasks.messages import Message, ToolCall
+from mutualrl.tasks.trajectories import (
+    as_json,
+    calls_of,
+    final_text,
+    from_json,
+    of_completion,
+    own_words,
+    plan,
+    said,
+    transcript,
+    turns_within,
+)
+
+SEARCH = ToolCall("search", {"query": "a", "limit": 3})
+RUN = [
+    Message("assistant", "I look.", "why", (SEARCH, ToolCall("open", {"page": "3"})), sampled=True),
+    Message("tool", "nothing", name="search"),
+    Message("tool", "x" * 50, name="open"),
+    Message("assistant", "It is \\boxed{7}.", sampled=True),
+]
+
+
+def test_a_stored_run_is_read_back() -> None:
+    assert from_json(as_json(RUN)) == tuple(RUN)
+    stored = json.loads(as_json(RUN))
+    assert stored[0]["tool_calls"][0] == {
+        "type": "function",
+        "function": {"name": "search", "arguments": {"query": "a", "limit": 3}},
+    }
+    assert stored[1] == {"role": "tool", "content": "nothing", "name": "search"}
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "3", "[3]", '{"role": "user"}', "[" * 100_000])
+def test_what_is_no_run_has_no_messages(text: str | None) -> None:
+    assert from_json(text) == ()
+
+
+def test_completion_of_trl_is_sampled_where_the_assistant_wrote() -> None:
+    completion = [{"role": "assistant", "content": "a"}, {"role": "tool", "name": "t", "content": "b"}]
+    assert [message.sampled for message in of_completion(completion)] == [True, False]
+
+
+def test_what_is_shown_of_a_run() -> None:
+    assert plan(RUN) == '1. search {"query": "a", "limit": 3}\n2. open {"page": "3"}'
+    assert plan(RUN, answer=True).endswith("\nAnswer: It is \\boxed{7}.")
+    assert transcript(RUN, lambda text: text[:9]).splitlines() == [
+        "I look.",
+        '-> search {"query": "a", "limit": 3}',
+        '-> open {"page": "3"}',
+        "[search] nothing",
+        "[open] xxxxxxxxx",
+        "It is \\boxed{7}.",
+    ]
+    assert said(RUN) == "I look.\nIt is \\boxed{7}."
+    assert final_text(RUN) == "It is \\boxed{7}."
+    assert own_words(RUN) == "why\nI look.\nIt is ."
+
+
+def test_a_call_without_a_result_is_a_call() -> None:
+    cut = RUN[:1]  # TRL takes back a result that is too long
+    assert calls_of(cut) == [SEARCH, ToolCall("open", {"page": "3"})]
+    assert plan(cut, answer=True).endswith("\nAnswer: I look.")
+
+
+def test_arguments_that_are_no_object_stay_as_they_are() -> None:
+    message = of_completion([{"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": "{3"}]}])
+    assert calls_of(message) == [ToolCall("f", "{3")]
+    assert plan(message) == "1. f {3"
+
+
+def test_a_lone_surrogate_is_stored_as_a_question_mark() -> None:
+    (message,) = from_json(as_json([Message("tool", "a\ud800b")]))
+    assert message.text == "a?b"
+
+
+TEXTS = st.text(st.characters(codec=None), max_size=400)
+MESSAGES = st.lists(
+    st.builds(
+        Message,
+        st.sampled_from(["assistant", "tool", "user"]),
+        TEXTS,
+        tool_calls=st.lists(st.builds(ToolCall, TEXTS, st.dictionaries(TEXTS, TEXTS, max_size=2)), max_size=2).map(
+            tuple
+        ),
+        name=TEXTS,
+    ),
+    max_size=12,
+)
+
+
+@given(MESSAGES, st.integers(200, 3000))
+def test_turns_for_people_have_bounded_bytes(messages: list[Message], most: int) -> None:
+    turns = turns_within(messages, most)
+    data = json.dumps(turns, ensure_ascii=False).encode()  # no lone surrogate is left
+    assert len(data) <= most + 100
+    assert len(turns) <= len(messages)
+    if len(json.dumps([m.text for m in messages]).encode()) < most // 3 and not any(
+        m.tool_calls or m.name for m in messages
+    ):
+        assert "more characters]" not in data.decode() or "more characters]" in "".join(m.text for m in messages)
