@@ -33,7 +33,7 @@ def completions(line: str, directory: Path) -> list[str]:
     ("line", "expected"),
     [
         ("mutualrl train --regime gu", ["guided"]),
-        ("mutualrl train --pool tiny-t", ["tiny-three"]),
+        ("mutualrl train --pool tiny-t", ["tiny-three", "tiny-tools"]),
         ("mutualrl train --task boo", ["boolq"]),
         ("mutualrl train --set trainer.learning_r", ["trainer.learning_rate="]),
         ("mutualrl train --set exchange.st", ["exchange.staleness="]),

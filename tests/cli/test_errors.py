@@ -214,6 +214,7 @@ def test_recipes_are_listed_and_shown(cli: Cli) -> None:
         "tiny-near",
         "tiny-recorded",
         "tiny-three",
+        "tiny-tools",
         "2qwen",
         "3qwen",
         "4qwen",

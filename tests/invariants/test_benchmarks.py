@@ -63,6 +63,7 @@ SMOKE: dict[str, tuple[str, ...]] = {
     "fuzz": (),
     "gpu_check": ("--cpu",),
     "gpu_step_time": ("--cpu",),
+    "agents": (),
     "hints": (),
     "hints_countdown": (),
     "resample": (),
@@ -117,7 +118,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 #: scripts whose smallest form runs before a release only: those whose parts others run
 BEFORE_A_RELEASE = {
-    *("bf16_on_cpu", "evaluation", "fidelity", "gpu_smol_pair", "gpu_step_time", "hints", "hints_countdown"),
+    *("agents", "bf16_on_cpu", "evaluation", "fidelity", "gpu_smol_pair", "gpu_step_time", "hints", "hints_countdown"),
     "resample",
     *("kill_matrix", "one_model", "prediction", "ray_overhead", "regime_cost", "round", "served", "smol", "staleness"),
     *("diagnostics", "page", "pictures", "step_time", "text_source", "thl", "thl_speed"),

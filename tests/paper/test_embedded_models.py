@@ -7,6 +7,8 @@ held-out NLL within .02 nats for its own skill and within .15 for the other, for
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,20 +18,25 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mutualrl.errors import UsageError
-from mutualrl.paper.embedded.build import build_model, build_tokenizer
+from mutualrl.paper.embedded.build import EOS, build_model, build_tokenizer
 from mutualrl.paper.embedded.make import main
-from mutualrl.paper.embedded.spec import POLICIES, Countdown
+from mutualrl.paper.embedded.spec import POLICIES, Countdown, Tools
+from mutualrl.paper.embedded.tools import conversation, pieces
 from mutualrl.paper.embedded.warmup import batch
+from mutualrl.tasks import calculator
 from mutualrl.tasks.arithmetic import OPERATIONS, split_problems
 from mutualrl.tasks.countdown import SIZES, STYLES, held_out
 from mutualrl.tiny import path_of, resolve_path
 
-EXAMPLES = {
+SOLVED = {
     **{operation: [(p.prompt, p.working) for p in split_problems(operation)[1]] for operation in OPERATIONS},
     **{
         style: [(p.prompt, write(p.solution)) for p in held_out(SIZES["countdown-three"])]
         for style, write in STYLES.items()
     },
+}
+EXAMPLES = {
+    skill: [[(prompt, False), (solution + EOS, True)] for prompt, solution in pairs] for skill, pairs in SOLVED.items()
 }
 
 
@@ -55,9 +62,35 @@ def test_script_reproduces_the_shipped_tokenizer_byte_for_byte(name: str, tmp_pa
     assert (tmp_path / "tokenizer.json").read_bytes() == (path_of(name) / "tokenizer.json").read_bytes()
 
 
-@pytest.mark.parametrize("name", POLICIES)
+def conversations_nll(name: str, kind: str, *, hinted: bool) -> float:
+    """Return the mean NLL per token, in nats, of right runs on held-out problems of a kind: as another policy's skill
+    would have them, or after a plan."""
+    tokenizer = AutoTokenizer.from_pretrained(path_of(name))
+    model = AutoModelForCausalLM.from_pretrained(path_of(name)).eval()
+    warm_up = POLICIES[name].warm_up
+    assert isinstance(warm_up, Tools)
+    able = replace(warm_up, weak="how" if kind == "plus" else "when")  # has the skill for this kind
+    problems = [problem for problem in calculator.held_out() if problem.kind == kind]
+    runs = [conversation(able, problem, random.Random(0), hinted=hinted) for problem in problems]
+    ids, labels = batch([list(pieces(run, tokenizer)) for run in runs], tokenizer)
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits[:, :-1]
+    return float(F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100))
+
+
+@pytest.mark.parametrize("name", [name for name, spec in POLICIES.items() if isinstance(spec.warm_up, Tools)])
+def test_shipped_agent_has_its_skill_and_follows_plans(name: str) -> None:
+    strong, weak = ("plus", "times") if name == "jan" else ("times", "plus")
+    assert conversations_nll(name, strong, hinted=False) < 0.1
+    assert conversations_nll(name, weak, hinted=False) > 0.5  # the missing call is one token in ten
+    for kind in ("plus", "times"):
+        assert conversations_nll(name, kind, hinted=True) < 0.2
+
+
+@pytest.mark.parametrize("name", [name for name, spec in POLICIES.items() if not isinstance(spec.warm_up, Tools)])
 def test_shipped_model_has_the_strengths_of_its_spec(name: str) -> None:
     warm_up = POLICIES[name].warm_up
+    assert not isinstance(warm_up, Tools)
     if isinstance(warm_up, Countdown):
         strong, weak, alike = warm_up.style, "mirrored" if warm_up.style == "solution" else "solution", False
     else:

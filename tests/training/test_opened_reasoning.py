@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mutualrl.engines.transformers_engine import load_tokenizer
+from mutualrl.sources.layouts import RecordedText
 from mutualrl.sources.prepare import Learner, _learnable
 from mutualrl.thl import decode_completion
 from mutualrl.training.transfer import TokenTransfer
@@ -32,5 +33,5 @@ def test_a_source_says_before_training_what_such_a_learner_cannot_learn(tiny: di
     tokenizer = load_tokenizer(str(tiny["ada"]))
     tokenizer.chat_template = OPENS
     learner = Learner("ada", tokenizer, 64, None, {})
-    found = _learnable([("p", TEXT), ("q", "4")], learner)
+    found = _learnable([("p", RecordedText(TEXT)), ("q", RecordedText("4"))], learner)
     assert (found.counts["encodable"], found.counts["reasoning"], found.prompts) == (1, 1, {"p"})
