@@ -187,10 +187,9 @@ class Rollouts(Sequence[Rollout]):
         array = self._array("y_text")
         return [array[row].as_py() for row in (range(len(self)) if rows is None else rows)]
 
-    def tools(self) -> str | None:
-        """Return the schemas of the first rollout's tools; None without any."""
-        array = self._array("tools")
-        return array[0].as_py() if len(array) else None
+    def tools(self) -> dict[str, str]:
+        """Return the schemas of the tools by prompt; empty without any."""
+        return {key: tools for key, tools in zip(self.prompt_ids, self._values("tools"), strict=True) if tools}  # type: ignore[misc]
 
     def messages(self, rows: Sequence[int]) -> list[str | None]:
         """Return the stored messages of some rows; None of a response of one message."""

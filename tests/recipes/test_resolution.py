@@ -34,7 +34,7 @@ def test_every_shipped_recipe_resolves_and_survives_a_round_trip(kind: str, name
 
 def test_paper_pools_ship() -> None:
     models = {
-        name: [p.model for p in resolve(Request(pool=name, regime="xgrpo")).policies]
+        name: [p.model for p in resolve(Request(pool=name, regime="hinted")).policies]
         for kind, name, _ in shipped()
         if kind == "pools"
     }

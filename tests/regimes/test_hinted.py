@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,11 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from mutualrl.records import PublishSchema
+from mutualrl.records import PublishSchema, Rollout
 from mutualrl.regimes import PPO, Results, RoundView, Sample, Sampled, UpperBound, get_regime, whitened_plan
 from mutualrl.regimes.hinted import Hinted, is_bare, longest_common_substring
-from mutualrl.regimes.hints import FOR_CHATS, FOR_TEXTS, shown_hint, with_hint
+from mutualrl.regimes.hints import FOR_AGENTS, FOR_CHATS, FOR_TEXTS, shown_hint, with_hint
+from mutualrl.regimes.round import Trajectory
+from mutualrl.rollouts import Rollouts
 from mutualrl.tasks.boxed import final_answer
+from mutualrl.tasks.messages import Message, ToolCall
+from mutualrl.tasks.trajectories import as_json
 from regime_views import Peer, view
 
 SOLUTION = "4+3=7 \\boxed{7}"
@@ -347,3 +352,80 @@ def test_special_tokens_of_a_hint_are_removed_however_they_are_nested() -> None:
     tokenizer = Special()
     assert shown_hint("word " * 10**6, tokenizer, 3) == ("w0 w1 w2", (0, 1, 2))  # type: ignore[arg-type]
     assert tokenizer.longest < 200
+
+
+# ---- runs with tools
+
+
+def acted(*names: str, answer: str = "\\boxed{7}") -> str:
+    """Return a run that calls these tools, each answered, and answers."""
+    messages = []
+    for name in names:
+        messages.append(Message("assistant", "", tool_calls=(ToolCall(name, {"n": 1}),), sampled=True))
+        messages.append(Message("tool", "long " * 50, name=name))
+    return as_json([*messages, Message("assistant", answer, sampled=True)])
+
+
+SCHEMAS = json.dumps([{"type": "function", "function": {"name": "search", "parameters": {}}}])
+
+
+def agents(*runs: str) -> RoundView:
+    """Return a view in which ada fails on a with a tool `search`, and bob has these runs; "" is a text."""
+    own = [Rollout("a", index, 0.0, True, tools=SCHEMAS) for index in range(2)]
+    peer = [Rollout("a", n, 1.0, True, text="\\boxed{7}", messages=each or None) for n, each in enumerate(runs)]
+    transfer = SimpleNamespace(shortened=lambda text, tokens: text[:tokens])
+    return RoundView(3, "ada", 0, Rollouts.of(own, "ada"), {"bob": Rollouts.of(peer, "bob")}, transfer=transfer)
+
+
+@pytest.mark.parametrize(
+    ("hint", "text"),
+    [
+        ("plan", '1. search {"n": 1}'),
+        ("plan_and_answer", '1. search {"n": 1}\nAnswer: \\boxed{7}'),
+        ("solution", '-> search {"n": 1}\n[search] long long \n\\boxed{7}'),
+        ("answer", "7"),
+    ],
+)
+def test_hints_of_a_run(hint: str, text: str) -> None:
+    (sample, *_) = Hinted(hint=hint, max_tool_tokens=10).requests(agents(acted("search"))).samples
+    assert sample.hint == text
+    assert sample.template == FOR_AGENTS
+
+
+def test_a_plan_is_drawn_among_the_runs_that_have_one() -> None:
+    regime = Hinted(hint="plan")
+    for number in range(20):
+        round_view = replace(agents("", acted(), acted("search"), ""), round=number)
+        assert {sample.hint for sample in regime.requests(round_view).samples} == {'1. search {"n": 1}'}
+    assert regime.requests(agents("", acted())).samples == ()
+
+
+def sampled_run(run: str, own_words: tuple[int, ...] = (), reward: float = 1.0) -> Sampled:
+    trajectory = Trajectory(run, (True, False, True), own_words)
+    return Sampled((1, 2, 3), "x", True, reward, hint_ids=(5, 6, 7, 8), trajectory=trajectory)
+
+
+def test_runs_that_are_learnt_and_left_out() -> None:
+    regime = Hinted(hint="plan", samples=5)
+    round_view = agents(acted("search"))
+    drawn = [
+        sampled_run(acted("search")),  # followed
+        sampled_run(acted("other")),
+        sampled_run(acted()),  # uncalled
+        sampled_run(acted("search"), own_words=(5, 6, 7, 8)),  # a copy
+        sampled_run(acted("search"), reward=0.0),
+    ]
+    results = dict(zip(regime.requests(round_view).samples, drawn, strict=True))
+    plan = regime.plan(replace(round_view, results=Results(samples=results)))
+    assert [row.mask.tolist() for row in plan.rows if row.mask is not None] == [[True, False, True]] * 2
+    assert [row.tokens for row in plan.rows] == [2, 2]
+    assert [row.messages for row in plan.rows] == [acted("search"), acted("other")]
+    expected = {"confirmed": 2, "uncalled": 1, "copies": 1, "bare": 1, "followed": 2, "unknown_tools": 0}
+    assert {key: plan.metrics[f"hinted/{key}"] for key in expected} == expected
+    assert plan.metrics["hinted/sampled_tokens"] == 10
+
+
+def test_tools_that_the_learner_lacks_on_a_prompt_are_counted() -> None:
+    regime = Hinted(hint="plan")
+    round_view = agents(acted("bash"))
+    assert regime.plan(round_view).metrics["hinted/unknown_tools"] == 1

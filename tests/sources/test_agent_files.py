@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
 import subprocess
 import sys
@@ -13,10 +14,12 @@ import pytest
 from agent_files import CALL, LAYOUTS, chat, messages, traces, write
 
 from mutualrl.records import Prompt
+from mutualrl.sources.layouts import reward_of
+from mutualrl.sources.prepare import claimed_rewards
 from mutualrl.sources.recorded import read_recorded
 from mutualrl.sources.section import Columns
 from mutualrl.tasks.messages import ToolCall
-from mutualrl.tasks.trajectories import calls_of, final_text, from_json, plan, transcript
+from mutualrl.tasks.trajectories import calls_of, final_text, from_json, plan, read_conversation, transcript
 
 PROMPTS = [Prompt(f"p{number}", f"{number} plus 2?", str(number + 2), "plus") for number in range(3)]
 TEXTS = {prompt.text: f"\\boxed{{{prompt.answer}}}" for prompt in PROMPTS}
@@ -91,8 +94,6 @@ def test_the_last_branch_is_taken(tmp_path: Path) -> None:
 
 
 def test_a_cyclic_trace_ends() -> None:
-    from mutualrl.tasks.trajectories import read_conversation
-
     nodes = [{"parent": place ^ 1, "message": {"role": "user", "content": "a"}} for place in (0, 1)]
     assert read_conversation(nodes) is not None
 
@@ -113,6 +114,8 @@ def test_runs_that_differ_only_in_their_calls_are_two(tmp_path: Path) -> None:
 READER = """
 import resource, sys
 from mutualrl.records import Prompt
+from mutualrl.sources.layouts import reward_of
+from mutualrl.sources.prepare import claimed_rewards
 from mutualrl.sources.recorded import read_recorded
 from mutualrl.sources.section import Columns
 
@@ -137,3 +140,82 @@ def test_a_hundred_thousand_runs_are_read_in_bounded_memory(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout) < 40  # MiB
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 0
+
+
+@pytest.mark.parametrize(
+    ("values", "reward"),
+    [
+        ({}, None),
+        ({"reward": 0.0}, 0.0),
+        ({"score": 1}, 1.0),
+        ({"rewards": {"correct": {"score": 0.5}}}, 0.5),
+        ({"rewards": {"r": 0.25}}, 0.25),
+        ({"rewards": {"a": 1.0, "b": 0.0}}, None),
+        ({"final_metrics": {"reward": 0.0}}, 0.0),
+        ({"final_metrics": {}}, None),
+        *(({"reward": value}, math.nan) for value in (None, "1", math.nan, 10**400, [1])),
+    ],
+)
+def test_reward_of_a_row_is_what_the_file_says(values: dict[str, Any], reward: float | None) -> None:
+    found = reward_of(values)
+    assert found == reward or (found is not None and reward is not None and math.isnan(found) and math.isnan(reward))
+
+
+def test_a_failure_of_a_file_is_no_success_where_only_the_environment_judges(tmp_path: Path) -> None:
+    """Of a run, and of an answer without a call; a reward that is no number is none."""
+    failed = [{"role": "user", "content": PROMPTS[1].text}, {"role": "assistant", "content": "I give up"}]
+    rows: list[dict[str, Any]] = [
+        {"messages": chat(PROMPTS[0].text, "\\boxed{9}"), "reward": 0.0},
+        {"messages": failed, "reward": 0.0},
+        {"messages": chat(PROMPTS[2].text, "\\boxed{4}"), "reward": None},
+    ]
+    found = read(write(tmp_path / "runs.jsonl", rows))
+    rewards = claimed_rewards(list(found.responses()))
+    assert rewards[:2] == [0.0, 0.0]
+    assert math.isnan(rewards[2])
+    plain = read(write(tmp_path / "solutions.jsonl", [{"messages": rows[0]["messages"]}]))
+    assert claimed_rewards(list(plain.responses())) == [1.0]  # a file of solutions
+
+
+@pytest.mark.parametrize("key", ["source", "parent"])
+def test_messages_with_keys_of_other_formats_are_messages(tmp_path: Path, key: str) -> None:
+    values = {"source": ("wiki", "gpt4"), "parent": (None, "m1")}[key]
+    messages = [{"role": "user", "content": PROMPTS[0].text}, {"role": "assistant", "content": "\\boxed{2}"}]
+    rows = [{"messages": [{**message, key: value} for message, value in zip(messages, values, strict=True)]}]
+    for turns in (True, False):
+        found = read(write(tmp_path / "chat.jsonl", rows), turns=turns)
+        assert [(key, each.text) for key, each in found.responses()] == [("p0", "\\boxed{2}")]
+        assert found.counts["branches"] == 0
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"tool_calls": 5},
+        {"tool_calls": [{"tool_call_id": ["a"], "function_name": "f"}]},
+        {"tool_calls": [5, None]},
+        {"observation": {"results": [{"source_call_id": {"x": 1}, "content": "3"}, 7]}},
+        {"observation": 3},
+        {"message": [{"type": "text", "text": "a"}]},
+    ],
+)
+def test_odd_steps_are_read_or_left_out(tmp_path: Path, odd: dict[str, Any]) -> None:
+    steps = [{"source": "user", "message": PROMPTS[0].text}, {"source": "agent", "message": "", **odd}]
+    steps.append({"source": "agent", "message": "\\boxed{2}"})
+    found = read(write(tmp_path / "runs.jsonl", [{"schema_version": "ATIF-v1.6", "steps": steps}]))
+    ((prompt_id, response),) = found.responses()
+    assert prompt_id == "p0"
+    assert final_text(from_json(response.messages)) == "\\boxed{2}"
+
+
+def test_results_have_the_names_of_the_calls_that_they_answer() -> None:
+    calls = [{"id": "1", "name": "A", "arguments": {}}, {"id": "2", "name": "B", "arguments": {}}]
+    values = [
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "2", "content": "b"},
+        {"role": "tool", "content": "a"},
+        {"role": "tool", "content": "nobody asked"},
+    ]
+    conversation = read_conversation(values)
+    assert conversation is not None
+    assert [message.name for message in conversation.messages[1:]] == ["B", "A", ""]

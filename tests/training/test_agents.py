@@ -188,7 +188,7 @@ def test_failures_publish_nothing_that_they_wrote(tmp_path: Path) -> None:
     shard = Exchange(tmp_path / "x", "eve", "script").read("ada", 0)
     assert shard is not None
     assert set(shard.texts()) == set(shard.messages(range(len(shard)))) == {None}
-    assert shard.tools() is None
+    assert shard.tools() == {}
     assert set(shard.masks) == {None}
 
 
@@ -425,3 +425,91 @@ def test_regimes_that_learn_texts_refuse_tools_before_a_model_is_built(tmp_path:
 
     with pytest.raises(UsageError, match=r"tools: regime '\w+' learns texts.* expected hinted"):
         MutualGRPOTrainer(model="no/such-model", tools=[calculate], sharing=sharing(tmp_path, regime))
+
+
+# ---- what else a policy, a file or an environment may do
+
+
+def test_a_call_with_half_an_emoji_is_recorded(tmp_path: Path) -> None:
+    def odd(prompt: str, results: list[str]) -> str:
+        right = one_call(f"{prompt} {WORKED}", results)
+        return right if results else right.replace('"plus"', '"\\ud83d"').replace('"times"', '"\\ud83d"')
+
+    publish_plans(tmp_path / "x", ALL)
+    (row,) = run(trainer_of(tmp_path / "a", tmp_path / "x", with_script(odd))).logs
+    assert row["tools/failure_frequency"] == 1
+
+
+class Mute:
+    """Environment without tools."""
+
+    def reset(self, **row: Any) -> str:
+        self.answer = row["answer"]
+        return " 7"
+
+    def get_reward(self) -> float:
+        return 1.0
+
+
+def test_an_environment_without_tools_trains(tmp_path: Path) -> None:
+    publish_plans(tmp_path / "x", ALL)
+    keys = {"environment_factory": Mute, "reward_funcs": []}
+    (row,) = run(trainer_of(tmp_path / "a", tmp_path / "x", keys=keys, hint="answer")).logs
+    assert row["reward"] == 1
+    assert not [key for key in row if key.startswith("tools/")]
+
+
+def test_texts_of_a_source_are_not_judged_by_the_environments_of_the_rollouts(tmp_path: Path, rooms: Any) -> None:
+    """An environment judges its own runs only: such a text has no reward."""
+    from mutualrl.regimes import Requests
+    from mutualrl.training.requests import results_of
+
+    trainer = run(room_trainer(tmp_path, max_steps=1))
+    texts = tuple((prompt.id, "I give up", True) for prompt in PROMPTS)
+    results = results_of(trainer, Requests(rewards=texts), trainer.rounds.prompt_rows, {}, end_token_id=None)
+    assert all(np.isnan(reward) for reward in results.rewards.values())
+    assert len(results.rewards) == 8
+
+
+def test_asynchronous_tools_are_named_while_they_run(tmp_path: Path) -> None:
+    publish_plans(tmp_path / "x", ALL)
+    trainer = trainer_of(tmp_path / "a", tmp_path / "x")
+    phases: list[str] = []
+    trainer.sharing.link.set_phase = lambda phase, *_, **__: phases.append(str(phase))
+    slow, quick = trainer.calling("slow"), trainer.calling("quick")
+    slow.__enter__()
+    quick.__enter__()
+    quick.__exit__(None, None, None)
+    slow.__exit__(None, None, None)
+    assert phases == ["calling tool slow", "calling tool quick", "calling tool slow", "generating"]
+
+
+def test_what_an_environment_showed_is_remembered_for_late_rounds(tmp_path: Path) -> None:
+    from mutualrl.rollouts import Rollouts
+    from mutualrl.training.memory import Memory, PastRound
+
+    memory = Memory(past={3: PastRound(3, Rollouts.of(()), ("p",), {"p": np.array([1, 2], dtype=np.int32)})})
+    restored = Memory()
+    restored.restore(memory.packed())
+    assert {key: ids.tolist() for key, ids in restored.observed().items()} == {"p": [1, 2]}
+
+
+def test_runs_outside_of_training_keep_the_limits(tmp_path: Path) -> None:
+    """Of tokens, and of rounds of calls; a reward function sees the turns."""
+    from mutualrl.adapter.agent_engine import AgentEngine
+    from mutualrl.engines.sampling import Sampling
+    from mutualrl.engines.transformers_engine import TransformersEngine
+    from mutualrl.tasks.base import TurnsSpec
+
+    (tmp_path / "judge.py").write_text(
+        "def judge(completions, **_):\n    return [float(sum(m['role'] == 'tool' for m in each)) for each in completions]\n"
+    )
+    engine = TransformersEngine.load(str(JAN))
+    tools = ("mutualrl.tasks.calculator:calculate",)
+    plus = [prompt for prompt in PROMPTS if prompt.group == "plus"]
+    for iterations, limit, judged in ((None, 64, 1.0), (0, 64, 0.0), (None, 5, 0.0)):
+        turns = TurnsSpec(None, tools, iterations)
+        agent = AgentEngine(engine, turns, (f"{tmp_path / 'judge.py'}:judge",), None, {}, 60.0)
+        runs = [each for group in agent.run(plus, Sampling(limit)) for each in group]
+        assert {each.reward for each in runs} == {judged}
+        assert max(each.sampled for each in runs) <= limit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -20,10 +21,11 @@ from mutualrl.engines.transformers_engine import TransformersEngine
 from mutualrl.errors import UsageError
 from mutualrl.records import Completion, Prompt
 from mutualrl.tasks.base import TurnsSpec
+from mutualrl.tasks.rewarding import rewards_of
 from mutualrl.tasks.rewards import load_rewards
 from mutualrl.tasks.trajectories import as_json, said
 from mutualrl.tasks.turns import load_environment, load_tools
-from mutualrl.thl import ended
+from mutualrl.thl import decode_completion, ended
 
 if TYPE_CHECKING:
     from mutualrl.tasks.prompting import Template
@@ -41,8 +43,9 @@ class AgentRun(NamedTuple):
 class AgentEngine:
     """A loaded model that acts with a task's tools or environment, and is judged by its rewards or its environment.
 
-    `engine`: the model; `turns`: the tools; `rewards`: import paths of reward functions, with `weights`; `template`:
-    arguments of the chat template.
+    `engine`: the model; `turns`: the tools; `rewards`: import paths of reward functions, with `weights` and the limit
+    of a call in seconds, `timeout`; `template`: arguments of the chat template. An environment, which judges its own
+    runs, has no limit.
     """
 
     engine: TransformersEngine
@@ -50,14 +53,17 @@ class AgentEngine:
     rewards: Sequence[str]
     weights: Sequence[float] | None
     template: Template
-    max_new_tokens: int
+    timeout: float
     batch_size: int = 64
     _environments: Environments = field(default_factory=lambda: defaultdict(list))
 
     def run(
         self, prompts: Sequence[Prompt], sampling: Sampling, on_batch: Callable[[int], None] = lambda done: None
     ) -> list[list[AgentRun]]:
-        """Return `sampling.samples` runs of every prompt. `on_batch` is called with the number of prompts done."""
+        """Return `sampling.samples` runs of every prompt. `on_batch` is called with the number of prompts done.
+
+        Raises UsageError for a model whose chat template cannot write calls, RewardError for a reward that fails.
+        """
         if not prompts:
             return []
         runs: list[list[AgentRun]] = []
@@ -68,24 +74,35 @@ class AgentEngine:
             with evaluating(trainer.model), torch.no_grad(), replaced(trainer, greedy_decoding(trainer, sampling)):
                 for start in range(0, len(prompts), size):
                     part = prompts[start : start + size]
-                    rows = [row for row in as_dataset(part, self.engine.tokenizer) for _ in range(sampling.samples)]
-                    flat = self._batch(trainer, rows)
+                    flat = self._batch(trainer, [prompt for prompt in part for _ in range(sampling.samples)])
                     runs += [flat[at : at + sampling.samples] for at in range(0, len(flat), sampling.samples)]
                     on_batch(len(part))
+            del trainer
+        gc.collect()  # TRL's trainer is in a cycle, and holds the model
         return runs
 
-    def _batch(self, trainer: HookedGRPOTrainer, rows: list[dict[str, Any]]) -> list[AgentRun]:
+    def _batch(self, trainer: HookedGRPOTrainer, prompts: Sequence[Prompt]) -> list[AgentRun]:
+        rows = list(as_dataset(prompts, self.engine.tokenizer))
         generation = sampled_and_scored(trainer, rows, self._environments)
-        assert generation.turns is not None
-        rewards = total_rewards(trainer, generation.rewards).tolist()
-        runs = []
-        for ids, turns, reward in zip(generation.completion_ids, generation.turns, rewards, strict=True):
+        completions, sampled = [], []
+        for place, ids in enumerate(generation.completion_ids):
             done = ended(ids, trainer.eos_token_ids)
-            completion = Completion(tuple(ids), said(turns.messages), done, as_json(turns.messages))
-            runs.append(AgentRun(completion, sum(turns.mask), reward))
-        return runs
+            if generation.turns is None:  # an environment without tools
+                completions.append(Completion(tuple(ids), decode_completion(ids, self.engine.tokenizer), done))
+                sampled.append(len(ids))
+                continue
+            turns = generation.turns[place]
+            completions.append(Completion(tuple(ids), said(turns.messages), done, as_json(turns.messages)))
+            sampled.append(sum(turns.mask))
+        if self.turns.environment is None:
+            answered = list(zip(prompts, completions, strict=True))
+            rewards = rewards_of(self.rewards, self.weights, answered, self.engine.tokenizer, self.timeout)
+        else:
+            rewards = total_rewards(trainer, generation.rewards).tolist()
+        return [AgentRun(*run) for run in zip(completions, sampled, rewards, strict=True)]
 
     def _trainer(self, prompts: Sequence[Prompt], sampling: Sampling, scratch: str) -> HookedGRPOTrainer:
+        alone = self.turns.environment is None  # rewards are computed here
         turns: dict[str, Any] = {"tools": load_tools(self.turns.tools)}
         if self.turns.environment is not None:
             turns["environment_factory"] = load_environment(self.turns.environment, owns_reward=not self.rewards)
@@ -96,9 +113,10 @@ class AgentEngine:
             report_to="none",
             num_generations=2,
             per_device_train_batch_size=2,
-            max_completion_length=self.max_new_tokens,
+            max_completion_length=sampling.max_new_tokens,
+            max_tool_calling_iterations=self.turns.iterations,
             temperature=sampling.temperature or 1.0,
-            reward_weights=None if self.weights is None else list(self.weights),
+            reward_weights=None if self.weights is None or alone else list(self.weights),
             chat_template_kwargs=dict(self.template),
             disable_tqdm=True,
             remove_unused_columns=False,
@@ -106,7 +124,7 @@ class AgentEngine:
         try:
             return HookedGRPOTrainer(
                 model=self.engine.model,
-                reward_funcs=load_rewards(self.rewards) or None,
+                reward_funcs=_unjudged if alone else load_rewards(self.rewards) or None,
                 args=args,
                 train_dataset=as_dataset(prompts, self.engine.tokenizer),
                 processing_class=self.engine.tokenizer,
@@ -114,3 +132,8 @@ class AgentEngine:
             )
         except ValueError as error:  # such as a chat template that cannot write calls
             raise UsageError(f"{self.engine.tokenizer.name_or_path}: {error}") from error
+
+
+def _unjudged(completions: Sequence[object], **_: object) -> list[float]:
+    """Return a reward in TRL's form that is not used."""
+    return [0.0] * len(completions)

@@ -38,6 +38,8 @@ from mutualrl.tiny import resolve_path
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from mutualrl.adapter.agent_engine import AgentRun
+
 
 class ProgressBars:
     """Progress bars; without a terminal, a line at the start and after each quarter."""
@@ -228,8 +230,8 @@ def _acted(
     prompts: Sequence[Prompt],
     sampling: Sampling,
     on_batch: Callable[[int], None],
-) -> tuple[list[list[Completion]], list[float]]:
-    """Return a model's runs with tools on prompts, and their rewards, in order. Raises ModelError, UsageError."""
+) -> list[list[AgentRun]]:
+    """Return a model's runs with tools on prompts. Raises ModelError, UsageError or RewardError."""
     from mutualrl.adapter.agent_engine import AgentEngine
     from mutualrl.engines.transformers_engine import TransformersEngine
 
@@ -241,10 +243,11 @@ def _acted(
     )
     assert plan.turns is not None
     weights, template = recipe.trainer_settings(name).get("reward_weights"), plan.templates.get(name) or {}
-    agent = AgentEngine(engine, plan.turns, recipe.task.reward, weights, template, sampling.max_new_tokens)
-    groups = agent.run(prompts, sampling, on_batch)
-    completed = [[run.completion for run in group] for group in groups]
-    return completed, [run.reward for group in groups for run in group]
+    try:
+        agent = AgentEngine(engine, plan.turns, recipe.task.reward, weights, template, recipe.run.step_timeout)
+        return agent.run(prompts, sampling, on_batch)
+    finally:
+        engine.close()
 
 
 def rewards_by(
@@ -269,16 +272,19 @@ def _sample_policy(
     """Return a model's rollouts of prompts, given with their token ids."""
     sampling = replace(sampled.sampling, seed=policy_seed(plan.seed, name, 0))
     progress = bars.track(f"{name}: sampling", len(prompts))
+    runs: list[AgentRun] = []
     if plan.turns is not None:
-        groups, rewards = _acted(plan, sampled, name, [prompt for prompt, _ in prompts], sampling, progress)
+        acted = _acted(plan, sampled, name, [prompt for prompt, _ in prompts], sampling, progress)
+        groups = [[run.completion for run in group] for group in acted]
+        runs = [run for group in acted for run in group]
     else:
         groups = completions(plan, sampled, name, [ids for _, ids in prompts], sampling, progress)
-        rewards = []
     flat = [
         (prompt, number, c)
         for (prompt, _), group in zip(prompts, groups, strict=True)
         for number, c in enumerate(group)
     ]
+    rewards = [run.reward for run in runs]
     if plan.turns is None:
         rewards = rewards_by(sampled, name, [(prompt, completion) for prompt, _, completion in flat], tokenizer)
     columns: dict[str, Sequence[object]] = {
@@ -291,7 +297,7 @@ def _sample_policy(
         "group": [prompt.group for prompt, *_ in flat],
         "x_text": [prompt.text for prompt, *_ in flat],
         "y_text": [c.text for *_, c in flat],
-        "tokens": [len(c.token_ids) for *_, c in flat],
+        "tokens": [run.sampled for run in runs] or [len(c.token_ids) for *_, c in flat],
         "token_ids": [list(c.token_ids) for *_, c in flat],
     }
     return pa.table({column: pa.array(values, TYPES[column]) for column, values in columns.items()})

@@ -95,7 +95,9 @@ class DiagnosticPlan:
     def turns(self) -> TurnsSpec | None:
         """Return the tools of the task whose rollouts are sampled or were recorded; None without any."""
         known = self.sampled or self.recorded
-        return None if known is None else known.recipe.task.turns
+        if known is None or known.recipe.task.turns is None:
+            return None
+        return known.recipe.task.turns._replace(iterations=known.recipe.trainer.get("max_tool_calling_iterations"))
 
 
 def plan_diagnostic(request: DiagnosticRequest) -> DiagnosticPlan:

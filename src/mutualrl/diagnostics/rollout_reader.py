@@ -16,7 +16,7 @@ from mutualrl.console.lines import notify
 from mutualrl.console.user_path import user_path
 from mutualrl.errors import DataError
 from mutualrl.rollouts import SCHEMA, widest
-from mutualrl.sources.layouts import CONVERSATIONS, find_layout
+from mutualrl.sources.layouts import CONVERSATIONS, find_layout, reward_of
 from mutualrl.sources.section import Columns
 from mutualrl.storage.parquet import read_table
 from mutualrl.tasks.base import Row, normalized
@@ -69,7 +69,7 @@ def has_rewards(path: Path, reward: str | None = None) -> bool:
     try:
         names = columns_of(path)
         if "steps" in names and "final_metrics" in names:
-            return any(_reward_of(row) is not None for _, row in itertools.islice(file_rows(path), 1))
+            return any(reward_of(row) is not None for _, row in itertools.islice(file_rows(path), 1))
         if (reward or "reward") in names or "rewards" in names or is_dump(names):
             return True
         return not find_layout(names, Columns(), str(path))
@@ -215,22 +215,13 @@ def _of_run(row: Row) -> Row:
     users = [each.text for each in messages[:first] if each.role in ("user", "human")]
     found: Row = {"prompt": users[-1] if users else "\n".join(each.text for each in messages[:first])}
     found["completion"] = said(messages[first:])
-    if (reward := _reward_of(row)) is not None:
+    if (reward := reward_of(row)) is not None:
         found["reward"] = reward
     agent = row.get("agent")
     if isinstance(agent, Mapping) and isinstance(agent.get("model_name", agent.get("name")), str):
         found["model"] = agent.get("model_name", agent.get("name"))
     others = {name: value for name, value in row.items() if name not in TYPES or not isinstance(value, Mapping)}
     return {**found, **{name: value for name, value in others.items() if name != column}}
-
-
-def _reward_of(row: Row) -> object:
-    """Return the reward of a trace (its only one) or of a run in ATIF (`final_metrics`)."""
-    rewards, metrics = row.get("rewards"), row.get("final_metrics")
-    if isinstance(rewards, Mapping) and len(rewards) == 1:
-        (value,) = rewards.values()
-        return value.get("score") if isinstance(value, Mapping) else value
-    return metrics.get("reward") if isinstance(metrics, Mapping) else None
 
 
 def _lines(path: Path, reward: str | None) -> pa.Table:

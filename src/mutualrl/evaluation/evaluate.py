@@ -156,9 +156,14 @@ def _evaluate(plan: EvalPlan, model: EvalModel, source: ModelSource, store: Stor
         loaded_engine = engine()
         if not isinstance(loaded_engine, TransformersEngine) or task.turns is None:
             raise UsageError(f"task {task.name!r} has tools: found the engine {engine_name}, expected transformers")
-        weights, batch = task.reward_weights, max(1, plan.request.batch_size)
         return AgentEngine(
-            loaded_engine, task.turns, task.rewards, weights, model.template, task.max_new_tokens, batch_size=batch
+            loaded_engine,
+            task.turns,
+            task.rewards,
+            task.reward_weights,
+            model.template,
+            task.step_timeout,
+            batch_size=max(1, plan.request.batch_size),
         )
 
     answering = AnsweringModel(model.name, source.digest, tokenizer, engine, plan.sampling, store, agent)
@@ -220,7 +225,9 @@ def _described(plan: EvalPlan, digests: dict[str, str], engines: dict[str, str])
 
 def _described_task(task: EvalTask) -> list[object]:
     described: list[object] = [_digest(task), task.max_new_tokens, list(task.rewards)]
-    return described if task.turns is None else [*described, [task.turns.environment, *task.turns.tools]]
+    if task.turns is None:
+        return described
+    return [*described, [task.turns.environment, *task.turns.tools], task.turns.iterations, version("trl")]
 
 
 def _digest(task: EvalTask) -> str:

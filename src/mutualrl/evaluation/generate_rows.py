@@ -114,8 +114,9 @@ class AnsweringModel:
                 raise FileDamagedError(
                     f"{where}: row {number} is of prompt {row['prompt_id']!r}, expected {prompt.id!r}"
                 )
-            answered.append((prompt, Completion(tuple(row["token_ids"] or ()), row["y_text"], row["ended"])))
-        if task.turns is not None and task.rewards != BOXED:
+            ids, messages = tuple(row["token_ids"] or ()), row["messages"] or ""
+            answered.append((prompt, Completion(ids, row["y_text"], row["ended"], messages)))
+        if task.turns is not None and task.turns.environment is not None:
             return rows  # judged by what the environment was, which is gone
         rewards = rewards_of(task.rewards, task.reward_weights, answered, self.tokenizer, task.step_timeout)
         if task.rewards == BOXED and (wrong := [n for n, row in enumerate(rows) if row["reward"] != rewards[n]]):
@@ -128,7 +129,8 @@ class AnsweringModel:
     def _acted(self, task: EvalTask, chunk: PromptChunk) -> Iterator[Row]:
         """Yield the rows of runs with tools."""
         assert self.agent is not None
-        sampling = replace(self.sampling, seed=part_seed(self.sampling.seed, task.name, chunk.number))
+        seed = part_seed(self.sampling.seed, task.name, chunk.number)
+        sampling = replace(self.sampling, max_new_tokens=chunk.new_tokens, seed=seed)
         prompts = [task.prompts[place] for place in chunk.places]
         for prompt, group in zip(prompts, self.agent(task).run(prompts, sampling), strict=True):
             for number, run in enumerate(group):

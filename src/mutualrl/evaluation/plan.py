@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -89,7 +91,7 @@ def plan_evaluation(request: EvalRequest) -> EvalPlan:
     recipe_tokens = trainer.get("max_completion_length") if suite == section.name else None
     tokens = request.sampling.max_new_tokens or recipe_tokens  # other tasks have their own limits
     tasks = [
-        replace(_rewarded(task, section, trainer.get("reward_weights")), step_timeout=request.step_timeout)
+        replace(_rewarded(task, section, trainer), step_timeout=request.step_timeout)
         for task in _tasks(suite, section, request, tokens)
     ]
     if run is not None and request.initial:
@@ -103,13 +105,16 @@ def plan_evaluation(request: EvalRequest) -> EvalPlan:
     return EvalPlan(request, suite, tasks, models, sampling)
 
 
-def _rewarded(task: EvalTask, section: TaskSection, weights: object) -> EvalTask:
+def _rewarded(task: EvalTask, section: TaskSection, trainer: Mapping[str, Any]) -> EvalTask:
     """Return a task with the rewards of the recipe, if it is the recipe's own task."""
     if task.name != section.name:
         return task
-    task = replace(task, turns=section.turns)
+    iterations = trainer.get("max_tool_calling_iterations")
+    if section.turns is not None:
+        task = replace(task, turns=section.turns._replace(iterations=iterations))
     if section.reward == task.rewards:
         return task
+    weights = trainer.get("reward_weights")
     reward_weights = tuple(float(w) for w in weights) if isinstance(weights, list) else None
     return replace(task, rewards=section.reward, reward_weights=reward_weights)
 

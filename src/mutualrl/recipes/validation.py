@@ -198,10 +198,10 @@ def _member_problems(recipe: Recipe, layers: Layers) -> list[str]:
                     "is asked by a process beside the policies, on one machine",
                 )
             )
-        if recipe.task.environment is not None and not recipe.task.reward:
+        if recipe.task.environment is not None:
             problem = (
                 f"{source.name!r}: found a {source.kind} source, whose answers have one turn, which "
-                f"{recipe.task.environment} cannot judge; expected recorded runs (recorded: FILE) or a task.reward"
+                f"{recipe.task.environment} cannot judge; expected recorded runs (recorded: FILE)"
             )
             lines.append(_line(layers, ("sources",), problem))
         if isinstance(source, ServedSource) and source.timeout >= recipe.run.step_timeout:

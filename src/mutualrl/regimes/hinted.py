@@ -220,14 +220,17 @@ class Hinted(AllFail, Regime):
     def requests(self, view: RoundView) -> Requests:
         """Return the answers to sample, and the hints whose NLL is logged."""
         shown = self.shown(view)
-        return Requests(nll=tuple(self._hint_passages(view, shown).values()), samples=tuple(self.samples_on(shown)))
+        return Requests(
+            nll=tuple(self._hint_passages(view, shown).values()),
+            samples=tuple(self.samples_on(shown, acting=bool(view.rollouts.tools()))),
+        )
 
     def plan(self, view: RoundView) -> Plan:
         """Return the confirmed answers as rows: gate, draw of hints, sampled answers, filters."""
         shown = self.shown(view)
         answers = [
             self.judged(sample, drawn, shown[sample.prompt_id].success)
-            for sample in self.samples_on(shown)
+            for sample in self.samples_on(shown, acting=bool(view.rollouts.tools()))
             if (drawn := view.results.samples.get(sample)) is not None
         ]
         learnable = [answer for answer in answers if self.hint == "none" or not self.leaves_out(answer)]
@@ -275,8 +278,9 @@ class Hinted(AllFail, Regime):
         candidates = successes_of(view).candidates
         drawn: dict[str, Candidate] = {}
         for prompt_id in opened:
-            successes = sorted(candidates(prompt_id, self.success_above), key=lambda c: (c.policy, c.rollout))
-            if successes:
+            able = [each for each in candidates(prompt_id, self.success_above) if self.hint_of(each, view).strip()]
+            if able:
+                successes = sorted(able, key=lambda each: (each.policy, each.rollout))
                 drawn[prompt_id] = self._draw(view, prompt_id, successes)
         if self.hint == "shuffled":
             drawn = _of_another_prompt(drawn, view)
@@ -301,13 +305,12 @@ class Hinted(AllFail, Regime):
         index = seeded(view.run_seed, view.round, f"hint {prompt_id}", view.learner).integers(len(successes))
         return successes[int(index)]
 
-    def samples_on(self, shown: Mapping[str, Shown]) -> list[Sample]:
-        """Return the answers to sample."""
+    def samples_on(self, shown: Mapping[str, Shown], *, acting: bool = False) -> list[Sample]:
+        """Return the answers to sample; `acting`: with tools."""
         traced = self.uses_ratios()
+        template = self.hint_template or (FOR_AGENTS if acting else None)
         samples = []
         for prompt_id, hint in shown.items():
-            of_agents = FOR_AGENTS if hint.success is not None and hint.success.run else None
-            template = self.hint_template or of_agents
             for number in range(self.samples):
                 samples.append(Sample(prompt_id, number, hint.text, template, self.max_hint_tokens, logprobs=traced))
         return samples
@@ -321,6 +324,8 @@ class Hinted(AllFail, Regime):
             for prompt_id, hint in shown.items()
             if hint.success is not None and not hint.success.run
         ]
+        if not hints:
+            return {}
         encoded = view.transfer.encode([(success.text, success.ended) for _, success in hints])
         pairs = zip(hints, encoded, strict=True)
         return {prompt_id: (prompt_id, plain_ids(ids)) for (prompt_id, _), ids in pairs if ids is not None and len(ids)}
@@ -445,11 +450,11 @@ class Hinted(AllFail, Regime):
 
     def _calls(self, view: RoundView, shown: Mapping[str, Shown], answers: Sequence[HintedAnswer]) -> dict[str, float]:
         """Return the metrics of runs with tools; none for a task without."""
-        if (tools := view.rollouts.tools()) is None:
+        if not (tools := view.rollouts.tools()):
             return {}
-        known = names_of(tools)
         foreign = 0
-        for hint in shown.values():
+        for prompt_id, hint in shown.items():
+            known = names_of(tools.get(prompt_id, "[]"))
             calls = calls_of(from_json(None if hint.success is None else hint.success.run))
             foreign += any(call.name not in known for call in calls)
         return {

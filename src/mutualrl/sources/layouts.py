@@ -93,7 +93,8 @@ class Layout:
 @dataclass(frozen=True, slots=True)
 class RecordedText:
     """One response of a row. `cut`: it is not complete. `rejected`: its verdict is false. `messages`: of a run with
-    tools, the trajectory as JSON, with what the model said as the text; `reward`: what the file says of that run."""
+    tools, the trajectory as JSON, with what the model said as the text. `reward`: what the file
+    says of it (`reward_of`)."""
 
     text: str
     cut: bool = False
@@ -206,6 +207,7 @@ def read_row(row: DatasetRow, layout: Layout, reasoning: Reasoning, *, turns: bo
         texts += found or ([None] if len(layout.texts) > 1 else [])  # flags count the columns
     cut = [_are_cut(row, layout, column, len(texts)) for column in layout.cut]
     rejected = _rejected(row, layout, len(texts))
+    reward = reward_of(row.values)
     responses = []
     for place, text in enumerate(texts):
         if text is None:
@@ -216,14 +218,14 @@ def read_row(row: DatasetRow, layout: Layout, reasoning: Reasoning, *, turns: bo
         unicode_text(text, layout.texts[0], Path(row.where), row.number)
         if place in runs:
             is_cut = any(flags[place] for flags in cut)
-            responses.append(RecordedText(text, is_cut, rejected[place], runs[place], _file_reward(row)))
+            responses.append(RecordedText(text, is_cut, rejected[place], runs[place], reward))
             continue
         is_cut = any(flags[place] for flags in cut) or opens_reasoning(text)
         kept = without_end(without_reasoning(text) if reasoning == "drop" and not is_cut else text)
         if not kept.strip():
             skipped["empty"] += 1
             continue
-        responses.append(RecordedText(kept, is_cut, rejected[place]))
+        responses.append(RecordedText(kept, is_cut, rejected[place], reward=reward))
     return RecordedRow(_ids(row, layout), tuple(prompts), tuple(responses), +skipped)
 
 
@@ -231,13 +233,21 @@ def _without_thoughts(message: Message) -> Message:
     return message._replace(reasoning="", text=without_reasoning(message.text))
 
 
-def _file_reward(row: DatasetRow) -> float | None:
-    """Return the reward that a file gives a run; None without one."""
-    for name in REWARDS:
-        value = _value(row, name)
-        if isinstance(value, int | float) and math.isfinite(value):
-            return float(value)
-    return None
+def reward_of(values: Mapping[str, object]) -> float | None:
+    """Return the reward that a file gives a row: `reward` or `score`, the only one of the `rewards` of a trace, or that
+    of the `final_metrics` of ATIF. None without one; NaN for one that is no number."""
+    rewards, metrics = values.get("rewards"), values.get("final_metrics")
+    found: list[object] = [values[name] for name in REWARDS if name in values]
+    if isinstance(rewards, Mapping) and len(rewards) == 1:
+        found += [each.get("score") if isinstance(each, Mapping) else each for each in rewards.values()]
+    if isinstance(metrics, Mapping) and "reward" in metrics:
+        found.append(metrics["reward"])
+    if not found:
+        return None
+    try:
+        return float(found[0]) if isinstance(found[0], int | float) else math.nan
+    except OverflowError:
+        return math.nan
 
 
 def _only_answer(answered: Sequence[Message], skipped: Counter[str]) -> str | None:

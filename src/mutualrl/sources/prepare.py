@@ -134,8 +134,11 @@ class Judged(NamedTuple):
 
     @property
     def rewards(self) -> Sequence[float]:
-        """Return the rewards, NaN where there is none."""
-        return [math.nan] * len(self.pairs) if self.scores is None else self.scores
+        """Return the rewards, NaN where there is none. Runs that the learners would have to judge have the file's."""
+        if self.scores is not None:
+            return self.scores
+        claimed = zip(self.pairs, claimed_rewards(self.pairs), strict=True)
+        return [reward if each.messages else math.nan for (_, each), reward in claimed]
 
     @property
     def confirmed(self) -> list[tuple[str, RecordedText]]:
@@ -192,12 +195,12 @@ def _prepared(source: RecordedSource, criterion: Criterion, rendered: Sequence[S
     )
     possible = judged.confirmed if verified else pairs
     learnable = {learner.name: _learnable(possible, learner) for learner in learners}
-    summary = _summary(matched, judged, len(prompts), learnable)
+    summary = {**_summary(matched, judged, len(prompts), learnable), "turns": criterion.turns}
     return Prepared(stored, summary, note_of(source.name, summary), learnable)
 
 
 def claimed_rewards(pairs: Sequence[tuple[str, RecordedText]]) -> list[float]:
-    """Return the rewards that a file gives its runs, 1 where it gives none: it is a file of solutions."""
+    """Return the rewards that a file gives its runs, 1 where it has none at all: it is a file of solutions."""
     return [1.0 if each.reward is None else each.reward for _, each in pairs]
 
 
@@ -461,6 +464,8 @@ def note_of(name: str, summary: JsonObject) -> str:
         )
     else:
         parts.append("their rewards depend on the learner or on training: each learner computes them in the round")
+    if summary["turns"] and not summary["runs"]:
+        parts.append("none of them is a run with tools: there is no plan in them (regime.hint: plan)")
     if summary["runs"]:
         parts.append(f"{summary['runs']:,} are runs with tools, which are shown as hints")
     for learner, counts in summary["learners"].items() if summary["runs"] < summary["texts"] else ():

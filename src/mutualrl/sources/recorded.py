@@ -258,7 +258,7 @@ def _of_run(path: Path) -> NumberedRows:
     run = RunDirectory(path)
     store, number = record_store(run), 0
     for table in tables(store, run.info().run_id, writers(store)):
-        for row in table.select(["prompt_id", "ended", "x_text", "y_text", "messages"]).to_pylist():
+        for row in table.select(["prompt_id", "ended", "x_text", "y_text", "messages", "reward"]).to_pylist():
             number += 1
             messages = row.pop("messages")
             yield number, row if messages is None else {**row, "y_text": json.loads(messages)}

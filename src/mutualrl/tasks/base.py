@@ -24,10 +24,12 @@ PAPER_TOKENS = 3072  # per completion (paper, Section "Hyperparameters")
 
 
 class TurnsSpec(NamedTuple):
-    """What a rollout of several turns has: an environment's class and tools, by import path."""
+    """What a rollout of several turns has: an environment's class and tools, by import path; `iterations`: the most
+    rounds of calls, TRL's `max_tool_calling_iterations`."""
 
     environment: str | None
     tools: tuple[str, ...]
+    iterations: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

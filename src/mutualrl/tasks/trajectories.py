@@ -31,7 +31,7 @@ def read_conversation(values: Sequence[object]) -> Conversation | None:
     path, branches = _last_branch(values)
     messages: list[Message] = []
     for value in path:
-        found = _of_step(value) if isinstance(value, Mapping) and "source" in value else [_of_chat(value)]
+        found = _of_step(value) if isinstance(value, Mapping) and _is_step(value) else [_of_chat(value)]
         if any(message is None for message in found):
             return None
         messages += [message for message in found if message is not None]
@@ -39,17 +39,28 @@ def read_conversation(values: Sequence[object]) -> Conversation | None:
 
 
 def _last_branch(nodes: Sequence[object]) -> tuple[Sequence[object], int]:
-    """Return the nodes on the path to the last one, by their `parent`, an index; and the number of other ends."""
-    linked = [node for node in nodes if isinstance(node, Mapping) and "parent" in node]
-    if not nodes or len(linked) < len(nodes):
-        return nodes, 0
-    parents = [node["parent"] for node in linked]
-    path: list[object] = []
-    place: object = len(nodes) - 1
-    while isinstance(place, int) and 0 <= place < len(nodes) and len(path) < len(nodes):
-        path.insert(0, nodes[place])
+    """Return the nodes of a trace on the path to the last one, by their `parent`, an index; and the number of other
+    ends. Other messages are one branch."""
+    parents: list[int | None] = []
+    for node in nodes:
+        if not isinstance(node, Mapping) or not isinstance(node.get("message"), Mapping) or "parent" not in node:
+            return nodes, 0
+        parent = node["parent"]
+        if parent is not None and (isinstance(parent, bool) or not isinstance(parent, int)):
+            return nodes, 0
+        parents.append(parent)
+    path: list[int] = []
+    place: int | None = len(nodes) - 1 if nodes else None
+    while place is not None and 0 <= place < len(nodes) and place not in path:
+        path.append(place)
         place = parents[place]
-    return path, len(set(range(len(nodes))) - {parent for parent in parents if isinstance(parent, int)}) - 1
+    ends = set(range(len(nodes))) - {parent for parent in parents if parent is not None}
+    return [nodes[place] for place in reversed(path)], max(len(ends) - 1, 0)
+
+
+def _is_step(value: Mapping[str, Any]) -> bool:
+    """Return whether a value is a step of ATIF: it has a source in place of a role."""
+    return not {"role", "from"} & value.keys() and value.get("source") in ("user", "agent", "system")
 
 
 def _of_chat(value: object) -> Message | None:
@@ -68,38 +79,46 @@ def _of_chat(value: object) -> Message | None:
 
 def _of_step(step: Mapping[str, Any]) -> list[Message | None]:
     """Return a step of ATIF: the message of its source with its calls, then their results."""
-    role = {"agent": "assistant"}.get(str(step["source"]), str(step["source"]))
+    role = "assistant" if step["source"] == "agent" else str(step["source"])
     chat = {"role": role, "content": step.get("message"), "tool_calls": step.get("tool_calls")}
-    message = read_message({**chat, "reasoning_content": step.get("reasoning_content")})
+    found = [read_message({**chat, "reasoning_content": step.get("reasoning_content")})]
     observation = step.get("observation")
     results = observation.get("results") if isinstance(observation, Mapping) else None
-    names = {}
-    for call in step.get("tool_calls") or []:
-        if isinstance(call, Mapping):
-            names[call.get("tool_call_id")] = call.get("function_name")
-    found = [message]
     for result in results if isinstance(results, list | tuple) else ():
         if isinstance(result, Mapping):
             key = result.get("source_call_id")
-            chat = {"role": "tool", "content": result.get("content"), "name": names.get(key), "tool_call_id": key}
-            found.append(read_message(chat))
+            found.append(read_message({"role": "tool", "content": result.get("content"), "tool_call_id": key}))
     return found
 
 
 def _with_names(messages: Sequence[Message]) -> list[Message]:
-    """Return messages with the tool's name in each result: of the call with its id, else of the first open call."""
+    """Return messages with the tool's name in each result: of the call with its id, else of the first call without a
+    result."""
     named: list[Message] = []
-    by_id: dict[str, str] = {}
-    waiting: list[str] = []
+    waiting: list[ToolCall] = []
     for message in messages:
-        name = message.name
         if message.role in ASSISTANT:
-            waiting = [call.name for call in message.tool_calls]
-            by_id |= {call.call_id: call.name for call in message.tool_calls if call.call_id}
-        elif message.role == "tool" and not name:
-            name = by_id.get(message.call_id) or (waiting.pop(0) if waiting else "")
-        named.append(message._replace(name=name))
+            waiting = list(message.tool_calls)
+        elif message.role == "tool":
+            call = _answered(message, waiting)
+            if call is not None:
+                waiting.remove(call)
+                named.append(message._replace(name=message.name or call.name))
+                continue
+        named.append(message)
     return named
+
+
+def _answered(result: Message, waiting: Sequence[ToolCall]) -> ToolCall | None:
+    """Return the call that a result answers: by its id, its name, or its place."""
+    for matches in (
+        [call for call in waiting if result.call_id and call.call_id == result.call_id],
+        [call for call in waiting if result.name and call.name == result.name],
+        [] if result.name else waiting,
+    ):
+        if matches:
+            return matches[0]
+    return None
 
 
 def is_run(messages: Iterable[Message]) -> bool:

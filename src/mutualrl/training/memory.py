@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 import torch
 
+from mutualrl.records import Ids
 from mutualrl.regimes.round import ExtraRow, State
 from mutualrl.rollouts import Rollouts
 from mutualrl.storage.files import JsonObject
@@ -21,11 +22,13 @@ from mutualrl.storage.metrics import DEAD, REVIVED, of_source
 @dataclass(frozen=True, slots=True)
 class PastRound:
     """Own round that peers may not have published yet: its rollouts, on the main rank only and without texts and
-    log-probs, and the prompts that already have nll rows."""
+    log-probs, and the prompts that already have nll rows. `prompts`: their token ids, with what an environment showed;
+    empty without an environment, where the data have them."""
 
     number: int
     rollouts: Rollouts
     prompts_with_nll_rows: tuple[str, ...] = ()
+    prompts: Mapping[str, Ids] = field(default_factory=dict)
 
 
 @dataclass
@@ -73,6 +76,10 @@ class Memory:
         self.dead = (self.dead - revived) | (set(groups) - alive)
         return {DEAD.key: float(len(self.dead)), REVIVED.key: float(len(revived))}
 
+    def observed(self) -> dict[str, Ids]:
+        """Return the token ids of the prompts of earlier rounds, where an environment has added to them."""
+        return {key: ids for past in self.past.values() for key, ids in past.prompts.items()}
+
     def packed(self) -> JsonObject:
         """Return the memory as plain values and tensors."""
         return {
@@ -82,7 +89,12 @@ class Memory:
             "dead": sorted(self.dead),
             "end_tokens": dict(self.end_tokens),
             "past": [
-                {"number": past.number, "table": _packed(past.rollouts), "taught": list(past.prompts_with_nll_rows)}
+                {
+                    "number": past.number,
+                    "table": _packed(past.rollouts),
+                    "taught": list(past.prompts_with_nll_rows),
+                    "prompts": {key: torch.from_numpy(np.asarray(ids)) for key, ids in past.prompts.items()},
+                }
                 for past in self.past.values()
             ],
         }
@@ -96,7 +108,9 @@ class Memory:
         self.texts = Counter({(name, key, index): number for name, key, index, number in packed["texts"]})
         self.past = {}
         for past in packed["past"]:
-            self.past[past["number"]] = PastRound(past["number"], _unpacked(past["table"]), tuple(past["taught"]))
+            prompts = {key: np.asarray(ids, dtype=np.int32) for key, ids in past["prompts"].items()}
+            rollouts = _unpacked(past["table"])
+            self.past[past["number"]] = PastRound(past["number"], rollouts, tuple(past["taught"]), prompts)
 
 
 def _packed(rollouts: Rollouts) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -151,9 +152,12 @@ def _score(trainer: GRPOTrainer, passages: Passages, prompts: Mapping[str, Ids],
 
 
 def _rewards(trainer: HookedGRPOTrainer, texts: Sequence[Response], rows: PromptRows, end: int | None) -> list[float]:
-    """Return the learner's reward of each text. Each rank scores a part, all equally many texts."""
+    """Return the learner's reward of each text. Each rank scores a part, all equally many texts. An environment judges
+    its own runs only: NaN with one."""
     if not texts:
         return []
+    if trainer.environment_factories is not None:
+        return [math.nan] * len(texts)
     ranks, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
     per_rank = -(-len(texts) // ranks)
     padded = [*texts, *[texts[-1]] * (per_rank * ranks - len(texts))]

@@ -249,10 +249,12 @@ class Rounds:
                 if of_peers:  # on the main rank
                     of_peers = {**of_peers, **self._sources(number, past.rollouts.prompt_ids)}
                 unused = [prompt_id not in past.prompts_with_nll_rows for prompt_id in past.rollouts.prompt_ids]
-                rounds.append(SharedRound(OwnRound(number, past.rollouts.where(unused), {}), of_peers))
+                own_round = OwnRound(number, past.rollouts.where(unused), dict(past.prompts))
+                rounds.append(SharedRound(own_round, of_peers))
             main = self.trainer.accelerator.is_main_process
-            stored = own.rollouts.without("text", "messages", "tools") if main else Rollouts.of(())
-            memory.past[own.number] = PastRound(own.number, stored)
+            stored = own.rollouts.without("text", "messages") if main else Rollouts.of(())
+            observed = {} if self.trainer.environment_factories is None else own.prompts
+            memory.past[own.number] = PastRound(own.number, stored, prompts=observed)
             memory.past = {n: past for n, past in memory.past.items() if n > own.number - staleness}
         return [*rounds, SharedRound(own, {**peers.current, **peers.sources})]
 
@@ -333,7 +335,8 @@ class Rounds:
         if plans[-1].advantages is not None:
             replace_advantages(self.trainer, batch, plans[-1].advantages)
         rows = [row for plan in plans for row in plan.rows]
-        prompts = {row.prompt_id: self.prompt_rows.tokens(row.prompt_id, own.prompts) for row in rows}
+        known = {**self.sharing.memory.observed(), **own.prompts}
+        prompts = {row.prompt_id: self.prompt_rows.tokens(row.prompt_id, known) for row in rows}
         self.extra_rows.load(rows, prompts, batch)
 
     def log(self, plans: Sequence[Plan], own: OwnRound) -> None:

@@ -85,7 +85,7 @@ class _Shown:
             same = expected is None or plain_ids(expected) == plain[place]
             self.usable.append(same and len(self.prompt_ids[place]) <= self.room)
             if len(self.prompt_ids[place]) > self.room:
-                shown[place] = prompts[place]  # sampled and dropped: all ranks sample equally many
+                shown[place], self.prompt_ids[place] = prompts[place], plain[place]  # dropped: ranks stay in step
         return shown
 
 

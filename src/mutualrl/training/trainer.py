@@ -84,6 +84,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
                 require_sampled_text(arguments, sharing.publisher_of("text"))
             _require_loadable(arguments)
         super().__init__(*args, **kwargs)
+        self._called: list[str] = []  # tools that are running
         self.sharing = sharing
         self.checkpointer = checkpointer
         self.resample = resample
@@ -176,11 +177,14 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         if self.sharing is None:
             yield
             return
+        self._called.append(tool)
         self.sharing.link.set_phase(f"{Phase.CALLING} tool {tool}")
         try:
             yield
         finally:
-            self.sharing.link.set_phase(Phase.GENERATING)
+            self._called.remove(tool)  # asynchronous ones run beside each other
+            still = self._called[-1:]
+            self.sharing.link.set_phase(f"{Phase.CALLING} tool {still[0]}" if still else Phase.GENERATING)
 
     def _on_reward(self, name: str) -> None:
         """Set the phase to the running reward function: it may hang, or end the process."""
@@ -208,7 +212,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         if self.rounds is None or not self.model.training:
             return
         log_value(self, "rewards/unscorable", float(self.rounds.unscorable(generation)))
-        if has_turns(self):
+        if self.tools:
             for name, metric in tool_metrics(self, generation).items():
                 log_value(self, name, metric)
         if self.rounds.sharing.whiten:
