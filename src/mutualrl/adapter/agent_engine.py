@@ -7,7 +7,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from transformers import set_seed
@@ -20,6 +20,7 @@ from mutualrl.engines.sampling import Sampling
 from mutualrl.engines.transformers_engine import TransformersEngine
 from mutualrl.errors import UsageError
 from mutualrl.records import Completion, Prompt
+from mutualrl.storage.files import JsonObject
 from mutualrl.tasks.base import TurnsSpec
 from mutualrl.tasks.rewarding import rewards_of
 from mutualrl.tasks.rewards import load_rewards
@@ -103,7 +104,7 @@ class AgentEngine:
 
     def _trainer(self, prompts: Sequence[Prompt], sampling: Sampling, scratch: str) -> HookedGRPOTrainer:
         alone = self.turns.environment is None  # rewards are computed here
-        turns: dict[str, Any] = {"tools": load_tools(self.turns.tools)}
+        turns: JsonObject = {"tools": load_tools(self.turns.tools)}
         if self.turns.environment is not None:
             turns["environment_factory"] = load_environment(self.turns.environment, owns_reward=not self.rewards)
         args = GRPOConfig(

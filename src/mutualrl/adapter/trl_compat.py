@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 Inputs = dict[str, Any]
+Tool = Callable[..., Any]
 
 
 class Assumption(NamedTuple):
@@ -90,7 +91,7 @@ class Turns(NamedTuple):
     prompt: Any
     messages: tuple[Message, ...]
     mask: list[int]
-    environment: Any = None
+    environment: str | None = None
 
 
 class GenerationBatch(NamedTuple):
@@ -229,7 +230,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
             ]
         return prompt_ids, completion_ids, mask, *rest
 
-    def _tool_call_loop(self, *args: Any, **kwargs: Any) -> Any:
+    def _tool_call_loop(self, *args: object, **kwargs: object) -> object:
         """Run TRL's loop with every call of a tool in its context."""
         names = ("_sync_tool_dicts", "_async_tool_dicts")
         each = [
@@ -238,18 +239,18 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
         with replaced(self, dict(zip(names, each, strict=True))):
             return super()._tool_call_loop(*args, **kwargs)
 
-    def _in_context(self, name: str, tool: Callable[..., Any]) -> Callable[..., Any]:
+    def _in_context(self, name: str, tool: Tool) -> Tool:
         if inspect.iscoroutinefunction(tool):
 
             @functools.wraps(tool)
-            async def call_async(*args: Any, **kwargs: Any) -> Any:
+            async def call_async(*args: object, **kwargs: object) -> object:
                 with self.calling(name):
                     return await tool(*args, **kwargs)
 
             return call_async
 
         @functools.wraps(tool)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             with self.calling(name):
                 return tool(*args, **kwargs)
 

@@ -17,7 +17,7 @@ from mutualrl.engines.sampling import Sampling
 Environments = dict[Any, list[Any]]  # instances by name
 
 
-def greedy_decoding(trainer: GRPOTrainer, sampling: Sampling | None = None) -> dict[str, Any]:
+def greedy_decoding(trainer: GRPOTrainer, sampling: Sampling | None = None) -> Inputs:
     """Return the attributes with which TRL decodes greedily with transformers, without the sampling settings of
     training; none for a `sampling` at a temperature."""
     if sampling is not None and sampling.temperature:
@@ -33,7 +33,7 @@ def greedy_decoding(trainer: GRPOTrainer, sampling: Sampling | None = None) -> d
     return {"generation_config": plain, "generation_kwargs": {}}
 
 
-def prompt_tokens(trainer: GRPOTrainer, prompt: Any, environment: Any = None) -> tuple[int, ...]:
+def prompt_tokens(trainer: GRPOTrainer, prompt: Any, environment: str | None = None) -> tuple[int, ...]:
     """Return the token ids of a prompt, as tokenized by TRL, with the tools of the environment of this name."""
     with replaced(trainer, {"_batch_environments": [environment]}):
         return tuple(int(token) for token in trainer._tokenize_prompts([prompt])[0][0])
@@ -49,7 +49,7 @@ def prompts_tokens(trainer: GRPOTrainer, prompts: Sequence[Any]) -> list[tuple[i
     return [tuple(map(int, ids)) for ids in trainer._tokenize_prompts(list(prompts))[0]]
 
 
-def environment_of(trainer: GRPOTrainer, row: Mapping[str, Any]) -> Any:
+def environment_of(trainer: GRPOTrainer, row: Mapping[str, Any]) -> str | None:
     """Return the name of a data row's environment; None where there is only one, or none."""
     several = trainer.environment_factories is not None and None not in trainer.environment_factories
     return row.get("environment") if several else None
@@ -60,7 +60,7 @@ def environment_name(trainer: GRPOTrainer, row: int) -> str:
     return "" if not trainer.environments else type(trainer.environments[row]).__name__
 
 
-def tool_schemas(trainer: GRPOTrainer, environment: Any) -> str:
+def tool_schemas(trainer: GRPOTrainer, environment: str | None) -> str:
     """Return the tools that the model has in an environment (None: the only one, or none) as JSON."""
     tools = trainer.tools if trainer.environment_factories is None else trainer._env_tools[environment]
     return json.dumps([get_json_schema(tool) for tool in tools], ensure_ascii=False)
@@ -101,7 +101,7 @@ def sampled_and_scored(
     the reward functions see the prompts. Nothing is logged, and no pass is made for a loss.
     """
     results: list[GenerationBatch] = []
-    isolated: dict[str, Any] = {
+    isolated: Inputs = {
         "num_generations_eval": 1,
         "num_iterations": 1,
         "beta": 0.0,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -105,13 +104,14 @@ def plan_evaluation(request: EvalRequest) -> EvalPlan:
     return EvalPlan(request, suite, tasks, models, sampling)
 
 
-def _rewarded(task: EvalTask, section: TaskSection, trainer: Mapping[str, Any]) -> EvalTask:
+def _rewarded(task: EvalTask, section: TaskSection, trainer: Mapping[str, object]) -> EvalTask:
     """Return a task with the rewards of the recipe, if it is the recipe's own task."""
     if task.name != section.name:
         return task
     iterations = trainer.get("max_tool_calling_iterations")
     if section.turns is not None:
-        task = replace(task, turns=section.turns._replace(iterations=iterations))
+        most = iterations if isinstance(iterations, int) else None
+        task = replace(task, turns=section.turns._replace(iterations=most))
     if section.reward == task.rewards:
         return task
     weights = trainer.get("reward_weights")

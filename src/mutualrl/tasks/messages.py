@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 #: fields with what was thought before the answer, and kinds of parts
 REASONING = ("reasoning_content", "reasoning", "thinking")
@@ -30,7 +30,7 @@ class ToolCall(NamedTuple):
     `call_id`: what its result refers to, where the format has it."""
 
     name: str
-    arguments: Mapping[str, Any] | str
+    arguments: Mapping[str, object] | str
     call_id: str = ""
 
 
@@ -60,11 +60,11 @@ def read_message(value: object) -> Message | None:
     if not isinstance(value, Mapping):
         return None
     sampled = value.get("sampled") is True
-    inner: Any = value.get("message")
-    chat: Mapping[str, Any] = inner if isinstance(inner, Mapping) else value
+    inner = value.get("message")
+    chat: Mapping[str, object] = inner if isinstance(inner, Mapping) else value
     role = chat.get("role", chat.get("from"))
     content = content_of(chat.get("content", chat.get("value")))
-    thought = next((chat[key] for key in REASONING if isinstance(chat.get(key), str) and chat[key].strip()), "")
+    thought = next((text for key in REASONING if (text := _string(chat.get(key))).strip()), "")
     if not isinstance(role, str) or content is None:
         return None
     return Message(
@@ -79,7 +79,7 @@ def read_message(value: object) -> Message | None:
     )
 
 
-def _calls_of(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
+def _calls_of(message: Mapping[str, object]) -> tuple[ToolCall, ...]:
     """Return the calls of a message: of `tool_calls`, or of the older `function_call`."""
     calls = message.get("tool_calls") or message.get("function_call")
     if isinstance(calls, Mapping):
@@ -92,8 +92,8 @@ def read_call(value: object) -> ToolCall:
     if not isinstance(value, Mapping):
         return ToolCall("", str(value))
     call_id = _string(value.get("id", value.get("tool_call_id")))
-    function: Any = value.get("function")
-    call: Mapping[str, Any] = function if isinstance(function, Mapping) else value
+    function = value.get("function")
+    call: Mapping[str, object] = function if isinstance(function, Mapping) else value
     arguments = call.get("arguments", call.get("parameters"))
     if isinstance(arguments, str):
         try:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from mutualrl.storage.files import JsonObject
 from mutualrl.tasks.boxed import final_answer
 from mutualrl.tasks.messages import Message, ToolCall, read_call, read_message
 
@@ -58,7 +59,7 @@ def _last_branch(nodes: Sequence[object]) -> tuple[Sequence[object], int]:
     return [nodes[place] for place in reversed(path)], max(len(ends) - 1, 0)
 
 
-def _is_step(value: Mapping[str, Any]) -> bool:
+def _is_step(value: Mapping[str, object]) -> bool:
     """Return whether a value is a step of ATIF: it has a source in place of a role."""
     return not {"role", "from"} & value.keys() and value.get("source") in ("user", "agent", "system")
 
@@ -77,7 +78,7 @@ def _of_chat(value: object) -> Message | None:
     return Message("assistant", "", tool_calls=(call,))
 
 
-def _of_step(step: Mapping[str, Any]) -> list[Message | None]:
+def _of_step(step: Mapping[str, object]) -> list[Message | None]:
     """Return a step of ATIF: the message of its source with its calls, then their results."""
     role = "assistant" if step["source"] == "agent" else str(step["source"])
     chat = {"role": role, "content": step.get("message"), "tool_calls": step.get("tool_calls")}
@@ -145,7 +146,7 @@ def from_json(text: str | None) -> tuple[Message, ...]:
     return tuple(message for message in messages if message is not None)
 
 
-def of_completion(completion: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
+def of_completion(completion: Sequence[Mapping[str, object]]) -> tuple[Message, ...]:
     """Return the messages of a completion of TRL, of which the assistant's are sampled."""
     messages = [read_message(message) for message in completion]
     return tuple(message._replace(sampled=message.role == "assistant") for message in messages if message is not None)
@@ -249,9 +250,9 @@ def _size(value: object) -> int:
     return len(json.dumps(value, ensure_ascii=False).encode())
 
 
-def _as_chat(message: Message) -> dict[str, Any]:
+def _as_chat(message: Message) -> JsonObject:
     """Return a message in the form of chats."""
-    chat: dict[str, Any] = {"role": message.role, "content": message.text}
+    chat: JsonObject = {"role": message.role, "content": message.text}
     if message.reasoning:
         chat["reasoning"] = message.reasoning
     if message.tool_calls:

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -98,7 +98,7 @@ class Rounds:
     prompt_rows: PromptRows
     transfer: TokenTransfer
     counts: Counter[str] = field(default_factory=Counter)
-    tools: dict[Any, str] = field(default_factory=dict)
+    tools: dict[str | None, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, trainer: HookedGRPOTrainer, sharing: Sharing, extra_rows: ExtraRows) -> Rounds:
@@ -187,7 +187,7 @@ class Rounds:
             length=sum(turns.mask),
         )
 
-    def _schemas(self, environment: Any) -> str:
+    def _schemas(self, environment: str | None) -> str:
         """Return the tools of an environment as JSON, made once."""
         if environment not in self.tools:
             self.tools[environment] = tool_schemas(self.trainer, environment)
