@@ -79,5 +79,5 @@ def tool_metrics(trainer: HookedGRPOTrainer, generation: GenerationBatch) -> dic
     return ToolCounts(*sums.tolist()).metrics()
 
 
-def _environments(generation: GenerationBatch) -> set[object]:
+def _environments(generation: GenerationBatch) -> set[str | None]:
     return {turns.environment for turns in generation.turns or ()}
