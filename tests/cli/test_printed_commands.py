@@ -111,6 +111,7 @@ def finished(workspace: Path, unbroken: FinishedRun) -> Path:
         for seed in (0, 1):
             made_run(root / "runs" / f"{regime}-{seed}", regime, seed=seed)
     made_run(root / "runs" / "grpo")
+    made_run(root / "runs" / "plans", "sgt")
     made_run(root / "runs" / "sweep" / "pieces" / "tiny" / "grpo-0")
     (root / "runs" / "sweep" / SWEEP).write_text("{}")
     return root
