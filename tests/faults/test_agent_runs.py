@@ -12,6 +12,29 @@ from runs import SHORT, FinishedRun, Run, members, stop_at, stopped, verify_inta
 AGENTS = ("--regime", "hinted", "--pool", "tiny-tools", "--set", "regime.samples=2")
 #: rounds of 64 rollouts, of which kim calls the tool for about half; the second kill is in the samples, which follow
 POINTS = ("in-a-tool-call:kim:100", "in-a-tool-call:kim:45")
+#: an environment whose reset depends on its row only, and which is the judge
+ROOM = '''
+from mutualrl.tasks.calculator import calculate as compute
+
+
+class Room:
+    def reset(self, answer: str = "", **row) -> None:
+        self.answer, self.result = answer, None
+
+    def calculate(self, operation: str, a: int, b: int) -> int:
+        """Calculate.
+
+        Args:
+            operation: Either plus or times.
+            a: First.
+            b: Second.
+        """
+        self.result = compute(operation, a, b)
+        return self.result
+
+    def get_reward(self) -> float:
+        return float(str(self.result) == self.answer)
+'''
 HANGING = '''
 import time
 from pathlib import Path
@@ -40,8 +63,13 @@ def finished(run: Run) -> FinishedRun:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_during_a_tool_call_resumes_to_the_same_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("judge", ["reward", pytest.param("environment", marks=pytest.mark.extended)])
+def test_a_run_that_is_killed_during_a_tool_call_resumes_to_the_same_bytes(tmp_path: Path, judge: str) -> None:
     options = (*SHORT, "--set", "run.max_restarts=9")
+    if judge == "environment":
+        (tmp_path / "room.py").write_text(ROOM)
+        room = f"task.environment={tmp_path / 'room.py'}:Room"
+        options = (*options, "--set", room, "--set", "task.tools=[]", "--set", "task.reward=[]")
     (tmp_path / "a").mkdir()
     unbroken = finished(Run(tmp_path / "a", *options, of=AGENTS))
     environment = stop_at(*POINTS, mark=tmp_path / "mark")
