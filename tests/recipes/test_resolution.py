@@ -42,6 +42,13 @@ def test_paper_pools_ship() -> None:
     assert [len(models[n]) for n in ("tiny", "3qwen", "4qwen", "llama-mist", "qwen-phi4")] == [2, 3, 4, 2, 2]
 
 
+def test_settings_of_a_pool_reach_the_part_of_a_combined_regime_that_has_them() -> None:
+    recipe = resolve(Request(pool="tiny-tools", regime="xgrpo+hinted"))
+    assert recipe.regime_of("jan").hinted.hint == "plan"  # type: ignore[attr-defined]
+    assert resolve(Request(pool="tiny-tools", regime="hinted")).regime_of("jan").hint == "plan"  # type: ignore[attr-defined]
+    assert resolve(Request(pool="tiny-tools", regime="xgrpo")).regime_of("jan").name == "xgrpo"
+
+
 def test_more_specific_layers_take_precedence(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(
         PAIR + "regime: sgt\nrun: {steps: 7, seed: 5}\ntrainer: {learning_rate: 3e-4}\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -80,7 +81,7 @@ def resolve(request: Request) -> Recipe:
         if key == "regime":
             _drop_settings_of_other_regimes(layers.value, chosen, warn=requested is not None)
         own = layers.value.get(key)  # of the pool: more specific than what is shipped with the task or regime
-        own = {name: setting for name, setting in own.items() if name != "name"} if isinstance(own, dict) else {}
+        own = {name: deepcopy(each) for name, each in own.items() if name != "name"} if isinstance(own, dict) else {}
         _add_shipped(layers, key, chosen)
         if own:
             layers.add({key: own}, str(pool))
@@ -158,7 +159,9 @@ def _drop_settings_of_other_regimes(value: Layer, chosen: str, *, warn: bool) ->
     """Remove the pool's settings of regimes other than the chosen one: a pool serves every regime. Settings that no
     regime has are left to be refused."""
     known = chosen in regimes() or is_import_path(chosen) or chosen in entry_points("mutualrl.regimes")
-    if is_combined(chosen) or not known:  # settings under the names of its parts; a name that is refused later
+    if is_combined(chosen):
+        _nest_settings(value, [part for part in parts_of(chosen) if part in regimes()])
+    if is_combined(chosen) or not known:  # a name that is refused later
         return
     own = get_regime(chosen).model_fields
     others = {name for regime in regimes().values() for name in regime.model_fields}
@@ -174,6 +177,21 @@ def _drop_settings_of_other_regimes(value: Layer, chosen: str, *, warn: bool) ->
                 dropped[name] = None
     if dropped and warn:
         logger.warning("the pool sets regime.%s, which %s does not have: left out", ", regime.".join(dropped), chosen)
+
+
+def _nest_settings(value: Layer, parts: Sequence[str]) -> None:
+    """Move the pool's settings of one regime under the name of each of `parts` that has them."""
+    policies = value.get("policies")
+    for section in (value, *(policies if isinstance(policies, list) else ())):
+        settings = section.get("regime") if isinstance(section, dict) else None
+        if not isinstance(settings, dict):
+            continue
+        for name in [*settings]:
+            owners = [part for part in parts if name in regimes()[part].model_fields]
+            if owners and name != "name":
+                setting = settings.pop(name)
+                for part in owners:
+                    settings.setdefault(part, {}).setdefault(name, setting)
 
 
 def revise(run: RunDirectory, request: Request) -> Recipe:
