@@ -22,7 +22,7 @@ from mutualrl.storage.parquet import read_table
 from mutualrl.tasks.base import Row, normalized
 from mutualrl.tasks.files import EXPECTED, FORMATS, columns_of, data_files, file_rows, format_of, suffix_of
 from mutualrl.tasks.messages import read_message
-from mutualrl.tasks.trajectories import ASSISTANT, is_run, read_conversation, said
+from mutualrl.tasks.trajectories import is_run, read_conversation, said
 
 #: accepted names of the columns, in order of preference
 ALIASES = {
@@ -210,18 +210,14 @@ def _of_run(row: Row) -> Row:
     conversation = read_conversation(row[column])
     if conversation is None:
         return row
-    messages = conversation.messages
-    first = next((place for place, each in enumerate(messages) if each.role in ASSISTANT), len(messages))
-    users = [each.text for each in messages[:first] if each.role in ("user", "human")]
-    found: Row = {"prompt": users[-1] if users else "\n".join(each.text for each in messages[:first])}
-    found["completion"] = said(messages[first:])
+    rollout: Row = {"prompt": conversation.prompts[0], "completion": said(conversation.after)}
     if (reward := reward_of(row)) is not None:
-        found["reward"] = reward
+        rollout["reward"] = reward
     agent = row.get("agent")
     if isinstance(agent, Mapping) and isinstance(agent.get("model_name", agent.get("name")), str):
-        found["model"] = agent.get("model_name", agent.get("name"))
+        rollout["model"] = agent.get("model_name", agent.get("name"))
     others = {name: value for name, value in row.items() if name not in TYPES or not isinstance(value, Mapping)}
-    return {**found, **{name: value for name, value in others.items() if name != column}}
+    return {**rollout, **{name: value for name, value in others.items() if name != column}}
 
 
 def _lines(path: Path, reward: str | None) -> pa.Table:

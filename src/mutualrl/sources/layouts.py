@@ -22,7 +22,7 @@ from mutualrl.sources.section import Columns, Reasoning
 from mutualrl.tasks.base import unicode_text
 from mutualrl.tasks.messages import Message, is_cut_off, opens_reasoning, read_message, without_reasoning
 from mutualrl.tasks.rows import DatasetRow
-from mutualrl.tasks.trajectories import ASSISTANT, Conversation, as_json, is_run, read_conversation, said
+from mutualrl.tasks.trajectories import ASSISTANT, USER, Conversation, as_json, is_run, read_conversation, said
 
 #: names of columns, in order of preference
 IDS = ("prompt_id", "uuid", "problem_id", "example_id", "doc_id", "id")
@@ -50,10 +50,8 @@ CUT: Mapping[str, bool | None] = {
 }
 _TRUE, _FALSE = ("true", "yes", "1", "1.0"), ("false", "no", "0", "0.0")
 LONGEST = 1_000_000  # characters of a text
-_ASSISTANT = tuple(ASSISTANT)
 #: columns with the reward of a run
 REWARDS = ("reward", "score")
-_USER = ("user", "human")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +200,7 @@ def read_row(row: DatasetRow, layout: Layout, reasoning: Reasoning, *, turns: bo
                 runs[len(texts)] = as_json(run)
                 value = said(run) or " "
             else:
-                value = _only_answer([message for message in after if message.role in _ASSISTANT], skipped)
+                value = _only_answer([message for message in after if message.role in ASSISTANT], skipped)
         found = _texts(row, column, value)
         texts += found or ([None] if len(layout.texts) > 1 else [])  # flags count the columns
     cut = [_are_cut(row, layout, column, len(texts)) for column in layout.cut]
@@ -290,7 +288,7 @@ def _prompt_texts(row: DatasetRow, column: str, value: object) -> list[str]:
     if not _is_list(value):
         row.refuse(column, value, "a string or a list of messages")
     messages = [_message(row, column, each) for each in value]
-    users = [message.text for message in messages if message.role in _USER]
+    users = [message.text for message in messages if message.role in USER]
     return [*users[-1:], "\n".join(message.text for message in messages)]
 
 
@@ -304,12 +302,7 @@ def _split(row: DatasetRow, column: str, value: object) -> tuple[list[str], list
     conversation = read_conversation(value)
     if conversation is None:
         conversation = Conversation([_message(row, column, each) for each in value])  # refuses the one that is none
-    messages = conversation.messages
-    first = next((place for place, each in enumerate(messages) if each.role in _ASSISTANT), len(messages))
-    asked = messages[:first]
-    users = [each.text for each in asked if each.role in _USER]
-    texts = [*users[-1:], "\n".join(each.text for each in asked)]
-    return texts, messages[first:], conversation.branches
+    return conversation.prompts, conversation.after, conversation.branches
 
 
 def _is_messages(value: object) -> bool:

@@ -17,13 +17,33 @@ from mutualrl.tasks.messages import Message, ToolCall, read_call, read_message
 
 #: roles of the model's messages
 ASSISTANT = frozenset(("assistant", "gpt", "model", "chatgpt", "bot", "agent"))
+#: roles of the user's
+USER = frozenset(("user", "human"))
 
 
 class Conversation(NamedTuple):
-    """Messages of an agent's run, and the number of branches beside the last, which are left out."""
+    """Messages of an agent's run, and the number of branches beside the last, which are left out. The prompt ends where
+    the model begins."""
 
     messages: list[Message]
     branches: int = 0
+
+    @property
+    def after(self) -> list[Message]:
+        """Return the messages after the prompt."""
+        return self.messages[self._end :]
+
+    @property
+    def prompts(self) -> list[str]:
+        """Return the texts by which the prompt may be known: the user's last one, if there is any, and all together."""
+        asked = self.messages[: self._end]
+        users = [message.text for message in asked if message.role in USER]
+        return [*users[-1:], "\n".join(message.text for message in asked)]
+
+    @property
+    def _end(self) -> int:
+        places = (place for place, message in enumerate(self.messages) if message.role in ASSISTANT)
+        return next(places, len(self.messages))
 
 
 def read_conversation(values: Sequence[object]) -> Conversation | None:
