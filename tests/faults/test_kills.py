@@ -5,15 +5,76 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
 
-from conftest import PATIENCE
+from conftest import PATIENCE, make_once
 from runs import SHORT, FinishedRun, Run, members, stop_at, stopped, verify_intact, wait_until
 
-#: kills of one run, in order: the point (of a process of bob), the victim (the worker at the point, its agent or the
-#: supervisor), and how often the process passes the point before
+LOGS = ("rescues.jsonl", "samples.jsonl")
+
+
+class Kind(NamedTuple):
+    """A kind of run. `of`: options of `train`; `policies`: the second one is killed; `logs`: files that must be equal
+    and not empty; `keys`: metrics that must be equal."""
+
+    of: tuple[str, ...]
+    policies: tuple[str, str]
+    keys: tuple[str, ...]
+    logs: tuple[str, ...] = LOGS
+
+
+def hinted(*options: str) -> tuple[str, ...]:
+    """Return the options of a run of `hinted`, with two samples per hint."""
+    return ("--regime", "hinted", "--set", "regime.samples=2", *options)
+
+
+#: an environment whose reset depends on its row only, and which is the judge
+ROOM = '''
+from mutualrl.tasks.calculator import calculate as compute
+
+
+class Room:
+    def reset(self, answer: str = "", **row) -> None:
+        self.answer, self.result = answer, None
+
+    def calculate(self, operation: str, a: int, b: int) -> int:
+        """Calculate.
+
+        Args:
+            operation: Either plus or times.
+            a: First.
+            b: Second.
+        """
+        self.result = compute(operation, a, b)
+        return self.result
+
+    def get_reward(self) -> float:
+        return float(str(self.result) == self.answer)
+'''
+#: replaced by a file with ROOM
+ROOM_FILE = "ROOM_FILE"
+IN_A_ROOM = ("--set", f"task.environment={ROOM_FILE}:Room", "--set", "task.tools=[]", "--set", "task.reward=[]")
+TAUGHT = ("loss", "reward", "num_tokens", "ppo_kl", "hinted/samples", "hinted/confirmed")
+CALLED = (*TAUGHT, "tools/turns", "tools/over_calls", "tools/call_frequency")
+KINDS: dict[str, Kind] = {
+    "text": Kind(
+        ("--regime", "sgt", "--pool", "tiny"),
+        ("ada", "bob"),
+        ("loss", "reward", "sgt/pairs", "see/bytes", "num_tokens", "ppo_kl"),
+    ),
+    "tools": Kind(hinted("--pool", "tiny-tools"), ("jan", "kim"), CALLED),
+    "environment": Kind(hinted("--pool", "tiny-tools", *IN_A_ROOM), ("jan", "kim"), CALLED),
+    "hints": Kind(hinted("--pool", "tiny-hints"), ("hal", "ivy"), (*TAUGHT, "hinted/hint_nll"), LOGS[:1]),
+    "hints by gradient": Kind(
+        hinted("--pool", "tiny-hints", "--set", "regime.loss=policy_gradient"), ("hal", "ivy"), TAUGHT, LOGS[:1]
+    ),
+}
+
+#: kills of one run, in order: the point (of a process of the second policy), the victim (the worker at the point, its
+#: agent or the supervisor), and how often the process passes the point before
 Kills = tuple[tuple[str, str, int], ...]
 CHAINS: dict[str, Kills] = {
     "exchange": (
@@ -53,29 +114,69 @@ CHAINS: dict[str, Kills] = {
     ),
 }
 SINGLE: Kills = (("mid-shard", "worker", 2),)
-MARKS = {
-    "exchange": pytest.mark.release,
-    "last checkpoint": pytest.mark.release,
-    "checkpoint": pytest.mark.release,
-    "training": pytest.mark.release,
-}
+#: rounds have 64 rollouts, of which kim calls the tool for about half; the second kill is in the samples, which follow
+IN_CALLS: Kills = (("in-a-tool-call", "worker", 100), ("in-a-tool-call", "supervisor", 45))
+#: TRL generates twice per round: own rollouts, then the samples with hints
+IN_SAMPLES: Kills = (("in-generation", "worker", 3), ("after-generation", "supervisor", 1))
 
 
-def assert_equals_undisturbed(run: Run, unbroken: FinishedRun) -> None:
+def case(kind: str, name: str, kills: Kills, *marks: pytest.MarkDecorator) -> object:
+    return pytest.param(KINDS[kind], kills, id=f"{kind}: {name}", marks=marks)
+
+
+CASES = [
+    case("text", "single", SINGLE, pytest.mark.slow),
+    case("tools", "calls", IN_CALLS, pytest.mark.slow),
+    case("environment", "calls", IN_CALLS, pytest.mark.extended),
+    case("hints", "samples", IN_SAMPLES, pytest.mark.release),
+    case("hints by gradient", "samples", IN_SAMPLES, pytest.mark.release),
+    *(case(kind, name, kills, pytest.mark.release) for kind in ("text", "tools") for name, kills in CHAINS.items()),
+]
+
+
+@pytest.fixture
+def unbroken_of(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Callable[[Kind], FinishedRun]:
+    """Return the undisturbed run of a kind, made once."""
+
+    def run_of(kind: Kind) -> FinishedRun:
+        if kind is KINDS["text"]:
+            return request.getfixturevalue("unbroken")
+
+        def make(directory: Path) -> None:
+            run = Run(directory, *SHORT, of=options_of(kind, directory))
+            assert run.process.wait(PATIENCE) == 0, run.errors.read_text()[-3000:]
+
+        (name,) = [name for name, each in KINDS.items() if each is kind]
+        return FinishedRun(make_once(tmp_path_factory, f"unbroken {name}".replace(" ", "-"), make))
+
+    return run_of
+
+
+def options_of(kind: Kind, directory: Path) -> list[str]:
+    """Return its options, with a file of the environment where they name one."""
+    (directory / "room.py").write_text(ROOM)
+    return [option.replace(ROOM_FILE, str(directory / "room.py")) for option in kind.of]
+
+
+def assert_equals_undisturbed(kind: Kind, run: Run, unbroken: FinishedRun) -> None:
     assert not members(run.path)
     assert verify_intact(run.path)["damaged"] == []
     assert run.weights() == unbroken.weights()
     assert len(run.weights()) == 2
-    for policy in ("ada", "bob"):
+    for policy in kind.policies:
         rows = run.metrics(policy)
         assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
         assert [row["see/round"] for row in rows if "see/round" in row] == [0, 1, 2]  # each round used once
         expected = unbroken.metrics(policy)
-        for log in ("rescues.jsonl", "samples.jsonl"):
+        for log in kind.logs:
             logs = [each.path / "policies" / policy / log for each in (run, unbroken)]
-            assert logs[0].read_bytes() == logs[1].read_bytes() != b""  # each pair and each sample once
-        for key in ("loss", "reward", "sgt/pairs", "see/bytes", "num_tokens", "ppo_kl"):
-            assert [row.get(key) for row in rows] == [row.get(key) for row in expected]
+            assert logs[0].read_bytes() == logs[1].read_bytes() != b""  # each text and each sample once
+        for key in kind.keys:
+            assert [row.get(key) for row in rows] == [row.get(key) for row in expected], key
+    for key in kind.keys:
+        assert any(key in row for policy in kind.policies for row in unbroken.metrics(policy)), key
 
 
 def kill(run: Run, victim: str, worker: psutil.Process, environment: dict[str, str]) -> None:
@@ -89,23 +190,23 @@ def kill(run: Run, victim: str, worker: psutil.Process, environment: dict[str, s
         (worker if victim == "worker" else worker.parent()).kill()
 
 
-@pytest.mark.parametrize(
-    "kills",
-    [
-        pytest.param(SINGLE, id="single", marks=pytest.mark.slow),
-        *(pytest.param(chain, id=name, marks=MARKS[name]) for name, chain in CHAINS.items()),
-    ],
-)
+@pytest.mark.parametrize(("kind", "kills"), CASES)
 def test_killed_runs_equal_an_undisturbed_run(
-    unbroken: FinishedRun, tmp_path: Path, kills: Kills, record_property: Callable[[str, object], None]
+    unbroken_of: Callable[[Kind], FinishedRun],
+    tmp_path: Path,
+    kind: Kind,
+    kills: Kills,
+    record_property: Callable[[str, object], None],
 ) -> None:
     record_property("kills", json.dumps(kills))  # read by benchmarks/kill_matrix.py
-    environment = stop_at(*(f"{point}:bob:{nth}" for point, _, nth in kills), mark=tmp_path / "mark")
-    run = Run(tmp_path, *SHORT, "--set", "run.max_restarts=9", **environment)
+    unbroken = unbroken_of(kind)
+    victim_policy = kind.policies[1]
+    environment = stop_at(*(f"{point}:{victim_policy}:{nth}" for point, _, nth in kills), mark=tmp_path / "mark")
+    run = Run(tmp_path, *SHORT, "--set", "run.max_restarts=9", of=options_of(kind, tmp_path), **environment)
     try:
         for number, (_, victim, _) in enumerate(kills):
             kill(run, victim, stopped(tmp_path / "mark", run, number), environment)
         assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
-        assert_equals_undisturbed(run, unbroken)
+        assert_equals_undisturbed(kind, run, unbroken)
     finally:
         run.end()

@@ -43,6 +43,18 @@ def test_open_gate_that_taught_nothing_names_the_reason_and_the_setting() -> Non
     assert notes("sgt", row, {**row, "sgt/pairs": 1.0}) == []
 
 
+def test_samples_of_which_none_was_confirmed_are_said() -> None:
+    """With `hint: none` nothing of a peer is wanted; with a hint, its row was used."""
+    row = {**VARIED, "hinted/gate_rate": 0.25, "hinted/confirmed": 0.0, "plan/samples": 4.0}
+    (note,) = notes("hinted", row, row)
+    assert "peer" not in note
+    assert note.endswith(
+        "of 8 answers that it asked this policy for, none was confirmed by the rewards and kept by its filters"
+    )
+    (note,) = notes("hinted", {**row, "plan/samples": 0.0})
+    assert note.endswith("no peer or source published a row that it can use")
+
+
 def test_gate_that_never_opened_is_said() -> None:
     (note,) = notes("sgt", {**VARIED, "sgt/gate_rate": 0.0, "sgt/pairs": 0.0})
     assert "on no prompt did every own rollout fail and a peer's succeed" in note

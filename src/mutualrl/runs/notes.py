@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from mutualrl.errors import FileDamagedError
 from mutualrl.recipes.agreement import too_long_notes
 from mutualrl.storage.files import JsonObject, finite_number, read_checksummed
-from mutualrl.storage.metrics import CHANGED, LEFT_OUT, PEERS, REASONING, TOO_LONG, Metric
+from mutualrl.storage.metrics import CHANGED, LEFT_OUT, PEERS, REASONING, SAMPLES, TOO_LONG, Metric
 from mutualrl.storage.run_info import Validation, policy_result
 from mutualrl.storage.rundir import RunDirectory
 
@@ -57,7 +57,7 @@ class LearningNotes:
         self._varied = self._varied or reward is None or spread != 0
         if reward is not None:
             self._rewards.add(reward)
-        for key in (*self._gates, *self._actions, *(metric.key for metric in LEFT_OUT.values())):
+        for key in (*self._gates, *self._actions, SAMPLES.key, *(metric.key for metric in LEFT_OUT.values())):
             if (value := finite_number(row.get(key))) is not None:
                 self._sums[key] = self._sums.get(key, 0.0) + abs(value)
         self._peers = self._peers or bool(finite_number(row.get(PEERS.key)))
@@ -115,6 +115,11 @@ class LearningNotes:
             return (
                 f"this policy's tokenizer changes {changed:.0f} texts of peers and sources, which cannot be learned; "
                 "mutualrl thl-check --pool POOL names the pair"
+            )
+        if samples := self._sums.get(SAMPLES.key, 0.0):
+            return (
+                f"of {samples:.0f} answers that it asked this policy for, none was confirmed by the rewards and kept "
+                "by its filters"
             )
         return "no peer or source published a row that it can use"
 

@@ -182,12 +182,12 @@ class Rounds:
             prompt=prompt_text({"prompt": turns.prompt}),
             text=said(turns.messages),
             messages=as_json(turns.messages),
-            tools=self._schemas(turns.environment),
+            tools=self.schemas_of(turns.environment),
             mask=np.array(turns.mask, dtype=np.bool_),
             length=sum(turns.mask),
         )
 
-    def _schemas(self, environment: str | None) -> str:
+    def schemas_of(self, environment: str | None) -> str:
         """Return the tools of an environment as JSON, made once."""
         if environment not in self.tools:
             self.tools[environment] = tool_schemas(self.trainer, environment)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from mutualrl.adapter.trl_compat import GenerationBatch, HookedGRPOTrainer, tokenizer_of
-from mutualrl.adapter.trl_tools import tool_schemas
 from mutualrl.storage.metrics import INVALID_CALLS, OVER_CALLS, TURNS
 from mutualrl.tasks.messages import Message
 from mutualrl.tasks.trajectories import ASSISTANT, calls_of, names_of
@@ -63,11 +62,14 @@ def call_pattern(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str] | None:
     return re.compile(re.escape(calls["open"])) if "open" in calls else None
 
 
-def tool_metrics(trainer: HookedGRPOTrainer, generation: GenerationBatch) -> dict[str, float]:
-    """Return the metrics of all rollouts that a round has sampled, of all ranks."""
+def tool_metrics(
+    trainer: HookedGRPOTrainer, generation: GenerationBatch, schemas_of: Callable[[str | None], str]
+) -> dict[str, float]:
+    """Return the metrics of all rollouts that a round has sampled, of all ranks. `schemas_of`: environment to its
+    tools."""
     parts = [each.generation for each in generation.dropped] or [generation]
     pattern, tokenizer = call_pattern(tokenizer_of(trainer)), tokenizer_of(trainer)
-    names = {name: names_of(tool_schemas(trainer, name)) for part in parts for name in _environments(part)}
+    names = {name: names_of(schemas_of(name)) for part in parts for name in _environments(part)}
     total = [0] * len(ToolCounts._fields)
     for part in parts:
         for row, ids, turns in zip(part.inputs, part.completion_ids, part.turns or (), strict=True):

@@ -213,7 +213,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
             return
         log_value(self, "rewards/unscorable", float(self.rounds.unscorable(generation)))
         if self.tools:
-            for name, metric in tool_metrics(self, generation).items():
+            for name, metric in tool_metrics(self, generation, self.rounds.schemas_of).items():
                 log_value(self, name, metric)
         if self.rounds.sharing.whiten:
             self.rounds.whiten(batch, generation)
