@@ -65,6 +65,14 @@ KINDS: dict[str, Kind] = {
         ("ada", "bob"),
         ("loss", "reward", "sgt/pairs", "see/bytes", "num_tokens", "ppo_kl"),
     ),
+    "fsdp2": Kind(
+        (
+            *("--regime", "sgt", "--pool", "tiny", "--set", "launch.strategy=fsdp2", "--set", "launch.processes=2"),
+            *("--set", "trainer.per_device_train_batch_size=16"),
+        ),
+        ("ada", "bob"),
+        ("loss", "reward", "sgt/pairs", "see/bytes", "num_tokens", "ppo_kl"),
+    ),
     "tools": Kind(hinted("--pool", "tiny-tools"), ("jan", "kim"), CALLED),
     "environment": Kind(hinted("--pool", "tiny-tools", *IN_A_ROOM), ("jan", "kim"), CALLED),
     "hints": Kind(hinted("--pool", "tiny-hints"), ("hal", "ivy"), (*TAUGHT, "hinted/hint_nll"), LOGS[:1]),
@@ -130,7 +138,11 @@ CASES = [
     case("environment", "calls", IN_CALLS, pytest.mark.extended),
     case("hints", "samples", IN_SAMPLES, pytest.mark.release),
     case("hints by gradient", "samples", IN_SAMPLES, pytest.mark.release),
-    *(case(kind, name, kills, pytest.mark.release) for kind in ("text", "tools") for name, kills in CHAINS.items()),
+    *(
+        case(kind, name, kills, pytest.mark.release)
+        for kind in ("text", "fsdp2", "tools")
+        for name, kills in CHAINS.items()
+    ),
 ]
 
 
@@ -145,7 +157,7 @@ def unbroken_of(
             return request.getfixturevalue("unbroken")
 
         def make(directory: Path) -> None:
-            run = Run(directory, *SHORT, of=options_of(kind, directory))
+            run = Run(directory, *SHORT, *options_of(kind, directory), of=())
             assert run.process.wait(PATIENCE) == 0, run.errors.read_text()[-3000:]
 
         (name,) = [name for name, each in KINDS.items() if each is kind]
@@ -202,7 +214,8 @@ def test_killed_runs_equal_an_undisturbed_run(
     unbroken = unbroken_of(kind)
     victim_policy = kind.policies[1]
     environment = stop_at(*(f"{point}:{victim_policy}:{nth}" for point, _, nth in kills), mark=tmp_path / "mark")
-    run = Run(tmp_path, *SHORT, "--set", "run.max_restarts=9", of=options_of(kind, tmp_path), **environment)
+    options = (*SHORT, "--set", "run.max_restarts=9", *options_of(kind, tmp_path))
+    run = Run(tmp_path, *options, of=(), **environment)
     try:
         for number, (_, victim, _) in enumerate(kills):
             kill(run, victim, stopped(tmp_path / "mark", run, number), environment)

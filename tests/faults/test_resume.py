@@ -56,6 +56,14 @@ CASES = {
         {"ada": 9, "bob": 6},
     ),
     "ZeRO-3, two ranks and one": (("--set", "launch.strategy=zero3", *DDP), {"ada": 3, "bob": 2}),
+    "FSDP2, two ranks and one": (("--set", "launch.strategy=fsdp2", *DDP), {"ada": 3, "bob": 2}),
+    "FSDP2, adapters with dropout, under the KL term": (
+        (
+            *("--set", "launch.strategy=fsdp2", "--set", "lora.r=4", "--set", "lora.dropout=0.1"),
+            *("--set", "regime={name: xgrpo}", "--set", "trainer.beta=0.1", *DDP),
+        ),
+        {"ada": 2, "bob": 3},
+    ),
 }
 
 

@@ -34,7 +34,11 @@ def test_device_map_pins_policies_to_gpus(tmp_path: Path) -> None:
     pins = read_device_map(write_map(tmp_path, "policies:\n  ada: {gpus: [3]}\n  bob: {gpus: [0, 1]}\n"))
     placement = place(recipe(), FOUR, pins=pins)
     assert [(s.gpus, s.processes, s.threads) for s in placement.allocations] == [(("3",), 1, 2), (("0", "1"), 2, 2)]
-    assert placement.notes == ("GPU 2 idle: not in the device map",)
+    assert placement.notes == (
+        "GPU 2 idle: not in the device map",
+        "launch.strategy auto: ada plain (one process), bob ZeRO-3 (several processes on GPUs)",
+    )
+    assert [s.strategy for s in placement.allocations] == ["ddp", "zero3"]
 
 
 def test_policies_share_a_gpu_by_fractions_of_its_memory(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ FOUR = Machine(("0", "1", "2", "3"), 8)
         ("ddp", 2e9, 14e9, 2e9),
         ("zero2", 2e9, 14e9 / 4, 2e9),
         ("zero3", 2e9 / 4, 14e9 / 4, 2e9 / 4),
+        ("fsdp2", 2e9 / 4, 14e9 / 4, 2e9 / 4),
     ],
 )
 def test_each_strategy_shards_its_parts(strategy: str, weights: float, optimizer: float, reference: float) -> None:

@@ -23,6 +23,49 @@ def test_two_policies_split_eight_gpus_evenly() -> None:
     ] * 2
 
 
+@pytest.mark.parametrize(
+    ("machine", "settings", "expected", "note"),
+    [
+        (gpus(2), (), "ddp", "launch.strategy auto: {both} plain (one process)"),
+        (gpus(8), (), "zero3", "launch.strategy auto: {both} ZeRO-3 (several processes on GPUs)"),
+        (gpus(8), ("launch.strategy=fsdp2",), "fsdp2", "launch.strategy fsdp2: {both} FSDP2"),
+        (gpus(2), ("launch.strategy=fsdp2",), "ddp", "launch.strategy fsdp2: {both} plain (one process)"),
+        (gpus(2), ("launch.strategy=zero3",), "zero3", None),
+        (Machine((), 8), (), "ddp", None),
+        (
+            Machine((), 8),
+            ("launch.processes=2",),
+            "ddp",
+            "launch.strategy auto: {both} DDP (several processes on a CPU)",
+        ),
+        (
+            Machine((), 8),
+            ("launch.processes=2", "launch.strategy=fsdp2"),
+            "fsdp2",
+            "launch.strategy fsdp2: {both} FSDP2",
+        ),
+    ],
+)
+def test_strategy_follows_the_number_of_processes_and_is_said(
+    machine: Machine, settings: tuple[str, ...], expected: str, note: str | None
+) -> None:
+    recipe = resolve(Request(pool="2qwen", regime="sgt", assignments=settings))
+    placement = place(recipe, machine)
+    assert [each.strategy for each in placement.allocations] == [expected] * 2
+    said = [each for each in placement.notes if each.startswith("launch.strategy")]
+    assert said == ([] if note is None else [note.format(both=" and ".join(policy.name for policy in recipe.policies))])
+
+
+def test_resumed_run_keeps_the_strategy_that_it_recorded() -> None:
+    recipe = resolve(Request(pool="2qwen", regime="sgt"))
+    one, other = (policy.name for policy in recipe.policies)
+    placement = place(recipe, gpus(2), recorded={one: "zero3", other: "ddp"})
+    assert [each.strategy for each in placement.allocations] == ["zero3", "ddp"]
+    assert placement.notes == (f"launch.strategy auto: {one} zero3 (as the run began), {other} plain (one process)",)
+    named = resolve(Request(pool="2qwen", regime="sgt", assignments=("launch.strategy=zero2",)))
+    assert place(named, gpus(2), recorded={one: "zero3"}).allocations[0].strategy == "zero2"
+
+
 def test_three_policies_on_eight_gpus_are_2_2_4_with_the_largest_on_four() -> None:
     placement = place(resolve(Request(pool="3qwen", regime="sgt")), gpus(8))
     assert [len(s.gpus) for s in placement.allocations] == [2, 2, 4]

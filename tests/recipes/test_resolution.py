@@ -309,3 +309,37 @@ def test_settings_without_effect_are_rejected(regime: str, assignments: list[str
     for assignment in assignments:
         if "denominator" in assignment or "clip" in assignment:
             resolve(Request(regime=regime, pool="tiny", assignments=(assignment,)))
+
+
+@pytest.mark.parametrize(
+    ("assignments", "message"),
+    [
+        (("trainer.fsdp_config={cpu_offload: true}",), "is used by FSDP2 only, found launch.strategy: auto; expected"),
+        (
+            ("launch.strategy=fsdp2", "trainer.fsdp_config={cpu_ram_efficient_loading: true}"),
+            "found cpu_ram_efficient_loading; expected keys out of activation_checkpointing",
+        ),
+        (("trainer.fsdp=true",), "is set by the run; use launch.strategy (fsdp2)"),
+    ],
+)
+def test_settings_of_fsdp_that_would_be_ignored_or_break_the_run_are_refused(
+    assignments: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(RecipeError) as error:
+        resolve(Request(pool="tiny", regime="sgt", assignments=assignments))
+    assert message in str(error.value)
+
+
+def test_keys_of_fsdp2_reach_the_trainer() -> None:
+    from mutualrl.training.config import strategy_keys
+
+    recipe = resolve(
+        Request(
+            pool="tiny",
+            regime="sgt",
+            assignments=("launch.strategy=fsdp2", "trainer.fsdp_config={activation_checkpointing: true}"),
+        )
+    )
+    keys = strategy_keys("fsdp2", recipe.trainer_settings("ada"))
+    assert keys["fsdp_config"] == {"activation_checkpointing": True, "version": 2, "state_dict_type": "FULL_STATE_DICT"}
+    assert keys["accelerator_config"]["gradient_accumulation_kwargs"] == {"sync_each_batch": True}

@@ -1,4 +1,4 @@
-"""Several ranks under DDP and DeepSpeed ZeRO on CPU: nothing hangs, and only the order of sums changes."""
+"""Several ranks under DDP, DeepSpeed ZeRO and FSDP2 on CPU: nothing hangs, and only the order of sums changes."""
 
 from __future__ import annotations
 
@@ -95,16 +95,28 @@ BY_STRATEGY: dict[str, tuple[str, ...]] = {
     "ddp": tuple(REGIMES),
     "zero2": ("prp", "sgt"),
     "zero3": ("prp", "sgt", "hacpo", "swarm", "fit", "hinted", "hints"),
+    "fsdp2": tuple(REGIMES),
 }
+DISTRIBUTED = {"ddp": "MULTI_CPU", "zero2": "DEEPSPEED", "zero3": "DEEPSPEED", "fsdp2": "FSDP"}
+#: regimes without extra rows here; `trust` trusts none of the recorded ones
+WITHOUT_ROWS = ("xgrpo", "noise", "trust")
 #: variants of GRPO compared bit for bit with TRL; then, for unequal passes, numbers of solved prompts and fitting rows
-PLAIN = {"ddp": ("alone", "grpo", "closed", "unmixed"), "zero3": ("closed", "unmixed")}
-UNEQUAL: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {"ddp": ((0, 1, 3), (0, 1, 5)), "zero3": ((1, 3), (1, 5))}
+PLAIN = {
+    "ddp": ("alone", "grpo", "closed", "unmixed"),
+    "zero3": ("closed", "unmixed"),
+    "fsdp2": ("alone", "grpo", "closed", "unmixed"),
+}
+UNEQUAL: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "ddp": ((0, 1, 3), (0, 1, 5)),
+    "zero3": ((1, 3), (1, 5)),
+    "fsdp2": ((0, 1, 3), (0, 1, 5)),
+}
 
 
 @pytest.mark.release
 @pytest.mark.parametrize(
     "strategy",
-    ["ddp", pytest.param("zero2", marks=ZERO), pytest.param("zero3", marks=ZERO)],
+    ["ddp", pytest.param("zero2", marks=ZERO), pytest.param("zero3", marks=ZERO), "fsdp2"],
 )
 def test_two_ranks_do_not_hang_and_change_only_the_order_of_sums(
     tiny: dict[str, Path], tmp_path: Path, strategy: str
@@ -154,9 +166,11 @@ def check_regimes_equal_one_rank(
             **trainer_keys(regime),
             max_steps=2,
         )
-        assert {rank["distributed"] for rank in records[name]} == {
-            "DistributedType.MULTI_CPU" if strategy == "ddp" else "DistributedType.DEEPSPEED"
-        }
+        for rank in records[name]:
+            assert rank["distributed"] == f"DistributedType.{DISTRIBUTED[strategy]}"
+            assert rank["sharded"] == (strategy == "fsdp2")
+            assert not any(rank["whole"])  # each pass over extra rows reduces its gradients
+            assert bool(rank["whole"]) == (strategy == "fsdp2" and name not in WITHOUT_ROWS)
         for one, two in zip(alone.kept, records[name][0]["kept"], strict=True):
             counts = ("hacpo/rows", "swarm/denied", "swarm/rows", "prp/untrusted", "plan/passages", "prompts/dead")
             counts += ("plan/samples", "plan/sampled_tokens", "hinted/confirmed", "hinted/nll", "hinted/ratio")
@@ -240,6 +254,69 @@ def check_unequal_passes(records: dict[str, list[Any]], tmp_path: Path, strategy
         assert ("prp/ratio_p99" in first) == (rows > 0)
 
 
+#: regimes whose losses and gradients the engines are compared on
+COMPARED = ("sgt", "xgrpo", "prp", "hacpo", "hinted")
+LONG = 20
+#: of a gradient, relative to its norm: after the third step Adam has enlarged differences of rounding
+AFTER = 1e-4
+
+
+@pytest.mark.release
+@needs_zero
+@pytest.mark.timeout(3600)
+def test_engines_compute_the_same_losses_and_gradients(tiny: dict[str, Path], tmp_path: Path, zero_ready: None) -> None:
+    """Three steps of each regime, and twenty of `sgt`, on recorded completions, on two ranks."""
+    records: dict[str, dict[str, list[Any]]] = {}
+    for strategy in ("ddp", "zero3", "fsdp2"):
+        spec = []
+        for name in (*COMPARED, "long"):
+            regime, settings = REGIMES["sgt" if name == "long" else name]
+            exchange = tmp_path / f"{strategy}-{name}-x"
+            rounds = sampled_rounds(8, LONG if name == "long" else 3)
+            publish_rollouts(exchange, load_tokenizer(str(tiny["bob"])), rounds)
+            keys = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, **trainer_keys(regime)}
+            spec.append(
+                {
+                    "name": name,
+                    "kind": "ours-replayed",
+                    "regime": regime,
+                    "settings": settings,
+                    "strategy": strategy,
+                    "exchange": str(exchange),
+                    "gradients": True,
+                    "keys": {**keys, "max_steps": len(rounds)},
+                }
+            )
+        (tmp_path / strategy).mkdir()
+        records[strategy] = launch(spec, tmp_path / strategy, tiny)
+    for strategy in ("zero3", "fsdp2"):
+        for name in (*COMPARED, "long"):
+            rows, expected = records[strategy][name][0]["kept"], records["ddp"][name][0]["kept"]
+            assert len(rows) == (LONG if name == "long" else 3)
+            for step, (one, other) in enumerate(zip(rows, expected, strict=True)):
+                assert one["loss"] == pytest.approx(other["loss"], abs=1e-5), (strategy, name, step)
+                file = f"{name}.{step}.gradient.safetensors"
+                gradient, reference = (load_file(tmp_path / each / file) for each in (strategy, "ddp"))
+                assert gradient.keys() == reference.keys()
+                size = torch.cat([each.flatten() for each in reference.values()]).norm()
+                for key, value in reference.items():
+                    tolerance = 1e-5 if step < 3 else AFTER
+                    assert (gradient[key] - value).norm() <= tolerance * size, (strategy, name, step, key)
+
+
+def test_ranks_whose_rollouts_end_at_different_lengths_sample_under_fsdp2(
+    tiny: dict[str, Path], tmp_path: Path
+) -> None:
+    """A rank that sampled with parts of the weights would wait forever for one that has finished, also in validation."""
+    keys = {"per_device_train_batch_size": 4, "max_steps": 6, "max_completion_length": 60}
+    spec = [{"name": "uneven", "kind": "ours", "strategy": "fsdp2", "validated": True, "keys": keys}]
+    one, other = launch(spec, tmp_path, tiny)["uneven"]
+    assert one["sharded"]
+    assert one["longest"] != other["longest"]
+    assert one["accuracy"] == other["accuracy"]
+    assert one["digest"] == other["digest"]
+
+
 @pytest.mark.extended
 def test_sources_give_two_ranks_what_they_give_one(tiny: dict[str, Path], tmp_path: Path) -> None:
     """Also where each learner computes the rewards of the texts, in passes of all ranks."""
@@ -273,6 +350,7 @@ def test_sources_give_two_ranks_what_they_give_one(tiny: dict[str, Path], tmp_pa
     [
         pytest.param("ddp", marks=pytest.mark.extended),
         pytest.param("zero3", marks=[pytest.mark.release, *ZERO]),
+        pytest.param("fsdp2", marks=pytest.mark.extended),
     ],
 )
 def test_dynamic_sampling_gives_two_ranks_what_it_gives_one(

@@ -1,4 +1,4 @@
-"""Private members of TRL, transformers and accelerate are used in two modules only, and still exist."""
+"""Private members of TRL, transformers, accelerate and torch are used in three modules only, and still exist."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from accelerate.state import GradientState, PartialState
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from transformers import PreTrainedConfig
 from trl import GRPOTrainer
 
@@ -18,11 +20,13 @@ from conftest import REPOSITORY
 from mutualrl.adapter.trl_compat import ASSUMPTIONS
 
 SOURCE = Path(mutualrl.__file__).parent
-COMPAT = [SOURCE / "adapter" / "trl_compat.py", SOURCE / "adapter" / "trl_tools.py"]
+COMPAT = [SOURCE / "adapter" / name for name in ("trl_compat.py", "trl_tools.py", "fsdp2.py")]
 #: documented members of named tuples
 PUBLIC = {"_replace", "_fields"}
 OWNERS = {
     "GRPOTrainer": GRPOTrainer,
+    "FSDPModule": FSDPModule,
+    "FSDPState": FSDPState,
     "GradientState": GradientState,
     "PartialState": PartialState,
     "PreTrainedConfig": PreTrainedConfig,
@@ -48,7 +52,7 @@ def foreign_privates(path: Path) -> set[str]:
     return foreign
 
 
-def test_only_two_modules_use_private_members() -> None:
+def test_only_three_modules_use_private_members() -> None:
     used = {path: foreign_privates(path) for path in SOURCE.rglob("*.py")}
     assert {path: names for path, names in used.items() if names and path not in COMPAT} == {}
     assert all(used[path] for path in COMPAT), "the walk finds nothing"
@@ -62,7 +66,7 @@ def test_every_private_member_in_use_is_declared() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef) and re.match(r"_[a-z]", node.name)
     }
-    ours = {"_sampler", "_turns_of", "_in_context"}
+    ours = {"_sampler", "_turns_of", "_in_context", "_sample_prefixed"}
     used = set().union(*map(foreign_privates, COMPAT))
     assert (used | overridden) - ours <= declared
 

@@ -1,4 +1,5 @@
-"""Uses of private members of TRL, transformers and accelerate; those for tools are in `trl_tools`.
+"""Uses of private members of TRL, transformers and accelerate; those for tools are in `trl_tools`, those of torch for
+FSDP2 in `fsdp2`.
 
 Checked against trl 1.16, transformers 5.17, accelerate 1.15. `ASSUMPTIONS` lists each member, our assumption and the
 test that fails when it breaks; a test checks that all members exist and that no other module uses a private one.
@@ -13,15 +14,19 @@ import os
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
+from transformers.trainer import SCHEDULER_NAME
 from trl import GRPOTrainer
+from trl.models.utils import unwrap_model_for_generation
 from trl.trainer.utils import RepeatSampler
 
+from mutualrl.adapter import fsdp2
 from mutualrl.tasks.messages import Message
 from mutualrl.tasks.trajectories import of_completion
 
@@ -45,6 +50,7 @@ _TRAINER = "tests/training/test_trainer.py"
 _REGIMES = "tests/training/test_regimes_in_training.py"
 _RESUME = "tests/training/test_script_resume.py"
 _RANKS = "tests/training/test_ranks.py"
+_RESUMED = "tests/faults/test_resume.py"
 _VLLM = "tests/training/test_vllm.py"
 _TURNS = "tests/training/test_environments.py"
 _AGENTS = "tests/training/test_agents.py"
@@ -77,10 +83,16 @@ ASSUMPTIONS = (
     Assumption("GRPOTrainer._save", "writes the model, and the arguments as a pickle", _RESUME),
     Assumption("GRPOTrainer._get_output_dir", "the checkpoint directory of a trial", _RESUME),
     Assumption("GRPOTrainer._load_optimizer_and_scheduler", "called with the resumed checkpoint", _RESUME),
+    Assumption("GRPOTrainer._save_optimizer_and_scheduler", "writes what is not the model's weights", _RESUMED),
+    Assumption("GRPOTrainer._load_from_checkpoint", "reads the weights, before the optimizer's state", _RESUMED),
     Assumption("GRPOTrainer._init_training_state", "returns finished epochs and micro-batches to skip", _RESUME),
     Assumption("GradientState._set_sync_gradients", "sets whether this backward synchronises", _RANKS),
     Assumption("PreTrainedConfig._name_or_path", "the name or path loaded", "tests/training/test_lora.py"),
     Assumption("PartialState._prepare_backend", "selects the backend; NO without an accelerator", _RANKS),
+    Assumption("PartialState._shared_state", "the state that all instances share", _RANKS),
+    Assumption("FSDPModule._get_fsdp_state", "the state of a sharded module", _RANKS),
+    Assumption("FSDPState._fsdp_param_groups", "its groups; post_forward_mesh_info None keeps them whole", _RANKS),
+    Assumption("FSDPState._auto_reshard_after_forward", "whether the first forward decides it for a root", _RANKS),
 )
 
 
@@ -204,7 +216,21 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
     ) -> Any:
         """Sample completions. If `prefixes` is set, sample from each prompt with its prefix, and prepend the prefix to
         the completion. The prompts of a group then differ, so each is sampled once."""
-        sample = super()._generate_single_turn
+        with nullcontext() if self.use_vllm else fsdp2.whole_weights(self.model):
+            return self._sample_prefixed(
+                super()._generate_single_turn, prompt_ids, images, fields, num_generations, *args, **kwargs
+            )
+
+    def _sample_prefixed(
+        self,
+        sample: Callable[..., Any],
+        prompt_ids: Any,
+        images: Any,
+        fields: Any,
+        num_generations: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         if self.prefixes is None:
             return sample(prompt_ids, images, fields, num_generations, *args, **kwargs)
         prefixed = [[*ids, *prefix] for ids, prefix in zip(prompt_ids, self.prefixes, strict=True)]
@@ -269,8 +295,24 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
         super()._save(output_dir, state_dict)
         self.on_saved(output_dir or self.args.output_dir)
 
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not fsdp2.is_sharded(self.model):
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        fsdp2.save(self, Path(output_dir))
+        if self.accelerator.is_main_process:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if not fsdp2.is_sharded(self.model):  # else with the optimizer's state, below
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None or not fsdp2.is_sharded(self.model):
+            super()._load_optimizer_and_scheduler(checkpoint)
+        else:
+            fsdp2.load(self, Path(checkpoint))
+            self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
         if checkpoint is not None:
             self.on_load(checkpoint)
 
@@ -483,7 +525,13 @@ def surrogate_only(trainer: GRPOTrainer, delta: float) -> Iterator[None]:
 
 @contextmanager
 def no_grad_sync(accelerator: Accelerator, model: Any) -> Iterator[None]:
-    """Run forward and backward without synchronising gradients, as in all micro-batches of a step but the last."""
+    """Run forward and backward without synchronising gradients, as in all micro-batches of a step but the last.
+
+    Under FSDP2 they are reduced in each pass: unreduced, every rank would keep whole ones.
+    """
+    if accelerator.is_fsdp2:
+        yield
+        return
     state, before = accelerator.gradient_state, accelerator.sync_gradients
     state._set_sync_gradients(False)
     try:
@@ -505,6 +553,19 @@ def backward(accelerator: Accelerator, loss: torch.Tensor) -> None:
 def loaded_from(config: Any) -> str:
     """Return the name or path from which the model of a configuration was loaded."""
     return str(config._name_or_path)
+
+
+@contextmanager
+def whole_model(trainer: GRPOTrainer) -> Iterator[Any]:
+    """Yield the model without wrappers, with its whole weights on every rank, as for TRL's sampling."""
+    gather = trainer.args.ds3_gather_for_generation
+    with (
+        fsdp2.whole_weights(trainer.model),
+        unwrap_model_for_generation(
+            trainer.model_wrapped, trainer.accelerator, gather_deepspeed3_params=gather
+        ) as model,
+    ):
+        yield model
 
 
 def load_weights_into_engine(trainer: GRPOTrainer) -> None:

@@ -38,7 +38,7 @@ from mutualrl.mwra.placement import Placement, place
 from mutualrl.recipes import Recipe, load_run
 from mutualrl.recipes.agreement import source_digests
 from mutualrl.recipes.run_sources import Prediction, recorded_digests
-from mutualrl.storage.allocation import BatchPlan
+from mutualrl.storage.allocation import ZERO, BatchPlan
 from mutualrl.storage.hub import hub_problem
 from mutualrl.storage.run_info import Fingerprint
 from mutualrl.storage.rundir import RunDirectory
@@ -117,7 +117,7 @@ def plan(
     made, names = StartPlan(recipe, rehearsed), launch.policies(recipe)
     _check_machine(made, machine)
     made.check(lambda: _require_one_machine(recipe, launch))
-    _place(made, machine, launch)
+    _place(made, machine, launch, resumed)
     made.inputs = made.check(lambda: check_inputs(recipe))
     if made.inputs is not None:
         made.notes += made.inputs.notes
@@ -154,18 +154,20 @@ def _require_one_machine(recipe: Recipe, launch: Launch) -> None:
         )
 
 
-def _place(made: StartPlan, machine: Machine, launch: Launch) -> None:
+def _place(made: StartPlan, machine: Machine, launch: Launch, resumed: RunDirectory | None) -> None:
     """Place the policies on this machine; a rehearsal also on the hardware that the recipe names, whose problem is the
     start's there."""
     recipe = only(made.recipe, launch.policies(made.recipe))
     pins = None if launch.device_map is None else read_device_map(launch.device_map)
+    before = {} if resumed is None else resumed.info().placement
+    recorded = {name: allocation.strategy for name, allocation in before.items()}
     machines = {f"this machine: {len(machine.gpus)} GPUs, {machine.cores} CPU cores": machine}
     if made.rehearsed and recipe.hardware.gpus:
         named = Machine(tuple(str(i) for i in range(recipe.hardware.gpus)), machine.cores)
         machines = {f"the recipe's hardware: {recipe.hardware.gpus} GPUs": named, **machines}
     for number, (label, candidate) in enumerate(machines.items()):
         try:
-            placement = place(recipe, candidate, pins)
+            placement = place(recipe, candidate, pins, recorded)
             if pins is None:
                 require_fit(recipe, placement, candidate)
             made.placements[label] = placement
@@ -176,7 +178,7 @@ def _place(made: StartPlan, machine: Machine, launch: Launch) -> None:
             made.problems += [error] if number == 0 else []
     if not made.rehearsed and launch.ray is not None:
         require_capacity(bundles(made.placed))
-    if not made.rehearsed and any(allocation.strategy.startswith("zero") for allocation in made.placed.allocations):
+    if not made.rehearsed and any(allocation.strategy in ZERO for allocation in made.placed.allocations):
         made.notes += [lock_note(lock) for lock in build_locks()]
 
 

@@ -9,6 +9,7 @@ from mutualrl.machine.devices import Machine
 from mutualrl.process.ports import in_use
 from mutualrl.recipes.schema import Recipe
 from mutualrl.recipes.trainer_keys import BITS, quantization
+from mutualrl.storage.allocation import ZERO
 
 
 def missing_requirements(recipe: Recipe, machine: Machine) -> list[str]:
@@ -23,11 +24,10 @@ def missing_requirements(recipe: Recipe, machine: Machine) -> list[str]:
     uses_vllm = any(recipe.trainer_settings(p.name).get("use_vllm") for p in recipe.policies)
     if uses_vllm and not installed():
         lines.append("vllm, for trainer.use_vllm (pip install 'mutualrl[node]', or --set trainer.use_vllm=false)")
-    zero = recipe.launch.strategy in ("zero2", "zero3") or (
-        recipe.launch.strategy == "auto" and recipe.hardware.gpus != 0 and bool(machine.gpus)
-    )
+    several = len(machine.gpus[: recipe.hardware.gpus]) > len(recipe.policies) or recipe.launch.share_gpus
+    zero = recipe.launch.strategy in ZERO or (recipe.launch.strategy == "auto" and bool(several))
     if zero and find_spec("deepspeed") is None:
-        lines.append("deepspeed, for ZeRO (pip install 'mutualrl[node]', or --set launch.strategy=ddp)")
+        lines.append("deepspeed, for ZeRO (pip install 'mutualrl[node]', or --set launch.strategy=fsdp2)")
     quantized = any(set(BITS) & quantization(recipe.trainer_settings(p.name)).keys() for p in recipe.policies)
     if quantized and find_spec("bitsandbytes") is None:
         lines.append("bitsandbytes, for trainer.model_init_kwargs.quantization_config (pip install bitsandbytes)")

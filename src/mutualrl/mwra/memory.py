@@ -11,7 +11,7 @@ from mutualrl.errors import MachineError
 from mutualrl.machine.devices import Machine
 from mutualrl.mwra.placement import Placement, shares_gpus
 from mutualrl.recipes.schema import LoraSection, Policy, Recipe
-from mutualrl.storage.allocation import Allocation
+from mutualrl.storage.allocation import SHARDED, Allocation, Strategy
 from mutualrl.storage.hub import hub_problem
 from mutualrl.tiny import resolve_path
 
@@ -39,19 +39,19 @@ class MemoryEstimate:
 
 
 def estimate(
-    parameters: int, ranks: int, strategy: str, *, trained: int | None = None, reference: bool, vllm_share: float
+    parameters: int, ranks: int, strategy: Strategy, *, trained: int | None = None, reference: bool, vllm_share: float
 ) -> MemoryEstimate:
     """Return the bytes on one of `ranks` GPUs. Every strategy keeps 16 bytes per trained weight (2 weight, 2 gradient,
-    12 AdamW) and 2 per frozen one; ZeRO-3 shards all of them over the ranks, ZeRO-2 gradients and optimizer, DDP
-    none.
+    12 AdamW) and 2 per frozen one; ZeRO-3 and FSDP2 shard all of them over the ranks, ZeRO-2 gradients and optimizer,
+    DDP none.
 
     `trained`: number of adapter weights, if only adapters train. Example: 1.5e9 weights on 4 GPUs under ZeRO-3 take
     16 * 1.5e9 / 4 = 6.0e9 bytes, and 2 * 1.5e9 / 4 = 0.75e9 for the reference.
     """
     count = parameters if trained is None else trained
     frozen = 0 if trained is None else parameters
-    shard = ranks if strategy == "zero3" else 1
-    moments = ranks if strategy in ("zero2", "zero3") else 1
+    shard = ranks if strategy in SHARDED else 1
+    moments = 1 if strategy == "ddp" else ranks
     return MemoryEstimate(
         weights=_WEIGHT * (count + frozen) / shard,
         optimizer=(_GRADIENT + _ADAM) * count / moments,

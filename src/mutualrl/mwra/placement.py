@@ -6,7 +6,7 @@ Source: paper, Section "Multi-Worker Resource Allocation": workers of different 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from mutualrl.errors import MachineError, RecipeError
@@ -14,7 +14,7 @@ from mutualrl.machine.devices import Machine
 from mutualrl.mwra.device_map import DevicePin, pin_problems
 from mutualrl.recipes.batch_plan import plan_batch
 from mutualrl.recipes.schema import Policy, Recipe
-from mutualrl.storage.allocation import Allocation, Devices
+from mutualrl.storage.allocation import FSDP2, Allocation, Devices, Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,16 @@ class Placement:
         return next(allocation for allocation in self.allocations if allocation.policy == policy)
 
 
-def place(recipe: Recipe, machine: Machine, pins: Mapping[str, DevicePin] | None = None) -> Placement:
+def place(
+    recipe: Recipe,
+    machine: Machine,
+    pins: Mapping[str, DevicePin] | None = None,
+    recorded: Mapping[str, Strategy] | None = None,
+) -> Placement:
     """Split the machine over the policies: `hardware.gpus` of its GPUs (all by default), or its cores without GPUs.
 
-    `pins` (a device map) override the split. Raises MachineError if there are fewer GPUs than policies, RecipeError if
+    `pins` (a device map) override the split, and `recorded` strategies, of the run that is resumed, those that `auto`
+    would choose. Raises MachineError if there are fewer GPUs than policies, RecipeError if
     no split divides the batch or a pin is invalid."""
     used = Machine(machine.gpus[: recipe.hardware.gpus], machine.cores)
     shared = pins is None and shares_gpus(recipe, used)
@@ -45,7 +51,9 @@ def place(recipe: Recipe, machine: Machine, pins: Mapping[str, DevicePin] | None
     else:
         allocations, notes = _on_cpu(recipe, recipe.policies, usable)
     _require_same_rounds(recipe, allocations)
-    return Placement(tuple(allocations), tuple(notes), sources)
+    if recorded and recipe.launch.strategy == "auto":
+        allocations = [replace(each, strategy=recorded.get(each.policy, each.strategy)) for each in allocations]
+    return Placement(tuple(allocations), (*notes, *strategy_notes(recipe, allocations)), sources)
 
 
 def _frozen(recipe: Recipe) -> list[str]:
@@ -93,7 +101,7 @@ def _on_cpu(recipe: Recipe, policies: Sequence[Policy], machine: Machine) -> tup
             f"{len(policies) * processes} processes share {machine.cores} CPU cores: steps take longer, results "
             "do not change"
         )
-    strategy = _strategy(recipe, "ddp")
+    strategy = strategy_of(recipe, processes, gpus=False)
     return [
         Allocation(p.name, (), processes, max(threads, 1), strategy, plan_batch(recipe, p.name, processes))
         for p in policies
@@ -110,16 +118,47 @@ def _sharing_note(recipe: Recipe, policies: Sequence[Policy], machine: Machine) 
     )
 
 
-def _strategy(recipe: Recipe, default: str) -> str:
-    return default if recipe.launch.strategy == "auto" else recipe.launch.strategy
+def strategy_of(recipe: Recipe, processes: int, *, gpus: bool) -> Strategy:
+    """Return the strategy of a policy's processes. `auto`: one is plain (DDP without a group); several are ZeRO-3 on
+    GPUs, DDP on CPU. FSDP2 shards over several processes: one is plain."""
+    chosen = recipe.launch.strategy
+    if chosen == "auto":
+        return _by_size(processes, gpus=gpus)
+    return "ddp" if chosen == FSDP2 and processes == 1 else chosen
+
+
+def _by_size(processes: int, *, gpus: bool) -> Strategy:
+    return "zero3" if gpus and processes > 1 else "ddp"
+
+
+def strategy_notes(recipe: Recipe, allocations: Sequence[Allocation]) -> list[str]:
+    """Return which strategy each policy has and why, if the recipe leaves it to the number of processes."""
+    chosen = recipe.launch.strategy
+    if chosen not in ("auto", FSDP2) or all(each.processes == 1 and not each.gpus for each in allocations):
+        return []
+    reasons: dict[str, list[str]] = {}
+    for each in allocations:
+        reasons.setdefault(_reason(chosen, each), []).append(each.policy)
+    return [f"launch.strategy {chosen}: " + ", ".join(f"{' and '.join(names)} {why}" for why, names in reasons.items())]
+
+
+def _reason(chosen: str, allocation: Allocation) -> str:
+    """Return an allocation's strategy and why it has it."""
+    if chosen == "auto" and allocation.strategy != _by_size(allocation.processes, gpus=bool(allocation.gpus)):
+        return f"{allocation.strategy} (as the run began)"
+    if allocation.strategy == "ddp" and allocation.processes == 1:
+        return "plain (one process)"
+    if chosen == FSDP2:
+        return "FSDP2"
+    return "ZeRO-3 (several processes on GPUs)" if allocation.gpus else "DDP (several processes on a CPU)"
 
 
 def _on_gpus(
     recipe: Recipe, policies: Sequence[Policy], machine: Machine, *, shared: bool
 ) -> tuple[list[Allocation], list[str]]:
-    strategy = _strategy(recipe, "zero3")
     if shared:
         count = len(machine.gpus)
+        strategy = strategy_of(recipe, count, gpus=True)
         threads = max(machine.cores // (count * len(policies)), 1)
         return [
             Allocation(p.name, machine.gpus, count, threads, strategy, plan_batch(recipe, p.name, count), len(policies))
@@ -143,6 +182,7 @@ def _on_gpus(
         start += count
         threads = max(machine.cores // len(machine.gpus), 1)
         batch = plan_batch(recipe, policy.name, count)
+        strategy = strategy_of(recipe, count, gpus=True)
         allocations.append(Allocation(policy.name, gpus, count, threads, strategy, batch))
     idle = len(machine.gpus) - start
     return allocations, [f"{idle} GPU(s) idle: no split uses them"] if idle else []
@@ -157,7 +197,7 @@ def _pinned(recipe: Recipe, machine: Machine, pins: Mapping[str, DevicePin]) -> 
         pin = pins[policy.name]
         count = len(pin.gpus) or pin.processes or 1
         users = [p for p in pins.values() if set(p.gpus) & set(pin.gpus)]
-        strategy = _strategy(recipe, "zero3" if pin.gpus else "ddp")
+        strategy = strategy_of(recipe, count, gpus=bool(pin.gpus))
         threads = max(machine.cores // sum(len(p.gpus) or p.processes or 1 for p in pins.values()), 1)
         allocations.append(
             Allocation(

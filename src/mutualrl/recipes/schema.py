@@ -16,6 +16,7 @@ from mutualrl.regimes.resample import Resample, resample_section
 from mutualrl.section import FACTOR, MACHINES, PATHS, UPKEEP, Free, Section, UserFile
 from mutualrl.see.section import Bucket, ExchangeSection
 from mutualrl.sources.section import AskedSource, FrozenSource, RecordedSource, ServedSource, SourceSection
+from mutualrl.storage.allocation import Strategy
 from mutualrl.tasks.section import TaskSection
 
 POOL_NAME = r"^[A-Za-z0-9._-]{1,64}$"
@@ -113,9 +114,10 @@ class HardwareSection(Section):
 
 
 class LaunchSection(Section):
-    """Section `launch`: process group of a policy. `auto`: ZeRO-3 on GPUs; one process, or DDP, on CPU."""
+    """Section `launch`: process group of a policy. `auto`: one process is plain; several are ZeRO-3 on GPUs, DDP on
+    CPU."""
 
-    strategy: Literal["auto", "ddp", "zero2", "zero3"] = "auto"
+    strategy: Literal["auto", Strategy] = "auto"
     share_gpus: bool | None = Field(
         None,
         description="every policy runs on all GPUs, shared with the others; null: where there are fewer GPUs than "

@@ -32,6 +32,7 @@ RESERVED = {
     "load_best_model_at_end": "the last model is kept",
     "resume_from_checkpoint": "use mutualrl train --resume",
     "deepspeed": "use launch.strategy",
+    "fsdp": "use launch.strategy (fsdp2)",
     "local_rank": "use launch.processes",
     "disable_tqdm": "the supervisor shows progress",
     "report_to": "use run.report_to (--report-to)",
@@ -86,6 +87,28 @@ def quantization(settings: Settings) -> Settings:
     loading = settings.get("model_init_kwargs") or {}
     config = loading.get("quantization_config")
     return config if isinstance(config, dict) else {}
+
+
+#: keys of transformers' fsdp_config that a recipe may have; the run sets the others, or FSDP2 has no use for them
+FSDP_KEYS = (
+    "activation_checkpointing",
+    "auto_wrap_policy",
+    "cpu_offload",
+    "min_num_params",
+    "reshard_after_forward",
+    "transformer_layer_cls_to_wrap",
+)
+
+
+def fsdp_problem(settings: Settings, strategy: str) -> str | None:
+    """Return why the recipe's `trainer.fsdp_config` cannot be used; None if it can, or there is none."""
+    config = settings.get("fsdp_config")
+    if not config:
+        return None
+    if strategy != "fsdp2":
+        return f"is used by FSDP2 only, found launch.strategy: {strategy}; expected launch.strategy: fsdp2"
+    unknown = sorted(set(config) - set(FSDP_KEYS)) if isinstance(config, dict) else [str(config)]
+    return f"found {', '.join(unknown)}; expected keys out of {', '.join(FSDP_KEYS)}" if unknown else None
 
 
 def _kind(value: object) -> str:

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, Literal
+
+#: how the processes of one policy share its training; a single process is plain under `ddp` and `fsdp2`
+Strategy = Literal["ddp", "zero2", "zero3", "fsdp2"]
+ZERO: Final = ("zero2", "zero3")
+FSDP2: Final = "fsdp2"
+#: strategies under which each process has a part of the weights
+SHARDED: Final = ("zero3", FSDP2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +57,7 @@ class Allocation(Devices):
     """One policy's devices, strategy, batch plan, number of policies on each of its GPUs, and fraction of each GPU's
     memory if configured."""
 
-    strategy: str
+    strategy: Strategy
     batch: BatchPlan
     policies_per_gpu: int = 1
     memory: float | None = None

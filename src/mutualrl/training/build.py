@@ -33,6 +33,7 @@ from mutualrl.recipes.trainer_table import Settings
 from mutualrl.regimes.regime import publish_schema
 from mutualrl.see import MissingPeers, ReadLog
 from mutualrl.seeds import policy_seed
+from mutualrl.storage.allocation import ZERO
 from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.tasks.rewards import load_rewards
 from mutualrl.tasks.section import TaskSection
@@ -87,7 +88,7 @@ def build_trainer(member: Member) -> BuiltTrainer:
         cpu=cpu,
         trackers=tracker_keys(recipe, run, policy),
     )
-    if allocation.strategy != "ddp":
+    if allocation.strategy in ZERO:
         enforce_weights_only_load()
     prepare_vllm(recipe.trainer_settings(policy), cpu=cpu)
     regimes = [recipe.regime_of(p.name) for p in recipe.policies]

@@ -9,7 +9,7 @@ from trl import GRPOConfig
 from mutualrl.errors import MachineError, RecipeError
 from mutualrl.recipes.schema import Recipe
 from mutualrl.recipes.trainer_table import Settings
-from mutualrl.storage.allocation import Allocation
+from mutualrl.storage.allocation import FSDP2, ZERO, Allocation, Strategy
 from mutualrl.storage.files import JsonObject
 from mutualrl.training.vllm_generation import vllm_keys
 
@@ -32,11 +32,12 @@ def grpo_config(
     Raises RecipeError when TRL refuses the combination, MachineError when a package is missing.
     """
     policy, strategy = allocation.policy, allocation.strategy
+    settings = recipe.trainer_settings(policy)
     keys = {
         **(CPU_DEFAULTS if cpu else {}),
         # The other ranks block in a collective while the main rank waits for the peers: that wait must end first.
         "ddp_timeout": int(recipe.run.round_timeout) + 600,
-        **recipe.trainer_settings(policy),
+        **settings,
         **allocation.batch.trainer_keys(),
         "output_dir": str(output),
         "seed": recipe.run.seed,
@@ -50,14 +51,11 @@ def grpo_config(
         "disable_tqdm": True,
         "remove_unused_columns": False,
         "trust_remote_code": recipe.policy(policy).trust_remote_code,
-        **deepspeed_config(strategy),
-        **vllm_keys(recipe.trainer_settings(policy), allocation.policies_per_gpu, allocation.memory),
+        **strategy_keys(strategy, settings),
+        **vllm_keys(settings, allocation.policies_per_gpu, allocation.memory),
     }
-    if cpu and strategy != "ddp":
-        keys["use_cpu"] = False  # else accelerate would ignore DeepSpeed
-        from mutualrl.adapter.trl_compat import allow_zero_on_cpu
-
-        allow_zero_on_cpu()
+    if cpu:
+        keys |= on_cpu(strategy)
     keys.pop("generation_batch_size", None)  # implied by steps_per_generation; TRL refuses both together
     if (revision := recipe.policy(policy).revision) is not None:
         keys["model_init_kwargs"] = {**(keys.get("model_init_kwargs") or {}), "revision": revision}
@@ -69,20 +67,49 @@ def grpo_config(
         raise RecipeError([f"trainer, policy {policy!r}: TRL refuses these settings: {error}"]) from error
 
 
-def deepspeed_config(strategy: str) -> dict[str, object]:
-    """Return the DeepSpeed configuration of a strategy; empty for DDP. Batch sizes are taken from the trainer."""
-    if strategy == "ddp":
+def strategy_keys(strategy: Strategy, settings: Settings) -> Settings:
+    """Return the keys of a strategy; none for DDP. `settings`: the recipe's keys."""
+    if strategy in ZERO:
+        return {"deepspeed": deepspeed_config(strategy)}
+    return fsdp2_keys(settings) if strategy == FSDP2 else {}
+
+
+def on_cpu(strategy: Strategy) -> Settings:
+    """Make accelerate start a strategy over gloo on a CPU; return the keys that this takes."""
+    from mutualrl.adapter.fsdp2 import allow_fsdp2_on_cpu
+    from mutualrl.adapter.trl_compat import allow_zero_on_cpu
+
+    if strategy == FSDP2:
+        allow_fsdp2_on_cpu()
+    if strategy not in ZERO:
         return {}
+    allow_zero_on_cpu()
+    return {"use_cpu": False}  # else accelerate would ignore DeepSpeed
+
+
+def deepspeed_config(strategy: Strategy) -> JsonObject:
+    """Return the DeepSpeed configuration of ZeRO-2 or ZeRO-3. Batch sizes are taken from the trainer."""
     stage: JsonObject = {"stage": 3 if strategy == "zero3" else 2}
     if strategy == "zero3":
         stage["stage3_gather_16bit_weights_on_model_save"] = True
     return {
-        "deepspeed": {
-            "zero_optimization": stage,
-            "bf16": {"enabled": "auto"},
-            "gradient_clipping": "auto",
-            "train_micro_batch_size_per_gpu": "auto",
-            "gradient_accumulation_steps": "auto",
-            "train_batch_size": "auto",
-        }
+        "zero_optimization": stage,
+        "bf16": {"enabled": "auto"},
+        "gradient_clipping": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "train_batch_size": "auto",
+    }
+
+
+def fsdp2_keys(settings: Settings) -> Settings:
+    """Return the keys of FSDP2, with the recipe's `fsdp_config`. Each backward reduces its gradients: without, every
+    rank keeps whole ones until the step's last micro-batch."""
+    config = {**(settings.get("fsdp_config") or {}), "version": 2, "state_dict_type": "FULL_STATE_DICT"}
+    accelerator = dict(settings.get("accelerator_config") or {})
+    accumulation = {**(accelerator.get("gradient_accumulation_kwargs") or {}), "sync_each_batch": True}
+    return {
+        "fsdp": True,
+        "fsdp_config": config,
+        "accelerator_config": {**accelerator, "gradient_accumulation_kwargs": accumulation},
     }

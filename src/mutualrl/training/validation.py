@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from accelerate.utils import broadcast_object_list, gather_object
-from trl.models.utils import unwrap_model_for_generation
 
 from mutualrl.adapter.data import as_dataset
-from mutualrl.adapter.trl_compat import evaluating, of_rank, replaced, tokenizer_of, total_rewards
+from mutualrl.adapter.trl_compat import evaluating, of_rank, replaced, tokenizer_of, total_rewards, whole_model
 from mutualrl.adapter.trl_tools import Environments, greedy_decoding, sampled_and_scored
 from mutualrl.engines.choice import engine_from_model
 from mutualrl.engines.sampling import Sampling
@@ -85,14 +84,7 @@ class Validator:
 
     def _with_transformers(self, prompts: list[Prompt]) -> list[Completion]:
         trainer = self._trainer
-        with (
-            evaluating(trainer.model),
-            unwrap_model_for_generation(
-                trainer.model_wrapped,
-                trainer.accelerator,
-                gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
-            ) as model,
-        ):
+        with evaluating(trainer.model), whole_model(trainer) as model:
             engine = engine_from_model(model, tokenizer_of(trainer), self._batch_size)
             ids = prompt_ids([p.content for p in prompts], tokenizer_of(trainer), trainer.chat_template_kwargs)
             groups = engine.generate_ids(ids, Sampling(max_new_tokens=trainer.max_completion_length))
