@@ -1,6 +1,7 @@
 """Cost of a step: `--regime grpo` against a plain TRL script, and `--regime sgt` against `--regime grpo`.
 
     python benchmarks/step_time.py            # about eight minutes on 2 free cores
+    python benchmarks/step_time.py --phases   # what a round adds, by phase: about two minutes
 
 Same model, prompts, seeds and settings. The runs alternate, and medians and ratios are reported, because
 single timings are noisy. Writes benchmarks/results/step_time.{json,md}.
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
+import step_phases
 
 POOL_OF_ONE = 'policies: [{name: ada, model: "tiny:ada"}]\n'
 
@@ -199,7 +201,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--plain", type=int, default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--phases", action="store_true", help="a round by phase: results/step_phases.{json,md}")
+    step_phases.add_options(parser)
     args = harness.parse(parser)
+    if args.phases:
+        step_phases.report(args, *((1, 2) if args.smoke else (3, 20)))
+        return
     if args.plain is not None:
         print(plain_trl(args.plain))
         return

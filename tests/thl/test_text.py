@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mutualrl.thl import decode_completion, end_token, ended, retokenize
+from mutualrl.thl import Decoder, decode_completion, end_token, ended, retokenize
 from thl_tokenizers import CORPUS, REAL, SYNTHETIC, byte_bpe, real, sentencepiece_like, synthetic
 
 any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -28,6 +28,18 @@ def test_text_survives_retokenization(name: str, text: str) -> None:
     retokenized = retokenize(text, tokenizer, ended=False)
     assert retokenized.exact == (decode_completion(retokenized.ids, tokenizer) == text)
     assert retokenized.exact
+
+
+@pytest.mark.parametrize("name", SYNTHETIC)
+def test_completions_are_decoded_together_as_one_by_one(name: str) -> None:
+    """Also by a decoder for another thread; ids of half a character do not begin with the anchor's text everywhere."""
+    tokenizer = synthetic(name)
+    rows = [retokenize(text, tokenizer, ended=True).ids for text in (*CORPUS, " a", "", "\u00e9\U0001f642")]
+    rows += [row[1:] for row in rows] + [row[:-2] for row in rows]
+    decoder = Decoder.of(tokenizer)
+    expected = [decode_completion(row, tokenizer) for row in rows]
+    assert decoder.decode(rows) == decoder.copied().decode(rows) == expected
+    assert decoder.copied().tokenizer is not tokenizer
 
 
 @pytest.mark.parametrize("name", SYNTHETIC)

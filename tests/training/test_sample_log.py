@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,8 +25,8 @@ def rollout(prompt: str, index: int, reward: float, text: str = "") -> Rollout:
     return Rollout(prompt, index, reward, True, prompt=f"{prompt}?", token_ids=ids)
 
 
-def text_of(ids: object) -> str:
-    return "".join(map(chr, ids))  # type: ignore[call-overload]
+def texts_of(rows: Sequence[Sequence[int]]) -> list[str]:
+    return ["".join(map(chr, ids)) for ids in rows]
 
 
 def test_best_and_worst_of_two_prompts_and_taught_ones_first() -> None:
@@ -54,7 +55,7 @@ def test_log_of_the_longest_texts_stays_within_its_bytes(tmp_path: Path, rounds:
     rollouts = [rollout(name + longest, n, float(n), longest) for name in "pq" for n in range(4)]
     source = RowSource(longest, 0, 0)
     rows = [ExtraRow(name + longest, source, [1], "nll", text=longest) for name in "pq" for _ in range(3)]
-    log.write(0, rounds, 1, rows, rollouts, text_of)
+    log.write(0, rounds, 1, rows, rollouts, texts_of)
     size = log.path.stat().st_size
     assert size <= LINE_BYTES
     assert size * math.ceil(rounds / every(rounds)) <= LOG_BYTES
@@ -73,7 +74,7 @@ def test_rounds_between_are_skipped_and_take_no_time(tmp_path: Path, monkeypatch
     rounds = 3 * LOG_BYTES // LINE_BYTES
     step = every(rounds)
     assert step > 1
-    seconds = [log.write(n, rounds, n + 1, [], [rollout("p", 0, math.nan)], text_of) for n in range(2 * step)]
+    seconds = [log.write(n, rounds, n + 1, [], [rollout("p", 0, math.nan)], texts_of) for n in range(2 * step)]
     written = [json.loads(line) for line in log.path.read_text().splitlines()]
     assert [line["round"] for line in written] == [0, step]
     assert [n for n, took in enumerate(seconds) if took > 0] == [0, step]
@@ -84,14 +85,14 @@ def test_rounds_between_are_skipped_and_take_no_time(tmp_path: Path, monkeypatch
 def test_text_that_utf8_cannot_have_is_written(tmp_path: Path) -> None:
     assert cut("a\ud800b", 200) == "a?b"
     log = SampleLog(tmp_path / "samples.jsonl")
-    log.write(0, 1, 1, [], [rollout("p\u2028\ud800", 0, 1.0)], text_of)
+    log.write(0, 1, 1, [], [rollout("p\u2028\ud800", 0, 1.0)], texts_of)
     assert len(log.path.read_bytes().splitlines()) == 1
 
 
 def test_own_answer_after_a_hint_is_not_called_the_peers(tmp_path: Path) -> None:
     log = SampleLog(tmp_path / "samples.jsonl")
     row = ExtraRow("p", RowSource("bob", 0, 0), [1], "policy_gradient", text="own", hint="bob's")
-    log.write(0, 1, 1, [row], [rollout("p", 0, 0.0)], text_of)
+    log.write(0, 1, 1, [row], [rollout("p", 0, 0.0)], texts_of)
     (line,) = map(json.loads, log.path.read_text().splitlines())
     assert line["taught"] == [{"prompt_id": "p", "peer": "bob", "answer": "own", "from_hint": True}]
 

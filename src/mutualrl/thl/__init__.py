@@ -5,6 +5,7 @@ from mutualrl.thl.batch import AlignedBatch, align_batch
 from mutualrl.thl.bounds import clipped_bias_bound, ratio_envelope, residual_bound, second_moment_bound
 from mutualrl.thl.offsets import token_offsets
 from mutualrl.thl.text import (
+    Decoder,
     Retokenized,
     decode_completion,
     end_token,
@@ -22,6 +23,7 @@ __all__ = [
     "Alignment",
     "AlignmentGroup",
     "Anchor",
+    "Decoder",
     "Retokenized",
     "align_batch",
     "align_logprobs",

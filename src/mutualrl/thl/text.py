@@ -8,10 +8,11 @@ one; a truncated response must not get an EOS.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -61,18 +62,42 @@ class Retokenized:
         return "; ".join(losses)
 
 
-def decode_completion(token_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
-    """Decode sampled completion ids as they read after a prompt, without special tokens.
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """Decoder of sampled completions as they read after a prompt, without special tokens.
 
-    The ids are decoded after an anchor: alone, a SentencePiece completion would lose its first space.
-    Invalid byte sequences become U+FFFD, as in transformers.
+    The ids are decoded after an anchor: alone, a SentencePiece completion would lose its first space. Invalid byte
+    sequences become U+FFFD, as in transformers. `special`: ids that are left out; `alone`: the text of the anchor.
     """
-    table = find_table(tokenizer)
-    special = control_ids(tokenizer) if table is None else table.names.keys()
-    ids = [i for i in token_ids if i not in special]
-    anchor, alone = _anchor(tokenizer, _ANCHORS[0])
-    joined = _decode([*anchor, *ids], tokenizer)
-    return joined[len(alone) :] if joined.startswith(alone) else _decode(ids, tokenizer)
+
+    tokenizer: PreTrainedTokenizerBase
+    special: Collection[int]
+    anchor: tuple[int, ...]
+    alone: str
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> Decoder:
+        """Return a tokenizer's decoder."""
+        table = find_table(tokenizer)
+        special = control_ids(tokenizer) if table is None else table.names.keys()
+        return cls(tokenizer, special, *_anchor(tokenizer, _ANCHORS[0]))
+
+    def copied(self) -> Decoder:
+        """Return a decoder for another thread: a tokenizer raises "Already borrowed" where two threads use it."""
+        return replace(self, tokenizer=copy.deepcopy(self.tokenizer))
+
+    def decode(self, completions: Iterable[Sequence[int]]) -> list[str]:
+        """Return the texts of completions."""
+        rows = [[token for token in ids if token not in self.special] for ids in completions]
+        texts = _decode_rows([[*self.anchor, *ids] for ids in rows], self.tokenizer)
+        changed = [place for place, text in enumerate(texts) if not text.startswith(self.alone)]
+        without = dict(zip(changed, _decode_rows([rows[place] for place in changed], self.tokenizer), strict=True))
+        return [without.get(place, text[len(self.alone) :]) for place, text in enumerate(texts)]
+
+
+def decode_completion(token_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
+    """Decode one completion, as `Decoder`."""
+    return Decoder.of(tokenizer).decode([token_ids])[0]
 
 
 def ended(token_ids: Sequence[int], eos_token_ids: Sequence[int]) -> bool:
@@ -234,5 +259,11 @@ def encode_plain(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> li
 
 
 def _decode(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
-    text: str = tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    return text
+    return _decode_rows([list(ids)], tokenizer)[0]
+
+
+def _decode_rows(rows: list[list[int]], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    if not rows:
+        return []
+    texts: list[str] = tokenizer.batch_decode(rows, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return texts

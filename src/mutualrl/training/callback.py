@@ -18,6 +18,7 @@ from transformers import TrainingArguments as Args
 from mutualrl.see.liveness import Phase
 from mutualrl.storage.files import JsonObject
 from mutualrl.storage.run_info import Validation
+from mutualrl.training.background import Background
 from mutualrl.training.peers import PeerLink
 from mutualrl.training.random_state import StepEnd, random_state
 
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
 
 
 class SharingCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transformers are followed as Any
-    """Callback that publishes this policy's liveness to its peers: first heartbeat, step, end of training."""
+    """Callback that publishes this policy's liveness to its peers: first heartbeat, step, end of training. At the end
+    of a step it waits for what is written in the background."""
 
-    def __init__(self, link: PeerLink) -> None:
+    def __init__(self, link: PeerLink, background: Background) -> None:
         self._link = link
+        self._background = background
 
     def on_train_begin(self, args: Args, state: State, control: Control, **kwargs: object) -> None:
         """Start the heartbeat, unless it is already running."""
@@ -39,6 +42,7 @@ class SharingCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transfo
 
     def on_step_end(self, args: Args, state: State, control: Control, **kwargs: object) -> None:
         """Publish the step."""
+        self._background.finish()
         self._link.set_phase(Phase.TRAINING, state.global_step)
 
     def on_train_end(self, args: Args, state: State, control: Control, **kwargs: object) -> None:

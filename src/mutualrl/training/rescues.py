@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mutualrl.records import Ids, Rollout
+from mutualrl.records import Rollout
 from mutualrl.regimes import ExtraRow
+from mutualrl.storage.files import JsonObject
 from mutualrl.tasks.trajectories import from_json, turns_within
 
 LONGEST = 4000  # characters per text; truncation is marked
+TextsOf = Callable[[Sequence[Sequence[int]]], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +34,10 @@ class RescueLog:
         step: int,
         rows: Sequence[ExtraRow],
         rollouts: Sequence[Rollout],
-        text_of: Callable[[Sequence[int] | Ids], str],
+        texts_of: TextsOf,
     ) -> None:
         """Append a round's rows, on the main rank. `rollouts`: the learner's own, of all ranks; `step`: the first
-        optimizer step that uses the rows."""
+        optimizer step that uses the rows; `texts_of`: token ids to texts."""
         learnt = [row for row in rows if row.is_taught]
         if not learnt:
             return
@@ -43,20 +45,19 @@ class RescueLog:
         for rollout in rollouts:
             if rollout.prompt_id in own_by_prompt:
                 own_by_prompt[rollout.prompt_id].append(rollout)
+        own = [rollout for group in own_by_prompt.values() for rollout in sorted(group, key=lambda each: each.index)]
+        answers: dict[str, list[JsonObject]] = {key: [] for key in own_by_prompt}
+        for rollout, text in zip(own, own_texts(own, texts_of, shortened, LONGEST), strict=True):
+            reward = rollout.reward if rollout.reward == rollout.reward else None
+            answers[rollout.prompt_id].append({"text": text, "reward": reward})
         lines = []
         for row in learnt:
-            own = sorted(own_by_prompt[row.prompt_id], key=lambda rollout: rollout.index)
-            answers = []
-            for rollout in own:
-                reward = rollout.reward if rollout.reward == rollout.reward else None
-                text = _own_text(rollout, text_of)
-                answers.append({"text": text, "reward": reward})
             line = {
                 "step": step,
                 "round": round_index,
                 "prompt_id": row.prompt_id,
-                "prompt": shortened(own[0].prompt or ""),
-                "own": answers,
+                "prompt": shortened(own_by_prompt[row.prompt_id][0].prompt or ""),
+                "own": answers[row.prompt_id],
                 "peer": row.source.policy,
                 "rollout": row.source.rollout,
                 "answer": turns_within(from_json(row.messages), LONGEST) if row.messages else shortened(row.text),
@@ -67,11 +68,19 @@ class RescueLog:
             file.write("".join(lines))
 
 
-def _own_text(rollout: Rollout, text_of: Callable[[Sequence[int] | Ids], str]) -> object:
-    """Return the text of a rollout, or its turns with tools."""
-    if rollout.messages is not None:
-        return turns_within(from_json(rollout.messages), LONGEST)
-    return shortened(text_of(() if rollout.token_ids is None else rollout.token_ids))
+def own_texts(
+    rollouts: Sequence[Rollout], texts_of: TextsOf, cut: Callable[[str, int], str], longest: int
+) -> list[object]:
+    """Return the text of each rollout, cut to `longest`; with tools, its turns."""
+    decoded = [rollout for rollout in rollouts if rollout.messages is None]
+    texts = iter(texts_of([() if each.token_ids is None else each.token_ids.tolist() for each in decoded]))
+    shown: list[object] = []
+    for rollout in rollouts:
+        if rollout.messages is None:
+            shown.append(cut(next(texts), longest))
+        else:
+            shown.append(turns_within(from_json(rollout.messages), longest))
+    return shown
 
 
 def shortened(text: str, length: int = LONGEST) -> str:

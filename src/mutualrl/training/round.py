@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -43,7 +44,7 @@ from mutualrl.see.liveness import Phase
 from mutualrl.storage.metrics import LATE_ROWS, LEFT_OUT, REQUESTED, SAMPLE_SECONDS, of_source
 from mutualrl.tasks.messages import ends_in_reasoning
 from mutualrl.tasks.trajectories import as_json, said
-from mutualrl.thl import decode_completion, end_token, ended, last_tokens
+from mutualrl.thl import Decoder, end_token, ended, last_tokens
 from mutualrl.training.extra_rows import ExtraRows
 from mutualrl.training.memory import PastRound
 from mutualrl.training.peers import PeerRounds
@@ -109,6 +110,16 @@ class Rounds:
         rounds._begin_transfer()
         return rounds
 
+    @cached_property
+    def decoder(self) -> Decoder:
+        """Return the decoder of the policy's completions."""
+        return Decoder.of(tokenizer_of(self.trainer))
+
+    @cached_property
+    def log_decoder(self) -> Decoder:
+        """Return the one for the thread that writes logs."""
+        return self.decoder.copied()
+
     @property
     def split(self) -> SplitTransfer:
         """Return the round's THL over all ranks."""
@@ -148,6 +159,7 @@ class Rounds:
         traces = behaviour_trace(trainer, batch, generation) if sharing.publishes("logprobs") else None
         # copied once: each read from a GPU waits until the GPU is idle
         prompt_ids, prompt_mask = (batch[key].cpu().numpy() for key in ("prompt_ids", "prompt_mask"))
+        texts = self._published_texts(rewards, generation)
         rollouts: list[Rollout] = []
         for row, example in enumerate(generation.inputs):
             of_group = (first + row) % trainer.num_generations
@@ -156,9 +168,6 @@ class Rounds:
             key = row_id(example)
             shown = prompt_ids[row][prompt_mask[row] != 0].astype(np.int32)
             remember(prompts, key, shown, environment_name(trainer, row))
-            text = None
-            if sharing.publishes_text(rewards[row]) and generation.turns is None:
-                text = decode_completion(ids.tolist(), tokenizer_of(trainer))
             rollout = Rollout(
                 prompt_id=key,
                 index=of_group if generation.indices is None else generation.indices[row],
@@ -167,13 +176,21 @@ class Rounds:
                 length=len(ids) - prefix,
                 advantage=advantages[row],
                 prompt=prompt_text(example),
-                text=text,
+                text=texts.get(row),
                 token_ids=ids,
                 logprobs=None if traces is None or prefix else traces[row][: len(ids)].float().numpy(),
                 prefix=prefix,
             )
             rollouts.append(rollout if generation.turns is None else self._with_turns(rollout, generation.turns[row]))
         return rollouts
+
+    def _published_texts(self, rewards: Sequence[float], generation: GenerationBatch) -> dict[int, str]:
+        """Return the texts to be published, by row. Those of trajectories are what their messages say."""
+        if generation.turns is not None:
+            return {}
+        rows = [row for row, reward in enumerate(rewards) if self.sharing.publishes_text(reward)]
+        texts = self.decoder.decode(generation.completion_ids[row] for row in rows)
+        return dict(zip(rows, texts, strict=True))
 
     def _with_turns(self, rollout: Rollout, turns: Turns) -> Rollout:
         """Return a rollout with its trajectory; only sampled tokens count. Its text is what it said."""
@@ -481,7 +498,8 @@ class Rounds:
     def _log_rescues(self, plan: Plan, own: OwnRound) -> None:
         if self.sharing.rescues is not None and self.trainer.accelerator.is_main_process:
             step = self.trainer.state.global_step + 1
-            self.sharing.rescues.write(own.number, step, plan.rows, own.rollouts, self.transfer.text_of)
+            write, decode = self.sharing.rescues.write, self.log_decoder.decode
+            self.sharing.background.run(partial(write, own.number, step, plan.rows, own.rollouts, decode))
 
     def _log_samples(self, plan: Plan, own: OwnRound) -> None:
         trainer, log = self.trainer, self.sharing.samples
@@ -489,7 +507,7 @@ class Rounds:
             steps = trainer.state.max_steps * trainer.args.gradient_accumulation_steps
             rounds = math.ceil(steps / micro_steps_per_round(trainer))
             step = trainer.state.global_step + 1
-            seconds = log.write(own.number, rounds, step, plan.rows, own.rollouts, self.transfer.text_of)
+            seconds = log.write(own.number, rounds, step, plan.rows, own.rollouts, self.decoder.decode)
             log_value(trainer, SAMPLE_SECONDS.key, seconds)
 
     def _follow(self, rollouts: Rollouts) -> None:

@@ -11,14 +11,15 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mutualrl.records import Ids, Rollout
+from mutualrl.records import Rollout
 from mutualrl.regimes import ExtraRow
 from mutualrl.storage.files import JsonObject
 from mutualrl.tasks.trajectories import cut, from_json, turns_within
+from mutualrl.training.rescues import TextsOf, own_texts
 
 MOST = 4  # rollouts per round
 PROMPTS = 2  # prompts per round
@@ -42,7 +43,7 @@ class SampleLog:
         step: int,
         rows: Sequence[ExtraRow],
         rollouts: Iterable[Rollout],
-        text_of: Callable[[Sequence[int] | Ids], str],
+        texts_of: TextsOf,
     ) -> float:
         """Append a round's samples, on the main rank; return the seconds that this took. `rounds`: planned rounds of
         the run; `step`: the first optimizer step of the round; the rest as `RescueLog.write`."""
@@ -53,12 +54,12 @@ class SampleLog:
         chosen = choose(rollouts, {row.prompt_id for row in learnt})
         prompts = {rollout.prompt_id for rollout in chosen}
         sampled = []
-        for rollout in chosen:
+        for rollout, text in zip(chosen, own_texts(chosen, texts_of, cut, TEXT_BYTES), strict=True):
             sampled.append(
                 {
                     "prompt_id": cut(rollout.prompt_id, ID_BYTES),
                     "prompt": cut(rollout.prompt or "", TEXT_BYTES),
-                    "text": _own_text(rollout, text_of),
+                    "text": text,
                     "reward": rollout.reward if math.isfinite(rollout.reward) else None,
                 }
             )
@@ -97,10 +98,3 @@ def choose(rollouts: Iterable[Rollout], taught: Collection[str]) -> list[Rollout
 
 def _reward(rollout: Rollout) -> float:
     return rollout.reward if math.isfinite(rollout.reward) else -math.inf
-
-
-def _own_text(rollout: Rollout, text_of: Callable[[Sequence[int] | Ids], str]) -> object:
-    """Return the text of a rollout, or its turns with tools."""
-    if rollout.messages is not None:
-        return turns_within(from_json(rollout.messages), TEXT_BYTES)
-    return cut(text_of(() if rollout.token_ids is None else rollout.token_ids), TEXT_BYTES)

@@ -23,6 +23,7 @@ from mutualrl.see import Exchange, Heartbeat, ReadLog, WaitTimeouts
 from mutualrl.sources.source import Source
 from mutualrl.storage.files import JsonObject
 from mutualrl.storage.rundir import RunDirectory
+from mutualrl.training.background import Background
 from mutualrl.training.memory import Memory
 from mutualrl.training.peers import PeerLink
 from mutualrl.training.rescues import RescueLog
@@ -47,7 +48,8 @@ class Sharing:
     policy waits as for a peer, with what they have. `rescues`: log of texts learnt from peers; `samples`: log of
     some of its own rollouts (None: not written). `resume`: training claims the policy as a new attempt. `script`: the
     run that users' own scripts share; None under `mutualrl train`. `whiten`: advantages are whitened over the round.
-    `memory`: what the policy remembers between rounds, the only part that changes.
+    `background`: writes the log of rescues. `memory`: what the policy remembers between rounds, the only part that
+    changes.
     """
 
     link: PeerLink
@@ -63,6 +65,7 @@ class Sharing:
     resume: bool = False
     script: ScriptRun | None = None
     whiten: bool = False
+    background: Background = field(default_factory=Background)
     memory: Memory = field(default_factory=Memory)
 
     @classmethod

@@ -104,7 +104,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         if sharing.script is not None:
             self.add_callback(ScriptRunCallback(sharing, sharing.script, lambda: self.reward_func_names, resample))
             self.add_callback(MetricsCallback(sharing.script.run.policy(sharing.link.policy).metrics))
-        self.add_callback(SharingCallback(sharing.link))
+        self.add_callback(SharingCallback(sharing.link, sharing.background))
         self._check_settings(sharing)
         self.reward_func_names: list[str] = distinct_names(self.reward_func_names)
         self.reward_funcs: list[Any] = [
