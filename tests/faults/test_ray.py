@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from endpoint import Endpoint, prompt_of, served
 
 from conftest import PATIENCE, Cli
 from mutualrl.errors import RewardError
+from mutualrl.tasks import TaskSource, get_task
 from ray_cluster import RayCluster, ray_cluster
 from runs import SHORT, FinishedRun, Run, logged_steps, members, stop_at, stopped, verify_intact, wait_until
 
@@ -23,6 +27,12 @@ from ray._private.services import find_gcs_addresses
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("exec_workers")]
 
 SGT = ("--regime", "sgt", "--pool", "tiny")
+KEY = "sk-secret-77ab"
+
+
+def solution(prompt: str) -> str:
+    """Return the answer of an arithmetic prompt."""
+    return {each.text: each.answer for each in get_task("arithmetic").read("train", TaskSource()).prompts}[prompt]
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +203,45 @@ def test_lost_head_node_is_reported_and_the_run_resumes_on_another_cluster(
         run.begin("--resume", *ray_options(cluster))
         finish(run)
     assert run.weights() == unbroken.weights()
+
+
+def taught(endpoint: Endpoint) -> tuple[str, ...]:
+    """Return a served source with a key, and a frozen one."""
+    keys = {"concurrency": 4, "retries": 1, "timeout": 20, "samples": 2, "api_key_env": "TEACHER_KEY"}
+    sets = [part for key, value in keys.items() for part in ("--set", f"sources.teacher.{key}={value}")]
+    return ("--source", f"teacher=served:{endpoint.url}", *sets, "--source", "old=frozen:tiny:cyd")
+
+
+@pytest.mark.extended
+def test_asked_sources_are_tasks_of_the_cluster_and_teach_what_they_teach_on_one_machine(tmp_path: Path) -> None:
+    """Each asks once for all learners; killed, it is started again; the key reaches the served source's process only."""
+    with served(Endpoint(lambda prompt, seed: f" \\boxed{{{solution(prompt)}}}")) as endpoint:
+        options = (*SGT, *SHORT, *taught(endpoint))
+        (tmp_path / "local").mkdir()
+        (tmp_path / "ray").mkdir()
+        local = Run(tmp_path / "local", *options, of=(), TEACHER_KEY=KEY)
+        finish(local)
+        asked_there = Counter(map(prompt_of, endpoint.asked[1:]))  # after the question before the start
+        endpoint.asked.clear()
+        with ray_cluster(1, 1) as cluster:
+            run = Run(tmp_path / "ray", *options, *ray_options(cluster), of=(), TEACHER_KEY=KEY)
+            try:
+                wait_until(lambda: logged_steps(run.path, "ada") > 0 or run.process.poll() is not None)
+                with_key = [each for each in members(run.path) if each.environ().get("TEACHER_KEY") == KEY]
+                assert {each.environ()["MUTUALRL_POLICY"] for each in with_key} == {"teacher"}
+                run.worker("teacher").kill()
+            finally:
+                finish(run)
+        asked_here = Counter(map(prompt_of, endpoint.asked[1:]))
+    assert "source 'teacher'" in run.errors.read_text() or "policy 'teacher'" in run.errors.read_text()
+    assert run.weights() == local.weights()
+    assert set(asked_here) == set(asked_there)
+    rescues = [(each.path / "policies" / "ada" / "rescues.jsonl").read_bytes() for each in (run, local)]
+    assert rescues[0] == rescues[1]
+    assert {json.loads(line)["peer"] for line in rescues[0].splitlines()} >= {"teacher"}
+    verify_intact(run.path)
+    for path in run.path.rglob("*"):
+        assert not path.is_file() or KEY.encode() not in path.read_bytes(), path
 
 
 OTHER_JOB = """

@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 from rich.console import Console
 
 from mutualrl.console.display import print_text
+from mutualrl.errors import SourceLostError
 from mutualrl.launch.life import Action, Begin, Event, Finish, Life, Stop, advance, may_continue, restart_message
 from mutualrl.process.status import PolicyState, StatusWriter
 from mutualrl.recipes import Recipe
@@ -20,9 +21,11 @@ from mutualrl.storage.rundir import RunDirectory
 
 @dataclass(kw_only=True)
 class ManagedPolicy:
-    """Policy of a launcher: its devices and its life."""
+    """Policy of a launcher, or a source that is asked: its devices and its life. `source`: it is a source; the run ends
+    without it."""
 
     allocation: Devices
+    source: bool = False
     life: Life = field(default_factory=Life)
 
     @property
@@ -58,12 +61,16 @@ class Launcher(ABC, Generic[Managed]):
 
     @property
     def active(self) -> bool:
-        """Return whether a policy is running or will run."""
-        return any(managed.life.active for managed in self.managed_policies)
+        """Return whether a policy is running or will run; no source outlives the policies."""
+        return any(managed.life.active for managed in self.managed_policies if not managed.source)
 
     def start(self) -> None:
-        """Start every policy that has not finished in an earlier session."""
+        """Start every policy that has not finished in an earlier session, and every source: a policy may go back to
+        rounds that a finished source has not answered."""
         for managed in self.managed_policies:
+            if managed.source:
+                self.run.asked_source(managed.name).mkdir(parents=True, exist_ok=True)
+                self.run.policy(managed.name).result.unlink(missing_ok=True)
             finished = self.run.policy(managed.name).result.exists()
             self.handle(managed, Finish() if finished else Begin())
 
@@ -93,9 +100,25 @@ class Launcher(ABC, Generic[Managed]):
             self.publish(managed)
 
     def may_continue_without(self, managed: Managed) -> bool:
-        """Return whether the run goes on without a lost policy."""
-        others = (other.state for other in self.managed_policies if other is not managed)
+        """Return whether the run goes on without a lost policy; a source cannot take its place."""
+        others = (each.state for each in self.managed_policies if each is not managed and not each.source)
         return may_continue(others, self.recipe.run)
+
+    def may_lose(self, managed: Managed) -> bool:
+        """Return whether it is a source without which the run continues."""
+        sections = [each for each in self.recipe.asked_sources if managed.source and each.name == managed.name]
+        return any(each.on_source_loss == "continue" for each in sections)
+
+    def give_up(self, managed: Managed) -> None:
+        """Say that the run continues without a policy or a source. Raises PeerLostError or SourceLostError if it
+        cannot."""
+        if not managed.source:
+            self.give_up_policy(managed)
+            return
+        setting, reason = f"sources.{managed.name}.on_source_loss", managed.life.reason
+        if not self.may_lose(managed):
+            raise SourceLostError(f"{reason} ({setting}: fail)")
+        self.say(f"{reason}\nThe run continues without it ({setting}: continue)")
 
     def say(self, message: str) -> None:
         """Print a message for the user."""
@@ -110,7 +133,7 @@ class Launcher(ABC, Generic[Managed]):
         """End what is left of a policy's last attempt."""
 
     @abstractmethod
-    def give_up(self, managed: Managed) -> None:
+    def give_up_policy(self, managed: Managed) -> None:
         """Say that the run continues without a policy. Raises PeerLostError if it cannot."""
 
     @abstractmethod

@@ -146,11 +146,10 @@ def _check_machine(made: StartPlan, machine: Machine) -> None:
 
 def _require_one_machine(recipe: Recipe, launch: Launch) -> None:
     """Raise UsageError for a source that is asked where no process of it would be started."""
-    if recipe.asked_sources and (launch.ray is not None or launch.policy is not None):
-        name, how = recipe.asked_sources[0].name, "--launcher ray" if launch.ray is not None else "mutualrl join"
+    if recipe.asked_sources and launch.policy is not None:
         raise UsageError(
-            f"source {name!r} is asked by a process of `mutualrl train` on this machine, which {how} does not start; "
-            "leave the source out, or train on one machine"
+            f"source {recipe.asked_sources[0].name!r} is asked by a process of `mutualrl train`, which mutualrl join "
+            "does not start; leave the source out, or use mutualrl train, also with --launcher ray"
         )
 
 

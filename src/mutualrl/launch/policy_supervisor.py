@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from mutualrl.errors import PeerLostError, RewardError, SourceLostError
+from mutualrl.errors import PeerLostError, RewardError
 from mutualrl.launch.death import CONSEQUENCES, describe_death, failure_of, own_error, recorded_error, tail
 from mutualrl.launch.group import ProcessGroup, ProcessTag, agent, clear_attempt, end, next_attempt
 from mutualrl.launch.launcher import Launcher, ManagedPolicy
-from mutualrl.launch.life import Die, Event, Finish, Tick, may_continue
+from mutualrl.launch.life import Die, Event, Finish, Tick
 from mutualrl.launch.watch import WatchedRun
 from mutualrl.mwra.placement import Placement
 from mutualrl.process.status import PolicyState, PolicyStatus, StatusWriter
@@ -28,11 +28,9 @@ CAUSE_SECONDS = 1.0
 
 @dataclass(kw_only=True)
 class SupervisedPolicy(ManagedPolicy):
-    """Policy on this machine: the watch over it, its newest attempt, and the process group of that attempt. `source`:
-    it is a source; the run ends without it."""
+    """Policy on this machine: the watch over it, its newest attempt, and the process group of that attempt."""
 
     watch: WatchedRun
-    source: bool = False
     attempt: int = 0
     group: ProcessGroup | None = None
 
@@ -56,20 +54,6 @@ class PolicySupervisor(Launcher[SupervisedPolicy]):
             policies.append(SupervisedPolicy(allocation=allocation, watch=watch, source=source))
         super().__init__(run, recipe, policies, status_writer, console)
         self._start_group = start
-
-    @property
-    def active(self) -> bool:
-        """Return whether a policy is running or will run; no source outlives the policies."""
-        return any(managed.life.active for managed in self.managed_policies if not managed.source)
-
-    def start(self) -> None:
-        """Start every policy that has not finished in an earlier session, and every source: a policy may go back to
-        rounds that a finished source has not answered."""
-        for managed in self.managed_policies:
-            if managed.source:
-                self.run.asked_source(managed.name).mkdir(parents=True, exist_ok=True)
-                self.run.policy(managed.name).result.unlink(missing_ok=True)
-        super().start()
 
     @property
     def groups(self) -> list[ProcessGroup]:
@@ -110,36 +94,15 @@ class PolicySupervisor(Launcher[SupervisedPolicy]):
         """Publish the state and the attempt of a policy."""
         self.status_writer.publish(managed.name, PolicyStatus(managed.state, managed.attempt))
 
-    def give_up(self, managed: SupervisedPolicy) -> None:
+    def give_up_policy(self, managed: SupervisedPolicy) -> None:
         """Say that the run continues without a policy. Raises PeerLostError if it cannot."""
         section, text = self.recipe.run, managed.life.reason
-        if managed.source:
-            return self._give_up_source(managed)
         if self.may_continue_without(managed):
             self.say(f"{text}\nIt is lost; the others continue without it (run.on_peer_loss: continue)")
             return
         message, _, log_tail = text.partition("\n")
         used = f"; {managed.life.restarts} restart(s) used" if section.max_restarts else ""
         raise PeerLostError(f"{message}{used}\n{log_tail}")
-
-    def _give_up_source(self, managed: SupervisedPolicy) -> None:
-        """Say that the run continues without a source. Raises SourceLostError if the recipe does not allow it."""
-        (section,) = [each for each in self.recipe.asked_sources if each.name == managed.name]
-        if section.on_source_loss == "fail":
-            raise SourceLostError(f"{managed.life.reason} (sources.{managed.name}.on_source_loss: fail)")
-        self.say(
-            f"{managed.life.reason}\nThe run continues without it (sources.{managed.name}.on_source_loss: continue)"
-        )
-
-    def _may_lose(self, managed: SupervisedPolicy) -> bool:
-        """Return whether it is a source without which the run continues."""
-        sections = [each for each in self.recipe.asked_sources if managed.source and each.name == managed.name]
-        return any(each.on_source_loss == "continue" for each in sections)
-
-    def may_continue_without(self, managed: SupervisedPolicy) -> bool:
-        """Return whether the run goes on without a lost policy; a source cannot take its place."""
-        others = (each.state for each in self.managed_policies if each is not managed and not each.source)
-        return may_continue(others, self.recipe.run)
 
     # ---- from what is seen to an event
 
@@ -181,7 +144,7 @@ class PolicySupervisor(Launcher[SupervisedPolicy]):
         assert managed.group is not None
         code, log = managed.group.exit_code(), managed.group.log
         if (error := own_error(self.run, managed.name, code, f"\nlog: {log}\n{tail(log)}")) is not None:
-            if self._may_lose(managed) and error.kind != RewardError.kind:
+            if self.may_lose(managed) and error.kind != RewardError.kind:
                 return  # started again, then given up
             raise error
         failure = failure_of(self.run, managed.name)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from mutualrl.errors import MachineError, MutualRLError, PeerLostError, RunInterruptedError
+from mutualrl.errors import MachineError, MutualRLError, PeerLostError, RewardError, RunInterruptedError
 from mutualrl.launch.death import failure_of, own_error
 from mutualrl.launch.launcher import Launcher, ManagedPolicy
 from mutualrl.launch.life import Die, Event, Finish, Tick
-from mutualrl.launch.ray_worker import PolicyDiedError, PolicyTask, in_bundle, train_policy
+from mutualrl.launch.ray_worker import PolicyDiedError, PolicyTask, answer_source, in_bundle, train_policy
 from mutualrl.launch.session import Launch
 from mutualrl.launch.stop import request_stop, stopped
 from mutualrl.machine.ray_cluster import HeadWatch, Resources
@@ -27,7 +27,9 @@ from mutualrl.process.stop_signals import StopSignals
 from mutualrl.recipes import Recipe
 from mutualrl.reporting.progress import Progress
 from mutualrl.see.liveness import HeartbeatMonitor, Phase
-from mutualrl.storage.allocation import Allocation
+from mutualrl.sources.section import ServedSource
+from mutualrl.sources.served import key_of
+from mutualrl.storage.allocation import Allocation, Devices
 from mutualrl.storage.rundir import RunDirectory
 
 if TYPE_CHECKING:
@@ -42,10 +44,10 @@ LOGS = "; its log is in Ray's session directory on its node, and in the dashboar
 
 @dataclass(kw_only=True)
 class _RayPolicy(ManagedPolicy):
-    """Policy on the cluster: its placement group, and the result of its attempt's task."""
+    """Policy on the cluster: its placement group, and the result of its attempt's task. A source has no group: it needs
+    no core of its own, and is placed by its GPU."""
 
-    allocation: Allocation
-
+    resources: Resources
     group: PlacementGroup | None = None
     result: ray.ObjectRef[None] | None = None
 
@@ -90,7 +92,11 @@ class _RayLauncher(Launcher[_RayPolicy]):
     def __init__(
         self, run: RunDirectory, recipe: Recipe, placement: Placement, status_writer: StatusWriter, console: Console
     ) -> None:
-        policies = [_RayPolicy(allocation=placement.allocation(policy.name)) for policy in recipe.policies]
+        policies = []
+        for allocation in placement.allocations:
+            policies.append(_RayPolicy(allocation=allocation, resources=_resources(allocation, placement)))
+        for source in placement.sources:
+            policies.append(_RayPolicy(allocation=source, source=True, resources=_resources(source, placement)))
         super().__init__(run, recipe, policies, status_writer, console)
         self._heartbeats = HeartbeatMonitor(run.exchange)
         self._trained: dict[str, float] = {}
@@ -131,7 +137,7 @@ class _RayLauncher(Launcher[_RayPolicy]):
         import ray
 
         for policy in self.managed_policies:
-            if policy.state is not PolicyState.RUNNING:
+            if policy.state is not PolicyState.RUNNING or policy.source:
                 continue
             absent = time.monotonic() - self._trained.setdefault(policy.name, time.monotonic())
             if absent < RESOURCE_WAIT_SECONDS:
@@ -153,10 +159,18 @@ class _RayLauncher(Launcher[_RayPolicy]):
     # ---- the actions
 
     def start_attempt(self, policy: _RayPolicy) -> None:
-        """Submit the task of an attempt, in a placement group with one bundle per rank."""
+        """Submit the task of an attempt: of a policy in a placement group with one bundle per rank; of a source with
+        its key, which no other process gets."""
         import ray
 
-        resources, allocation = _resources(policy.allocation), policy.allocation
+        resources, allocation = policy.resources, policy.allocation
+        if policy.source:
+            keys = _keys(self.recipe, policy.name)
+            task = PolicyTask(self.run, policy.name, allocation.threads, ray.util.get_node_ip_address(), keys)
+            options = {"num_cpus": 0, "num_gpus": resources.get("GPU", 0), "max_retries": 0}
+            answer = ray.remote(answer_source).options(name=f"mutualrl {policy.name}", **options)
+            policy.result = answer.remote(task)
+            return
         if policy.group is None:
             bundles = [resources] * allocation.processes
             policy.group = ray.util.placement_group(bundles, name=policy.name, strategy="PACK")
@@ -173,7 +187,7 @@ class _RayLauncher(Launcher[_RayPolicy]):
         """Publish the state of a policy."""
         self._publish_as(policy, policy.state)
 
-    def give_up(self, policy: _RayPolicy) -> None:
+    def give_up_policy(self, policy: _RayPolicy) -> None:
         """Say that the run continues without a policy. Raises PeerLostError if it cannot."""
         failure = failure_of(self.run, policy.name)
         cause = policy.life.reason if failure is None else failure[1]
@@ -203,7 +217,7 @@ class _RayLauncher(Launcher[_RayPolicy]):
         if self.run.stop_file.exists():  # seen by the policy before it was seen here
             self.stop()
         own = None if policy.life.stopping else own_error(self.run, name, code, LOGS)
-        if own is not None:
+        if own is not None and not (self.may_lose(policy) and own.kind != RewardError.kind):
             raise own
         _, phase = self._heartbeats.seconds_since(name)
         return Die(time.monotonic(), reason, fresh=phase not in (Phase.NOT_STARTED, Phase.LOADING))
@@ -239,18 +253,31 @@ def bundles(placement: Placement) -> list[Resources]:
     """Return the resources of each process of the pool. Raises MachineError if ranks of one policy could share a GPU:
     Ray packs fractions onto one GPU before it uses the next."""
     for allocation in placement.allocations:
-        if allocation.gpus and allocation.processes > 1 and _resources(allocation)["GPU"] < 1:
+        if allocation.gpus and allocation.processes > 1 and _resources(allocation, placement)["GPU"] < 1:
             raise MachineError(
                 f"--launcher ray: policy {allocation.policy!r} shares its {allocation.processes} GPUs with others; "
                 "expected a GPU or more for each policy (more nodes, or a smaller pool; without --set "
                 "launch.share_gpus=true), or one GPU for all: --set hardware.gpus=1"
             )
-    return [_resources(allocation) for allocation in placement.allocations for _ in range(allocation.processes)]
+    members = [(each, each.processes) for each in (*placement.allocations, *placement.sources)]
+    return [_resources(devices, placement) for devices, processes in members for _ in range(processes)]
 
 
-def _resources(allocation: Allocation) -> Resources:
-    """Return the resources of one process of a policy: its threads, and its GPU or fraction of one."""
-    resources = {"CPU": float(allocation.threads)}
-    if allocation.gpus:
-        resources["GPU"] = allocation.memory or 1.0 / allocation.policies_per_gpu
+def _resources(devices: Devices, placement: Placement) -> Resources:
+    """Return the resources of one process of a policy: its threads, and its GPU or fraction of one; of a source its GPU
+    or fraction alone. Policies and frozen sources on one GPU have equal fractions."""
+    resources = {"CPU": float(devices.threads) if isinstance(devices, Allocation) else 0.0}
+    if devices.gpus and isinstance(devices, Allocation) and devices.memory:
+        resources["GPU"] = devices.memory
+    elif devices.gpus:
+        others = [each for each in (*placement.allocations, *placement.sources) if set(each.gpus) & set(devices.gpus)]
+        resources["GPU"] = 1.0 / len(others)
     return resources
+
+
+def _keys(recipe: Recipe, name: str) -> dict[str, str]:
+    """Return the environment variable that has the key of a served source; none for other sources."""
+    (section,) = [each for each in recipe.asked_sources if each.name == name]
+    if not isinstance(section, ServedSource) or section.api_key_env is None:
+        return {}
+    return {section.api_key_env: str(key_of(section.api_key_env, name))}

@@ -11,8 +11,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mutualrl.console.lines import notify
@@ -48,12 +48,14 @@ class PolicyDiedError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class PolicyTask:
-    """Policy of a run on a cluster: run directory, policy name, threads per rank, and the node of the command."""
+    """Policy of a run on a cluster, or a source: run directory, name, threads per rank, the node of the command, and
+    the environment variables with keys, of a served source alone."""
 
     run: RunDirectory
     policy: str
     threads: int
     command_host: str
+    keys: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def ranks_on(nodes: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
@@ -92,6 +94,21 @@ def train_policy(task: PolicyTask, group: PlacementGroup, resources: Resources) 
         _train_ranks(task, attempt, group, resources)
     except (OSError, ray.exceptions.RayError) as error:
         raise PolicyDiedError(f"policy {task.policy!r} could not be trained: {error}") from error
+
+
+def answer_source(task: PolicyTask) -> None:
+    """Answer the rounds of a run as a source, in one process. Raises PolicyDiedError if it ended before the run did, or
+    if the run directory is not on this node."""
+    become_subreaper()
+    _require_shared(task.run)
+    attempt = next_attempt(task.run, task.policy)
+    clear_attempt(task.run, task.policy)
+    try:
+        _wait_for(_start_rank(task, attempt, {}), task, [])
+    except OSError as error:
+        raise PolicyDiedError(f"source {task.policy!r} could not be started: {error}") from error
+    finally:
+        end_children()
 
 
 def _train_ranks(task: PolicyTask, attempt: int, group: PlacementGroup, resources: Resources) -> None:
@@ -174,7 +191,9 @@ def _start_rank(task: PolicyTask, attempt: int, variables: dict[str, str]) -> su
     if ray.util.get_node_ip_address() != task.command_host:
         command.append("--elsewhere")
     inherited = environment(task.threads, gpus)
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=inherited | tag | variables | local)
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, env=inherited | tag | variables | local | dict(task.keys)
+    )
 
 
 def _wait_for(process: subprocess.Popen[bytes], task: PolicyTask, siblings: list[ray.ObjectRef[None]]) -> None:

@@ -100,10 +100,14 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest, *, els
     info = run.info()
     recipe = stored_recipe(run)
     rank = int(os.environ.get("RANK", "0"))
-    if elsewhere and info.models.get(policy):
-        base = recipe.policy(policy)
-        compare_models({policy: model_digest(resolve_path(base.model), base.revision)}, info.models)
     source = next((each for each in recipe.asked_sources if each.name == policy), None)
+    if elsewhere and info.models.get(policy):
+        if isinstance(source, FrozenSource):
+            model, revision = source.frozen, source.revision
+        else:
+            base = recipe.policy(policy)
+            model, revision = base.model, base.revision
+        compare_models({policy: model_digest(resolve_path(model), revision)}, info.models)
     if source is not None or _is_alone(info, policy):
         for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             os.environ.pop(name, None)  # else accelerate wraps the model in DDP over one process
