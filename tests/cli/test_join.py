@@ -17,6 +17,7 @@ from buckets import Server, reachable, serving
 from conftest import PATIENCE, Cli, on_core
 from mutualrl.recipes import templates
 from mutualrl.see import open_store
+from mutualrl.see.files import committed_rounds
 from runs import SHORT, FinishedRun, Run, members, stop_at, wait_until
 
 SGT = ("--regime", "sgt", "--pool", "tiny")
@@ -364,3 +365,27 @@ def test_policies_share_over_a_mounted_directory(unbroken: FinishedRun, tmp_path
     again = Joined(tmp_path, url, "ada")
     finish(again)
     assert again.weights() == unbroken.weights()["ada"]
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("copies", [False, True])
+def test_joined_policies_delete_rounds_that_nobody_needs(server: Server, tmp_path: Path, copies: bool) -> None:
+    """Neither sees the other's checkpoints; one is stopped, and resumes from rounds that are still there."""
+    url = server.bucket()
+    options = ("--steps", "16", "--set", "run.save_every=2", "--set", "run.keep_rounds=1")
+    options = (*options, "--set", f"exchange.checkpoints={str(copies).lower()}")
+    policies = [Joined(tmp_path, url, name, *options, core=core) for core, name in enumerate(("ada", "bob"))]
+    bob = policies[1]
+    wait_until((bob.path / "policies/bob/checkpoints/step-000004/complete.json").exists)
+    bob.process.kill()
+    bob.process.wait()
+    wait_until(lambda: not members(bob.path))
+    bob.begin()
+    finish(*policies)
+    store = open_store(url)
+    for name in ("ada", "bob"):
+        rounds = committed_rounds(store, name)
+        assert rounds[-1] == 7
+        assert 0 not in rounds
+        assert len(rounds) < 8
+    assert ("cannot start again then" in bob.errors) == (not copies)

@@ -18,7 +18,7 @@ from mutualrl.records import Rollout
 from mutualrl.see import Exchange, Heartbeat, MissingPeers, WaitCallbacks, WaitTimeouts, open_store
 from mutualrl.see.files import committed_rounds, round_of
 from mutualrl.see.inspection import inspect_policy
-from mutualrl.see.retention import deletable, prune_rounds
+from mutualrl.see.retention import CURSOR, deletable, prune_rounds, publish_cursor, published_need
 
 ROWS = [Rollout("p", 0, 1.0, True, text="yes")]
 
@@ -48,6 +48,20 @@ def test_pruning_deletes_parts_of_all_ranks_and_attempts(tmp_path: Path) -> None
     assert {round_of(p.name) for p in (tmp_path / "bob").iterdir()} == {4, 5}
     result = inspect_policy(tmp_path, "run", "bob", verify=True)
     assert (result.rounds, result.pruned, result.gaps, result.damaged, result.orphaned) == ([4, 5], 4, [], [], [])
+
+
+def test_need_of_policies_that_do_not_see_each_other_is_the_smallest_that_all_have_published(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    assert published_need(store, ("ada", "bob"), "run") == 0
+    publish_cursor(store, "ada", "run", 7)
+    assert published_need(store, ("ada", "bob"), "run") == 0  # bob may need any
+    publish_cursor(store, "bob", "run", 4)
+    assert published_need(store, ("ada", "bob"), "run") == 4
+    publish_cursor(store, "bob", "another", 9)
+    assert published_need(store, ("ada", "bob"), "run") == 0
+    (tmp_path / "bob" / CURSOR).write_bytes(b"{")
+    assert published_need(store, ("ada", "bob"), "run") == 0
+    assert inspect_policy(tmp_path, "run", "bob", verify=True).damaged == []
 
 
 def test_inspection_names_gaps_damage_and_uncommitted_parts(tmp_path: Path) -> None:

@@ -40,8 +40,11 @@ def recipe_to_join(
     if recipe.run.on_peer_loss == "fail":
         notes.append("the run waits for a lost policy (run.on_peer_loss=wait), which may come back")
         recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update={"on_peer_loss": "wait"})})
-    if recipe.run.keep_rounds is not None:
-        notes.append("run.keep_rounds has no effect: it is unknown here which rounds the others may still need")
+    if recipe.run.keep_rounds is not None and not recipe.exchange.checkpoints:
+        notes.append(
+            "run.keep_rounds deletes rounds that no policy's own checkpoints need: a policy whose run directory is "
+            "lost cannot start again then (exchange.checkpoints=true keeps a copy in the bucket)"
+        )
     return recipe, launch, notes
 
 

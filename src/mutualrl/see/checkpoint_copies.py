@@ -19,7 +19,8 @@ from pathlib import Path, PurePosixPath
 from mutualrl.errors import CheckpointDamagedError, ExchangeDamagedError, FileDamagedError
 from mutualrl.see.mirror import PREFIX as MIRROR
 from mutualrl.see.mirror import Mirror, mirrored, policy_files
-from mutualrl.see.store import RemoteStore
+from mutualrl.see.retention import CURSOR
+from mutualrl.see.store import ExchangeStore, RemoteStore
 from mutualrl.storage.artifacts import MARKER, compare_files
 from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints
 from mutualrl.storage.files import checksummed_bytes, parse_checksummed, write_atomic
@@ -93,8 +94,9 @@ class CheckpointCopies:
 
 
 def forget(store: RemoteStore, policy: str) -> None:
-    """Delete a policy's checkpoint copies and mirror, the pointer first, to train from the start."""
-    store.delete(policy, [POINTER])
+    """Delete a policy's checkpoint copies and mirror, the pointer first, and what it said to need, to train from the
+    start."""
+    store.delete(policy, [CURSOR, POINTER])
     store.delete(policy, [name for name in store.names(policy) if name.startswith((COPY, MIRROR))])
 
 
@@ -120,6 +122,18 @@ class Staged:
         (self.directory / "files").replace(staged)
         checkpoints.commit(self.marker)
         shutil.rmtree(self.directory)
+
+
+def copied_round(store: ExchangeStore, policy: str) -> int:
+    """Return the first round that a policy needs when it resumes from its copy; 0 before it has one that can be
+    read."""
+    if store.size(policy, POINTER) > LARGEST_POINTER or (data := store.get(policy, POINTER)) is None:
+        return 0
+    try:
+        value = parse_checksummed(data, store.describe(policy, POINTER))
+        return _checked(CheckpointMarker.from_json(value["marker"])).round
+    except (FileDamagedError, AttributeError, KeyError, TypeError, ValueError):
+        return 0
 
 
 def has_copy(store: RemoteStore, policy: str) -> bool:

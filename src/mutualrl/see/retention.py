@@ -5,7 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mutualrl.see.files import committed_rounds, round_of
-from mutualrl.see.store import Location, open_store
+from mutualrl.see.store import ExchangeStore, Location, open_store
+from mutualrl.storage.files import checksummed_bytes, parse_or_none
+
+#: object in a policy's namespace with the first round that its checkpoints still need
+CURSOR = "cursor.json"
+
+
+def publish_cursor(store: ExchangeStore, policy: str, run_id: str, needed: int) -> None:
+    """Publish the first round that a policy needs when it resumes from its oldest checkpoint, for policies that do not
+    see its run directory."""
+    store.put(policy, CURSOR, checksummed_bytes({"run_id": run_id, "round": needed}))
+
+
+def published_need(store: ExchangeStore, policies: Iterable[str], run_id: str) -> int:
+    """Return the first round that any policy of a run has said to need; 0 while one has not said it."""
+    needs = []
+    for policy in policies:
+        data = store.get(policy, CURSOR)
+        cursor = None if data is None else parse_or_none(data)
+        if cursor is None or cursor.get("run_id") != run_id or not isinstance(cursor.get("round"), int):
+            return 0
+        needs.append(max(cursor["round"], 0))
+    return min(needs, default=0)
 
 
 def deletable(rounds: Iterable[int], needed: int, keep: int) -> list[int]:

@@ -13,6 +13,7 @@ from mutualrl.console.lines import notify
 from mutualrl.errors import ExchangeDamagedError, FileDamagedError, PlanMismatchError
 from mutualrl.recipes import Recipe
 from mutualrl.see import retention
+from mutualrl.see.checkpoint_copies import copied_round
 from mutualrl.see.location import record_store
 from mutualrl.storage.artifacts import FileDigest
 from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints, oldest_needed
@@ -48,12 +49,11 @@ class PolicyProgress:
         that no policy needs any more."""
 
         def prune_rounds() -> None:
-            if recipe.run.keep_rounds is not None:
-                needed = oldest_needed(
-                    [self.run.policy(p.name).root for p in recipe.policies], recipe.exchange.staleness
-                )
-                for name in (self.policy, *(source.name for source in recipe.active_sources)):
-                    retention.prune_rounds(record_store(self.run), name, needed, recipe.run.keep_rounds)
+            if recipe.run.keep_rounds is None:
+                return
+            store, needed = record_store(self.run), self._needed(recipe, run_id)
+            for name in (self.policy, *(source.name for source in recipe.active_sources)):
+                retention.prune_rounds(store, name, needed, recipe.run.keep_rounds)
 
         return Checkpointer(
             store=Checkpoints(self.run.policy(self.policy).root),
@@ -64,6 +64,19 @@ class PolicyProgress:
             progress=self.progress,
             on_commit=prune_rounds,
         )
+
+    def _needed(self, recipe: Recipe, run_id: str) -> int:
+        """Return the first round that a policy may still need. Policies that joined a bucket do not see each other's
+        checkpoints: each publishes its own need, that of its copy in the bucket included, if the recipe wants one."""
+        names, staleness = [policy.name for policy in recipe.policies], recipe.exchange.staleness
+        if set(self.run.info().placement) >= set(names):
+            return oldest_needed([self.run.policy(name).root for name in names], staleness)
+        store = record_store(self.run)
+        own = oldest_needed([self.run.policy(self.policy).root], staleness)
+        if recipe.exchange.checkpoints:
+            own = min(own, max(copied_round(store, self.policy) - staleness, 0))
+        retention.publish_cursor(store, self.policy, run_id, own)
+        return retention.published_need(store, names, run_id)
 
     def progress(self) -> dict[str, object]:
         """Return the progress to save in a checkpoint."""
