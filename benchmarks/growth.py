@@ -5,8 +5,8 @@
 One learner and its peers in one process: each peer publishes a round with texts and traces, the learner reads all of
 them and plans under SGT and PRP, with the tokenizers of `tiny:ada` (peers) and `tiny:bob` (learner). One axis changes
 at a time; medians of five. Each quantity has the exponent of its growth, the slope of a line through the logarithms of
-the three largest sizes, at which fixed costs hide least: 1 is linear, 0 does not grow. Writes
-benchmarks/results/growth.{json,md}.
+the three largest sizes, at which fixed costs hide least: 1 is linear, 0 does not grow. With 2 to 16 members a learner
+has 1 to 15 peers, which is what its work is fitted to. Writes benchmarks/results/growth.{json,md}.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ REGIMES = ("sgt", "prp")
 
 
 class Size(NamedTuple):
-    """Size of a round."""
+    """Size of a round. `peers`: members other than the learner."""
 
     prompts: int = 64
     rollouts: int = 4
     tokens: int = 100
-    members: int = 2
+    peers: int = 1
 
 
 AXES: dict[str, tuple[int, ...]] = {
     "prompts": (32, 64, 128, 256, 512),
     "rollouts": (4, 8, 16, 32, 64),
     "tokens": (50, 100, 200, 400, 800),
-    "members": (2, 4, 8, 16),
+    "peers": (1, 3, 7, 15),
 }
 KEPT = (10, 100, 1_000, 10_000)
 
@@ -101,7 +101,7 @@ def seconds_of(work: Callable[..., Any], *arguments: Any) -> float:
 def measured(size: Size) -> dict[str, float]:
     """Return the seconds of publishing one peer's round, and of reading and planning all peers'; bytes of a round."""
     peer, learner = load_tokenizer(str(path_of("ada"))), load_tokenizer(str(path_of("bob")))
-    names = [f"peer{number}" for number in range(size.members - 1)]
+    names = [f"peer{number}" for number in range(size.peers)]
     rows, own = peer_rounds(size, peer), own_rounds(size)
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)

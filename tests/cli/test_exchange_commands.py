@@ -16,6 +16,8 @@ from mutualrl.see import Exchange
 from mutualrl.storage.artifacts import file_sum
 from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints
 from mutualrl.storage.files import write_checksummed
+from mutualrl.tasks.messages import Message, ToolCall
+from mutualrl.tasks.trajectories import as_json
 
 NAMES = ("ada", "bob")
 
@@ -53,6 +55,36 @@ def test_ls_counts_rounds_and_rows(cli: Cli, run: Path) -> None:
     }
     size = sum(p.stat().st_size for p in (run / "exchange" / "ada").glob("*.parquet"))
     assert policies["ada"]["bytes"] == size
+
+
+def test_show_prints_texts_and_turns_cleaned_and_cut(cli: Cli, run: Path) -> None:
+    turns = [
+        Message("assistant", "", tool_calls=(ToolCall("search", {"query": "a\u202eb"}),), sampled=True),
+        Message("tool", "\x1b[31mred " + "long " * 4_000, name="search"),
+        Message("assistant", "\\boxed{4}", sampled=True),
+    ]
+    row = Rollout("p8", 0, 1.0, True, text="\\boxed{4}", messages=as_json(turns))
+    Exchange(run / "exchange", "bob", "x").publish(8, [Rollout("p8", 1, 0.0, True), row], 8)
+    result = cli("exchange", "show", run)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0] == "ada, round 7, p7, rollout 1: reward 1"
+    assert "ada, round 7, p7, rollout 2: no reward" in lines
+    assert "bob, round 8, p8, rollout 0: reward 1" in lines  # the one with a text comes first
+    assert '  [assistant] -> search {"query": "a\ufffdb"}' in lines
+    (found,) = [line for line in lines if line.startswith("  [tool search] ")]
+    assert found.endswith("more characters]")
+    assert len(found) < 5_000
+    assert "\x1b" not in result.stdout
+    shown = json.loads(cli("exchange", "show", run, "--policy", "bob", "--round", "8", "--json").stdout)["rollouts"]
+    assert [(each["rollout"], "turns" in each) for each in shown] == [(0, True), (1, False)]
+    only = json.loads(cli("exchange", "show", run, "--prompt", "p9", "--json").stdout)
+    assert only == {"rollouts": []}
+    absent = cli("exchange", "show", run, "--round", "8")
+    assert "ada has no round 8" in absent.stderr
+    wrong = cli("exchange", "show", run, "--policy", "eve")
+    assert wrong.returncode == 2
+    assert "no such policy in the exchange; expected one of: ada, bob" in wrong.stderr
 
 
 def test_damage_is_named_with_exit_code_6(cli: Cli, run: Path) -> None:

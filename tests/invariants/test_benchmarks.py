@@ -122,7 +122,7 @@ BEFORE_A_RELEASE = {
     *("agents", "bf16_on_cpu", "evaluation", "fidelity", "gpu_smol_pair", "gpu_step_time", "hints", "hints_countdown"),
     "resample",
     *("kill_matrix", "one_model", "prediction", "ray_overhead", "regime_cost", "round", "served", "smol", "staleness"),
-    *("diagnostics", "page", "pictures", "step_time", "text_source", "thl", "thl_speed"),
+    *("diagnostics", "growth", "page", "pictures", "step_time", "text_source", "thl", "thl_speed"),
 }
 
 

@@ -271,6 +271,20 @@ class OfRegime(WithJson):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExchangeShow(OfRun):
+    """Show rollouts of a round: reward, and text or turns with calls and results. Long ones are cut.
+
+    Failures have no text unless the run published every field (train --exchange full). Example: mutualrl exchange show
+    runs/one --round 3
+    """
+
+    policy: Annotated[tuple[str, ...], ONLY_POLICY] = ()
+    round: Annotated[int | None, Option("Only this round; by default the newest of each policy.", min=0)] = None
+    prompt: Annotated[str | None, Option("Only the prompt with this id.")] = None
+    limit: Annotated[int, Option("Number of rollouts per policy; those with a text come first.", min=1)] = 4
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExchangeExport(OfRun):
     """Export all records to one Parquet or JSONL file, for `datasets`, pandas or DuckDB."""
 
@@ -369,6 +383,7 @@ COMMANDS: Mapping[str, Command | DiagnosticCommand | CommandGroup] = {
         "Inspect the exchange of a run: rounds, bytes, damage.",
         {
             "ls": Command(OfRun, "exchange.ls", LS_EXCHANGE),
+            "show": Command(ExchangeShow, "exchange.show"),
             "export": Command(ExchangeExport, "exchange.export"),
             "import": Command(ImportRequest, "exchange.import_file"),
             "gc": Command(ExchangeGc, "exchange.gc"),

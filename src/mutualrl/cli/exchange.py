@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 
 from rich.table import Table
 
-from mutualrl.cli.commands import ExchangeExport, ExchangeGc, OfRun
+from mutualrl.cli.commands import ExchangeExport, ExchangeGc, ExchangeShow, OfRun
 from mutualrl.cli.output import emit, note_all, screen, show_table
 from mutualrl.console.display import cell, print_text
 from mutualrl.console.user_path import user_path
@@ -15,13 +17,15 @@ from mutualrl.launch.import_request import ImportRequest
 from mutualrl.launch.importing import import_texts
 from mutualrl.recipes import load_run
 from mutualrl.recipes.published import missing_rounds
+from mutualrl.records import Rollout
 from mutualrl.see import inspection
 from mutualrl.see.inspection import PolicyInspection, inspect_policy, writers
 from mutualrl.see.location import record_store
-from mutualrl.see.retention import prune_rounds
+from mutualrl.see.retention import prune_rounds, published_need
 from mutualrl.storage.checkpoints import oldest_needed
 from mutualrl.storage.files import JsonObject
 from mutualrl.storage.rundir import RunDirectory, hold
+from mutualrl.tasks.trajectories import cut, from_json, turns_within
 
 
 def ls(options: OfRun) -> None:
@@ -31,6 +35,58 @@ def ls(options: OfRun) -> None:
         emit({"policies": [s.to_json() for s in inspections]})
         return
     _show(inspections)
+
+
+def show(options: ExchangeShow) -> None:
+    """Show rollouts of a round, of each policy and source."""
+    directory = _open(options.run)
+    reader = inspection.Reader(record_store(directory), directory.info().run_id)
+    shown: list[JsonObject] = []
+    for name in _named(writers(reader.store), options.policy):
+        rounds = reader.rounds(name)
+        number = options.round if options.round is not None else max(rounds, default=None)
+        shard = None if number is None or number not in rounds else reader.read(name, number)
+        if shard is None:
+            note_all([f"{name} has no round {number}" if rounds else f"{name} has published no round"])
+            continue
+        rows = [
+            row for row in shard.rows("prompt", "text", "messages", "length") if options.prompt in (None, row.prompt_id)
+        ]
+        rows.sort(key=lambda row: row.text is None)
+        shown += [_shown(name, shard.marker.round, row) for row in rows[: options.limit]]
+    if options.as_json:
+        emit({"rollouts": shown})
+        return
+    for row in shown:
+        print_text(screen(), _as_text(row), SHOWN_BYTES * 2)
+
+
+#: of a rollout's text or turns
+SHOWN_BYTES = 4_000
+
+
+def _shown(member: str, round_index: int, row: Rollout) -> JsonObject:
+    """Return a rollout for people."""
+    value: JsonObject = {"policy": member, "round": round_index, "prompt_id": row.prompt_id, "rollout": row.index}
+    value |= {"reward": row.reward if isfinite(row.reward) else None, "length": row.length, "prompt": row.prompt}
+    if row.messages is not None:
+        return {**value, "turns": turns_within(from_json(row.messages), SHOWN_BYTES)}
+    return {**value, "text": None if row.text is None else cut(row.text, SHOWN_BYTES)}
+
+
+def _as_text(row: JsonObject) -> str:
+    reward = "no reward" if row["reward"] is None else f"reward {row['reward']:g}"
+    head = f"{row['policy']}, round {row['round']}, {row['prompt_id']}, rollout {row['rollout']}: {reward}"
+    if "turns" in row:
+        return "\n".join([head, *(f"  [{turn['role']}] {turn['content']}" for turn in row["turns"])])
+    return f"{head}\n  {'(no text published)' if row['text'] is None else row['text']}"
+
+
+def _named(known: list[str], chosen: Sequence[str]) -> list[str]:
+    """Return the chosen members, or all. Raises UsageError for one that the exchange does not have."""
+    if unknown := sorted(set(chosen) - set(known)):
+        raise UsageError(f"--policy {unknown[0]}: no such policy in the exchange; expected one of: {', '.join(known)}")
+    return list(chosen) or known
 
 
 def export(options: ExchangeExport) -> None:
@@ -51,9 +107,7 @@ def export(options: ExchangeExport) -> None:
         f"policy {s.policy}: rounds before {s.pruned} are missing (pruned, or lost)" for s in inspections if s.pruned
     ]
     note_all(notes)
-    if unknown := sorted(set(options.policy) - set(known)):
-        raise UsageError(f"--policy {unknown[0]}: no such policy in the exchange; expected one of: {', '.join(known)}")
-    rows = inspection.export(store, directory.info().run_id, list(options.policy) or known, target)
+    rows = inspection.export(store, directory.info().run_id, _named(known, options.policy), target)
     if not rows:
         raise UsageError(
             f"the exchange of {run} has no records (regimes that read no peers publish none; "
@@ -79,7 +133,11 @@ def gc(options: ExchangeGc) -> None:
     """Delete rounds, or list those that would be deleted."""
     directory = _open(options.run)
     recipe = load_run(directory)
-    needed = oldest_needed([directory.policy(p.name).root for p in recipe.policies], recipe.exchange.staleness)
+    names, info = [policy.name for policy in recipe.policies], directory.info()
+    if info.exchange and set(info.placement) != set(names):  # one that joined: the others' checkpoints are elsewhere
+        needed = published_need(record_store(directory), names, info.run_id)
+    else:
+        needed = oldest_needed([directory.policy(name).root for name in names], recipe.exchange.staleness)
     deleted: JsonObject = {}
     with hold(directory.lock, str(directory.root)):
         store = record_store(directory)

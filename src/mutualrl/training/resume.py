@@ -69,7 +69,7 @@ class PolicyProgress:
         """Return the first round that a policy may still need. Policies that joined a bucket do not see each other's
         checkpoints: each publishes its own need, that of its copy in the bucket included, if the recipe wants one."""
         names, staleness = [policy.name for policy in recipe.policies], recipe.exchange.staleness
-        if set(self.run.info().placement) >= set(names):
+        if recipe.bucket is None or set(self.run.info().placement) == set(names):
             return oldest_needed([self.run.policy(name).root for name in names], staleness)
         store = record_store(self.run)
         own = oldest_needed([self.run.policy(self.policy).root], staleness)
