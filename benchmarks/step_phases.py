@@ -5,7 +5,7 @@
 
 One process, a Llama of random weights with the tokenizer of `tiny:ada`, 256 rollouts of 20 tokens, every prompt gated:
 the model solves nothing, the file everything. The three kinds alternate in processes of their own; medians over the
-steps after the third. Writes benchmarks/results/step_phases.{json,md}.
+steps after the third. Writes benchmarks/results/step_time_phases.{json,md}.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def report(args: argparse.Namespace, repeats: int, steps: int) -> None:
     medians = {kind: median_phases(each) for kind, each in runs.items()}
     facts = {"weights": runs["plain"][0]["weights"], "device": args.device, "repeats": repeats, "steps": steps}
     content = {"command": "python benchmarks/step_time.py --phases", **facts, "medians": medians}
-    harness.write(args.out, "step_phases", {**content, "runs": runs}, table(medians))
+    harness.write(args.out, "step_time_phases", {**content, "runs": runs}, table(medians))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--plain", type=int, default=None, help=argparse.SUPPRESS)
-    parser.add_argument("--phases", action="store_true", help="a round by phase: results/step_phases.{json,md}")
+    parser.add_argument("--phases", action="store_true", help="a round by phase: results/step_time_phases.{json,md}")
     step_phases.add_options(parser)
     args = harness.parse(parser)
     if args.phases:
