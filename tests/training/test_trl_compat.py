@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from transformers import PreTrainedConfig
 from trl import GRPOTrainer
+from trl.generation.vllm_generation import VLLMGeneration
 
 import mutualrl
 from conftest import REPOSITORY
@@ -30,6 +31,7 @@ OWNERS = {
     "GradientState": GradientState,
     "PartialState": PartialState,
     "PreTrainedConfig": PreTrainedConfig,
+    "VLLMGeneration": VLLMGeneration,
 }
 
 

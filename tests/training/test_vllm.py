@@ -86,6 +86,29 @@ def test_two_policies_train_with_vllm_from_the_command_line(cli: Any, tmp_path: 
 
 @needs_vllm
 @pytest.mark.slow
+def test_two_policies_train_with_vllm_under_fsdp2(cli: Any, tmp_path: Path) -> None:
+    """Two processes each; the engine has the weights of the step: before training, when they are whole, and after, when
+    each process has a part."""
+    options = ["--set", "trainer.use_vllm=true", "--set", "trainer.vllm_gpu_memory_utilization=0.1"]
+    options += ["--set", "trainer.vllm_max_model_length=128", "--set", "run.validation_limit=4", "--steps", "3"]
+    options += ["--set", "launch.strategy=fsdp2", "--set", "launch.processes=2"]
+    options += ["--set", "trainer.per_device_train_batch_size=64", "--set", "trainer.learning_rate=0.01"]
+    run = tmp_path / "run"
+    result = cli(
+        *("train", "--regime", "sgt", "--pool", "tiny", "--run-dir", run, "--json", *options),
+        timeout=PATIENCE,
+        **ENVIRONMENT,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    for policy in ("ada", "bob"):
+        lines = (run / "policies" / policy / "metrics.jsonl").read_text().splitlines()
+        differences = [json.loads(line)["sampling/sampling_logp_difference/mean"] for line in lines]
+        assert len(differences) == 3
+        assert max(differences) < 0.05
+
+
+@needs_vllm
+@pytest.mark.slow
 def test_vllm_samples_with_hints(cli: Any, tmp_path: Path) -> None:
     """The engine of training samples the regime's requests, with the weights of the step; answers are confirmed at the
     rate of transformers, and their ratios are taken of the trainer's log-probs."""

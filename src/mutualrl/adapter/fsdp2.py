@@ -82,6 +82,21 @@ def whole_weights(model: torch.nn.Module) -> Iterator[None]:
             module.reshard()
 
 
+@contextmanager
+def readable_weights(trainer: GRPOTrainer) -> Iterator[None]:
+    """Let TRL load the weights into its vLLM engine before training starts: under FSDP2 it reads sharded ones, which
+    they are from then on only."""
+    if not trainer.accelerator.is_fsdp2 or is_sharded(trainer.model):
+        yield
+        return
+    backend = trainer.vllm_generation._dist
+    version, backend.fsdp_version = backend.fsdp_version, None
+    try:
+        yield
+    finally:
+        backend.fsdp_version = version
+
+
 def save(trainer: GRPOTrainer, directory: Path) -> None:
     """Write this rank's part of the trained weights and of the optimizer's state into a checkpoint."""
     model, optimizer = trainer.model, plain_optimizer(trainer)

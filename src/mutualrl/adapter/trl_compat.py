@@ -90,6 +90,7 @@ ASSUMPTIONS = (
     Assumption("PreTrainedConfig._name_or_path", "the name or path loaded", "tests/training/test_lora.py"),
     Assumption("PartialState._prepare_backend", "selects the backend; NO without an accelerator", _RANKS),
     Assumption("PartialState._shared_state", "the state that all instances share", _RANKS),
+    Assumption("VLLMGeneration._dist", "fsdp_version None: the weights are read as plain tensors", _VLLM),
     Assumption("FSDPModule._get_fsdp_state", "the state of a sharded module", _RANKS),
     Assumption("FSDPState._fsdp_param_groups", "its groups; post_forward_mesh_info None keeps them whole", _RANKS),
     Assumption("FSDPState._auto_reshard_after_forward", "whether the first forward decides it for a root", _RANKS),
@@ -216,7 +217,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
     ) -> Any:
         """Sample completions. If `prefixes` is set, sample from each prompt with its prefix, and prepend the prefix to
         the completion. The prompts of a group then differ, so each is sampled once."""
-        with nullcontext() if self.use_vllm else fsdp2.whole_weights(self.model):
+        with fsdp2.readable_weights(self) if self.use_vllm else fsdp2.whole_weights(self.model):
             return self._sample_prefixed(
                 super()._generate_single_turn, prompt_ids, images, fields, num_generations, *args, **kwargs
             )
@@ -571,7 +572,8 @@ def whole_model(trainer: GRPOTrainer) -> Iterator[Any]:
 def load_weights_into_engine(trainer: GRPOTrainer) -> None:
     """Load the current weights into the vLLM engine, unless it has them."""
     if trainer.state.global_step != trainer._last_loaded_step:
-        trainer.vllm_generation.sync_weights()
+        with fsdp2.readable_weights(trainer):
+            trainer.vllm_generation.sync_weights()
         trainer._last_loaded_step = trainer.state.global_step
 
 
