@@ -369,7 +369,9 @@ def test_policies_share_over_a_mounted_directory(unbroken: FinishedRun, tmp_path
 
 @pytest.mark.extended
 @pytest.mark.parametrize("copies", [False, True])
-def test_joined_policies_delete_rounds_that_nobody_needs(server: Server, tmp_path: Path, copies: bool) -> None:
+def test_joined_policies_delete_rounds_that_nobody_needs(
+    server: Server, tmp_path: Path, cli: Cli, copies: bool
+) -> None:
     """Neither sees the other's checkpoints; one is stopped, and resumes from rounds that are still there."""
     url = server.bucket()
     options = ("--steps", "16", "--set", "run.save_every=2", "--set", "run.keep_rounds=1")
@@ -388,4 +390,11 @@ def test_joined_policies_delete_rounds_that_nobody_needs(server: Server, tmp_pat
         assert rounds[-1] == 7
         assert 0 not in rounds
         assert len(rounds) < 8
-    assert ("cannot start again then" in bob.errors) == (not copies)
+    assert ("whose run directory is lost cannot go on" in bob.errors) == (not copies)
+    if copies:
+        copied = store.get("bob", "checkpoint.json")
+        command = ("join", url, "--policy", "bob", *SGT, *SHORT, *options, "--run-dir", tmp_path / "new", "--restart")
+        result = cli(*command)
+        assert result.returncode == 2
+        assert "--restart: 'bob' would need rounds of 'ada' from 0 on" in result.stderr
+        assert store.get("bob", "checkpoint.json") == copied is not None  # nothing was deleted

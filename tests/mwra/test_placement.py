@@ -23,13 +23,16 @@ def test_two_policies_split_eight_gpus_evenly() -> None:
     ] * 2
 
 
+UNSHARDED = "{both} plain (one process: trainer.fsdp_config is not used)"
+
+
 @pytest.mark.parametrize(
     ("machine", "settings", "expected", "note"),
     [
         (gpus(2), (), "ddp", "launch.strategy auto: {both} plain (one process)"),
         (gpus(8), (), "zero3", "launch.strategy auto: {both} ZeRO-3 (several processes on GPUs)"),
         (gpus(8), ("launch.strategy=fsdp2",), "fsdp2", "launch.strategy fsdp2: {both} FSDP2"),
-        (gpus(2), ("launch.strategy=fsdp2",), "ddp", "launch.strategy fsdp2: {both} plain (one process)"),
+        (gpus(2), ("launch.strategy=fsdp2",), "ddp", f"launch.strategy fsdp2: {UNSHARDED}"),
         (gpus(2), ("launch.strategy=zero3",), "zero3", None),
         (Machine((), 8), (), "ddp", None),
         (

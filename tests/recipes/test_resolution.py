@@ -314,10 +314,17 @@ def test_settings_without_effect_are_rejected(regime: str, assignments: list[str
 @pytest.mark.parametrize(
     ("assignments", "message"),
     [
-        (("trainer.fsdp_config={cpu_offload: true}",), "is used by FSDP2 only, found launch.strategy: auto; expected"),
         (
-            ("launch.strategy=fsdp2", "trainer.fsdp_config={cpu_ram_efficient_loading: true}"),
-            "found cpu_ram_efficient_loading; expected keys out of activation_checkpointing",
+            ("launch.strategy=fsdp2", "trainer.optim=adafactor"),
+            "cannot update sharded weights under launch.strategy: fsdp2; expected adamw_torch",
+        ),
+        (
+            ("trainer.fsdp_config={reshard_after_forward: true}",),
+            "is used by FSDP2 only, found launch.strategy: auto; expected",
+        ),
+        (
+            ("launch.strategy=fsdp2", "trainer.fsdp_config={cpu_offload: true}"),
+            "found cpu_offload; expected keys out of activation_checkpointing",
         ),
         (("trainer.fsdp=true",), "is set by the run; use launch.strategy (fsdp2)"),
     ],

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 DIRECTORY = "fsdp2"
 GROUPS = "optimizer.json"
+WRAPPER = "_checkpoint_wrapped_module."  # of activation checkpointing, in names of parameters
+OPTIMIZER = "optimizer."  # begins the names of its tensors; "model." those of the weights
 
 
 def allow_fsdp2_on_cpu() -> None:
@@ -109,17 +111,25 @@ def save(trainer: GRPOTrainer, directory: Path) -> None:
 
 
 def load(trainer: GRPOTrainer, directory: Path) -> None:
-    """Read them into the trainer's model and optimizer, whatever the number of ranks that wrote them."""
+    """Read them into the trainer's model and optimizer. A parameter that had no state, as it never had a gradient, has
+    none again."""
     model, optimizer = trainer.model, plain_optimizer(trainer)
-    state = get_optimizer_state_dict(model, optimizer)  # with zeros, to be filled
+    state = get_optimizer_state_dict(model, optimizer)  # with zeros for every parameter, to be filled
     reader = HuggingFaceStorageReader(str(directory / DIRECTORY))
-    dcp.load({**trained_weights(model), **optimizer_tensors(state)}, storage_reader=reader)
-    stored = read_json(directory / DIRECTORY / GROUPS)
-    if stored is None:
+    stored = reader.read_metadata().state_dict_metadata
+    tensors = {**trained_weights(model), **optimizer_tensors(state)}
+    absent = {name for name in tensors if name not in stored and name.startswith(OPTIMIZER)}
+    dcp.load({name: tensor for name, tensor in tensors.items() if name not in absent}, storage_reader=reader)
+    groups = read_json(directory / DIRECTORY / GROUPS)
+    if groups is None:
         raise CheckpointDamagedError(f"{directory / DIRECTORY / GROUPS}: missing")
-    pairs = zip(stored["groups"], state["param_groups"], strict=True)
+    pairs = zip(groups["groups"], state["param_groups"], strict=True)
     state["param_groups"] = [as_written(group, own) for group, own in pairs]
     set_optimizer_state_dict(model, optimizer, state)
+    without = {name.removeprefix(OPTIMIZER).rpartition(".")[0] for name in absent}
+    for name, parameter in model.named_parameters():
+        if name.replace(WRAPPER, "") in without:
+            optimizer.state.pop(parameter, None)
 
 
 def plain_optimizer(trainer: GRPOTrainer) -> Optimizer:
@@ -135,7 +145,7 @@ def trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def optimizer_tensors(state: JsonObject) -> dict[str, torch.Tensor]:
     """Return this rank's part of an optimizer's state, by parameter and key."""
-    return {f"optimizer.{key}.{name}": tensor for name, row in state["state"].items() for key, tensor in row.items()}
+    return {f"{OPTIMIZER}{name}.{key}": tensor for name, row in state["state"].items() for key, tensor in row.items()}
 
 
 def as_written(stored: JsonObject, own: JsonObject) -> JsonObject:

@@ -42,8 +42,8 @@ def recipe_to_join(
         recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update={"on_peer_loss": "wait"})})
     if recipe.run.keep_rounds is not None and not recipe.exchange.checkpoints:
         notes.append(
-            "run.keep_rounds deletes rounds that no policy's own checkpoints need: a policy whose run directory is "
-            "lost cannot start again then (exchange.checkpoints=true keeps a copy in the bucket)"
+            "run.keep_rounds deletes rounds that no policy's checkpoints need: after that, a policy whose run "
+            "directory is lost cannot go on (exchange.checkpoints=true keeps a copy in the bucket)"
         )
     return recipe, launch, notes
 

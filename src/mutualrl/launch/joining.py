@@ -16,13 +16,13 @@ from mutualrl.recipes.agreement import compare
 from mutualrl.recipes.differences import decisive, differing
 from mutualrl.see import MissingPeers
 from mutualrl.see.bucket import PROBE_SECONDS
-from mutualrl.see.checkpoint_copies import Staged, forget, has_copy, stage
+from mutualrl.see.checkpoint_copies import Staged, copied, forget, has_copy, stage
 from mutualrl.see.files import committed_rounds
 from mutualrl.see.liveness import Phase, last_heartbeat
 from mutualrl.see.location import record_store
 from mutualrl.see.manifest import Manifest, read_manifest, write_manifest
 from mutualrl.see.section import Bucket
-from mutualrl.see.store import remote_store
+from mutualrl.see.store import RemoteStore, remote_store
 from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.run_info import Fingerprint
 from mutualrl.storage.rundir import RunDirectory
@@ -47,6 +47,7 @@ def claim_exchange(recipe: Recipe, plan: Fingerprint, launch: Launch, console: C
         require_same_run(store.url, manifest, recipe, plan, policy)
         require_not_running(recipe.bucket, policy, console)
         if launch.restart:
+            _require_first_rounds(store, recipe, policy)
             forget(store, policy)
         elif (rounds := committed_rounds(store, policy)) and not has_copy(store, policy):
             raise UsageError(
@@ -56,17 +57,32 @@ def claim_exchange(recipe: Recipe, plan: Fingerprint, launch: Launch, console: C
     return manifest.run_id
 
 
+def _require_first_rounds(store: RemoteStore, recipe: Recipe, policy: str) -> None:
+    """Raise UsageError if a policy cannot train from the start, since rounds that it would read were deleted."""
+    if not recipe.regime_class.traits.reads_peers:
+        return
+    for peer in recipe.policies:
+        rounds = committed_rounds(store, peer.name) if peer.name != policy else []
+        if rounds and rounds[0] > 0:
+            raise UsageError(
+                f"--restart: {policy!r} would need rounds of {peer.name!r} from 0 on, and {store.url} has them from "
+                f"{rounds[0]} on (run.keep_rounds); resume it without --restart, or give another run its own URL"
+            )
+
+
 def fetch_checkpoint(
     recipe: Recipe, launch: Launch, run_id: str, path: Path, models: Mapping[str, str]
 ) -> Staged | None:
-    """Fetch a joining policy's checkpoint to a directory beside its run directory `path`, unless that has one. Return
-    None if the bucket has none or the policy trains from the start. Raises UsageError for another base model."""
+    """Fetch a joining policy's checkpoint to a directory beside its run directory `path`, unless that has one as new.
+    Return None if the bucket has none or the policy trains from the start. Raises UsageError for another base model."""
     if recipe.bucket is None or launch.policy is None or launch.restart:
         return None
-    policy = launch.policy
-    if Checkpoints(RunDirectory(path).policy(policy).root).steps():
+    policy, store = launch.policy, remote_store(recipe.bucket.url)
+    own = max(Checkpoints(RunDirectory(path).policy(policy).root).steps(), default=None)
+    copy = copied(store, policy, run_id)
+    if own is not None and (copy is None or copy.step <= own):
         return None
-    staged = stage(remote_store(recipe.bucket.url), policy, run_id, path.with_name(f".{path.name}.fetched"))
+    staged = stage(store, policy, run_id, path.with_name(f".{path.name}.fetched"))
     if staged is not None and staged.model and models.get(policy, staged.model) != staged.model:
         raise UsageError(
             f"--policy {policy}: its checkpoint in {recipe.bucket.url} was trained from another base model than "

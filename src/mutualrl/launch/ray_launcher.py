@@ -137,11 +137,14 @@ class _RayLauncher(Launcher[_RayPolicy]):
         import ray
 
         for policy in self.managed_policies:
-            if policy.state is not PolicyState.RUNNING or policy.source:
+            if policy.state is not PolicyState.RUNNING:
                 continue
             absent = time.monotonic() - self._trained.setdefault(policy.name, time.monotonic())
             if absent < RESOURCE_WAIT_SECONDS:
                 self._waiting_for_resources.discard(policy.name)
+            if policy.source:
+                self._report_source(policy, absent)
+                continue
             if absent < (1.0 if stopping else RESOURCE_WAIT_SECONDS):
                 continue
             state = ray.util.placement_group_table(policy.group)["state"]
@@ -155,6 +158,12 @@ class _RayLauncher(Launcher[_RayPolicy]):
             elif state != "CREATED" and policy.name not in self._waiting_for_resources:
                 self._waiting_for_resources.add(policy.name)
                 self.say(f"policy {policy.name!r} waits for resources on the Ray cluster ({state})")
+
+    def _report_source(self, policy: _RayPolicy, absent: float) -> None:
+        """Report a source that does not answer: its policies wait for it by `run.round_timeout`."""
+        if absent >= RESOURCE_WAIT_SECONDS and policy.name not in self._waiting_for_resources:
+            self._waiting_for_resources.add(policy.name)
+            self.say(f"source {policy.name!r} has not begun on the Ray cluster: it waits for a GPU, or loads its model")
 
     # ---- the actions
 

@@ -210,7 +210,8 @@ def _wait_for(process: subprocess.Popen[bytes], task: PolicyTask, siblings: list
         if failed_at is None and (failure_of(task.run, task.policy) is not None or _failed(ended)):
             failed_at = time.monotonic()
         if failed_at is not None and time.monotonic() > failed_at + SIBLING_SECONDS:
-            raise PolicyDiedError(f"{subject} waited for another rank, which failed")
+            cause = "waited for another rank, which failed" if siblings else "wrote its error and did not end"
+            raise PolicyDiedError(f"{subject} {cause}")
         if (silent := watch.frozen_for()) is not None:
             raise PolicyDiedError(f"{subject} is frozen: no heartbeat for {silent}")
         if (stalled := watch.stalled_for()) is not None:

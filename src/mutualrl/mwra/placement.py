@@ -134,7 +134,9 @@ def _by_size(processes: int, *, gpus: bool) -> Strategy:
 def strategy_notes(recipe: Recipe, allocations: Sequence[Allocation]) -> list[str]:
     """Return which strategy each policy has and why, if the recipe leaves it to the number of processes."""
     chosen = recipe.launch.strategy
-    if chosen not in ("auto", FSDP2) or all(each.processes == 1 and not each.gpus for each in allocations):
+    if chosen not in ("auto", FSDP2):
+        return []
+    if chosen == "auto" and all(each.processes == 1 and not each.gpus for each in allocations):
         return []
     reasons: dict[str, list[str]] = {}
     for each in allocations:
@@ -147,7 +149,7 @@ def _reason(chosen: str, allocation: Allocation) -> str:
     if chosen == "auto" and allocation.strategy != _by_size(allocation.processes, gpus=bool(allocation.gpus)):
         return f"{allocation.strategy} (as the run began)"
     if allocation.strategy == "ddp" and allocation.processes == 1:
-        return "plain (one process)"
+        return "plain (one process" + (": trainer.fsdp_config is not used)" if chosen == FSDP2 else ")")
     if chosen == FSDP2:
         return "FSDP2"
     return "ZeRO-3 (several processes on GPUs)" if allocation.gpus else "DDP (several processes on a CPU)"

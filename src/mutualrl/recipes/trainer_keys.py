@@ -93,22 +93,25 @@ def quantization(settings: Settings) -> Settings:
 FSDP_KEYS = (
     "activation_checkpointing",
     "auto_wrap_policy",
-    "cpu_offload",
     "min_num_params",
     "reshard_after_forward",
     "transformer_layer_cls_to_wrap",
 )
 
 
-def fsdp_problem(settings: Settings, strategy: str) -> str | None:
-    """Return why the recipe's `trainer.fsdp_config` cannot be used; None if it can, or there is none."""
-    config = settings.get("fsdp_config")
-    if not config:
-        return None
-    if strategy != "fsdp2":
-        return f"is used by FSDP2 only, found launch.strategy: {strategy}; expected launch.strategy: fsdp2"
-    unknown = sorted(set(config) - set(FSDP_KEYS)) if isinstance(config, dict) else [str(config)]
-    return f"found {', '.join(unknown)}; expected keys out of {', '.join(FSDP_KEYS)}" if unknown else None
+def sharding_problems(settings: Settings, strategy: str) -> list[tuple[str, str]]:
+    """Return the keys under `trainer` that do not go with `launch.strategy`, each with the problem."""
+    config, problems = settings.get("fsdp_config"), []
+    if config and strategy != "fsdp2":
+        problem = f"is used by FSDP2 only, found launch.strategy: {strategy}; expected launch.strategy: fsdp2"
+        problems.append(("fsdp_config", problem))
+    elif config and (unknown := sorted(set(config) - set(FSDP_KEYS)) if isinstance(config, dict) else [str(config)]):
+        problem = f"found {', '.join(unknown)}; expected keys out of {', '.join(FSDP_KEYS)}"
+        problems.append(("fsdp_config", problem))
+    if strategy == "fsdp2" and "adafactor" in str(settings.get("optim")):
+        problem = "found adafactor, which cannot update sharded weights under launch.strategy: fsdp2"
+        problems.append(("optim", f"{problem}; expected adamw_torch"))
+    return problems
 
 
 def _kind(value: object) -> str:

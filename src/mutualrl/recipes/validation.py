@@ -23,7 +23,7 @@ from mutualrl.recipes.schema import (
     RunSection,
 )
 from mutualrl.recipes.servers import server_problems
-from mutualrl.recipes.trainer_keys import fsdp_problem, quantization, validate_trainer_key
+from mutualrl.recipes.trainer_keys import quantization, sharding_problems, validate_trainer_key
 from mutualrl.recipes.trainer_table import Settings
 from mutualrl.regimes import (
     Regime,
@@ -149,8 +149,7 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
             names = ", ".join(recipe.task.reward)
             problem = f"found {len(weights)} weights, expected one per reward function: {count} ({names})"
             problems.append(("reward_weights", problem))
-        if (unusable := fsdp_problem(settings, recipe.launch.strategy)) is not None:
-            problems.append(("fsdp_config", unusable))
+        problems += sharding_problems(settings, recipe.launch.strategy)
         lora = recipe.lora_settings(policy.name)
         if quantization(settings) and lora is None:
             problem = "quantization_config: quantized weights are not trained; expected an adapter (lora: {r: 16})"

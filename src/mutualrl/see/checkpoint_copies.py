@@ -94,8 +94,8 @@ class CheckpointCopies:
 
 
 def forget(store: RemoteStore, policy: str) -> None:
-    """Delete a policy's checkpoint copies and mirror, the pointer first, and what it said to need, to train from the
-    start."""
+    """Delete what a policy said to need, then its checkpoint copies, the pointer first, and its mirror, to train from
+    the start."""
     store.delete(policy, [CURSOR, POINTER])
     store.delete(policy, [name for name in store.names(policy) if name.startswith((COPY, MIRROR))])
 
@@ -124,16 +124,16 @@ class Staged:
         shutil.rmtree(self.directory)
 
 
-def copied_round(store: ExchangeStore, policy: str) -> int:
-    """Return the first round that a policy needs when it resumes from its copy; 0 before it has one that can be
-    read."""
+def copied(store: ExchangeStore, policy: str, run_id: str) -> CheckpointMarker | None:
+    """Return the marker of a policy's copy of this run; None if it has none, or none that can be read."""
     if store.size(policy, POINTER) > LARGEST_POINTER or (data := store.get(policy, POINTER)) is None:
-        return 0
+        return None
     try:
         value = parse_checksummed(data, store.describe(policy, POINTER))
-        return _checked(CheckpointMarker.from_json(value["marker"])).round
+        marker = _checked(CheckpointMarker.from_json(value["marker"]))
     except (FileDamagedError, AttributeError, KeyError, TypeError, ValueError):
-        return 0
+        return None
+    return marker if (marker.run_id, marker.policy) == (run_id, policy) else None
 
 
 def has_copy(store: RemoteStore, policy: str) -> bool:

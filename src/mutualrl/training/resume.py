@@ -13,7 +13,7 @@ from mutualrl.console.lines import notify
 from mutualrl.errors import ExchangeDamagedError, FileDamagedError, PlanMismatchError
 from mutualrl.recipes import Recipe
 from mutualrl.see import retention
-from mutualrl.see.checkpoint_copies import copied_round
+from mutualrl.see.checkpoint_copies import copied
 from mutualrl.see.location import record_store
 from mutualrl.storage.artifacts import FileDigest
 from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints, oldest_needed
@@ -74,7 +74,8 @@ class PolicyProgress:
         store = record_store(self.run)
         own = oldest_needed([self.run.policy(self.policy).root], staleness)
         if recipe.exchange.checkpoints:
-            own = min(own, max(copied_round(store, self.policy) - staleness, 0))
+            copy = copied(store, self.policy, run_id)
+            own = 0 if copy is None else min(own, max(copy.round - staleness, 0))
         retention.publish_cursor(store, self.policy, run_id, own)
         return retention.published_need(store, names, run_id)
 
