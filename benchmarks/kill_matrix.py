@@ -1,6 +1,6 @@
 """Kills at every named point of a run and at random ones: is the result that of an undisturbed run?
 
-    python benchmarks/kill_matrix.py     # about 25 minutes on 2 cores
+    python benchmarks/kill_matrix.py     # about 50 minutes on 2 cores
 
 First the named points (`pytest -m "extended or release or slow" tests/faults/test_kills.py` runs the same cases). Then
 random kills: runs of the tiny pool under `sgt`, each killed with SIGKILL at a random moment in a random process
