@@ -24,9 +24,7 @@ def missing_requirements(recipe: Recipe, machine: Machine) -> list[str]:
     uses_vllm = any(recipe.trainer_settings(p.name).get("use_vllm") for p in recipe.policies)
     if uses_vllm and not installed():
         lines.append("vllm, for trainer.use_vllm (pip install 'mutualrl[node]', or --set trainer.use_vllm=false)")
-    several = len(machine.gpus[: recipe.hardware.gpus]) > len(recipe.policies) or recipe.launch.share_gpus
-    zero = recipe.launch.strategy in ZERO or (recipe.launch.strategy == "auto" and bool(several))
-    if zero and find_spec("deepspeed") is None:
+    if _needs_zero(recipe, len(machine.gpus[: recipe.hardware.gpus])) and find_spec("deepspeed") is None:
         lines.append("deepspeed, for ZeRO (pip install 'mutualrl[node]', or --set launch.strategy=fsdp2)")
     quantized = any(set(BITS) & quantization(recipe.trainer_settings(p.name)).keys() for p in recipe.policies)
     if quantized and find_spec("bitsandbytes") is None:
@@ -37,6 +35,16 @@ def missing_requirements(recipe: Recipe, machine: Machine) -> list[str]:
         if find_spec(tracker) is None:
             lines.append(f"{tracker}, for --report-to {tracker} (pip install {tracker})")
     return lines
+
+
+def _needs_zero(recipe: Recipe, gpus: int) -> bool:
+    """Return whether a policy trains under ZeRO: by name, or by `auto` on more than one GPU."""
+    if recipe.launch.strategy != "auto":
+        return recipe.launch.strategy in ZERO
+    shared = recipe.launch.share_gpus
+    if shared is None:
+        shared = gpus < len(recipe.policies) + len(recipe.frozen_sources)
+    return gpus > (1 if shared else len(recipe.policies))
 
 
 def busy_ports(recipe: Recipe) -> list[str]:
