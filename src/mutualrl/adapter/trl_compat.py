@@ -530,7 +530,7 @@ def no_grad_sync(accelerator: Accelerator, model: Any) -> Iterator[None]:
 
     Under FSDP2 they are reduced in each pass: unreduced, every rank would keep whole ones.
     """
-    if accelerator.is_fsdp2:
+    if fsdp2.is_sharded(model):
         yield
         return
     state, before = accelerator.gradient_state, accelerator.sync_gradients
