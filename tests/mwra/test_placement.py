@@ -55,8 +55,10 @@ def test_strategy_follows_the_number_of_processes_and_is_said(
     recipe = resolve(Request(pool="2qwen", regime="sgt", assignments=settings))
     placement = place(recipe, machine)
     assert [each.strategy for each in placement.allocations] == [expected] * 2
-    said = [each for each in placement.notes if each.startswith("launch.strategy")]
-    assert said == ([] if note is None else [note.format(both=" and ".join(policy.name for policy in recipe.policies))])
+    notes = [each for each in placement.notes if each.startswith("launch.strategy")]
+    assert notes == (
+        [] if note is None else [note.format(both=" and ".join(policy.name for policy in recipe.policies))]
+    )
 
 
 def test_resumed_run_keeps_the_strategy_that_it_recorded() -> None:

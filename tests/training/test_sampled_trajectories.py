@@ -6,6 +6,7 @@ shares nothing with the package's or TRL's.
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -78,12 +79,8 @@ def rendered(messages: tuple[Message, ...], family: str, tokenizer: Any) -> tupl
 
 def spans(ids: list[int], mask: list[int]) -> list[tuple[int, list[int]]]:
     """Return the runs of equal mask, each with its ids."""
-    found: list[tuple[int, list[int]]] = []
-    for token, sampled in zip(ids, mask, strict=True):
-        if not found or found[-1][0] != sampled:
-            found.append((sampled, []))
-        found[-1][1].append(token)
-    return found
+    groups = itertools.groupby(zip(mask, ids, strict=True), key=lambda pair: pair[0])
+    return [(sampled, [token for _, token in pairs]) for sampled, pairs in groups]
 
 
 @pytest.mark.parametrize("family", ["jan", "kim"])
@@ -112,8 +109,8 @@ def test_trained_tokens_are_those_that_the_policy_sampled(tmp_path: Path, family
                 assert tuple(part) in turns, text  # a turn as it was sampled, end token included
             else:
                 assert text.startswith("<tool>")
-        said = [message for message in messages if message.role == "assistant"]
-        assert sum(sampled for sampled, _ in parts) == len(said)
+        turns_written = sum(message.role == "assistant" for message in messages)
+        assert sum(sampled for sampled, _ in parts) == turns_written
         with_calls += len(parts) > 1
         own_ids, own_mask = rendered(messages, family, tokenizer)
         if own_ids == ids:

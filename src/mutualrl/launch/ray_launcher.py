@@ -160,10 +160,11 @@ class _RayLauncher(Launcher[_RayPolicy]):
                 self.say(f"policy {policy.name!r} waits for resources on the Ray cluster ({state})")
 
     def _report_source(self, policy: _RayPolicy, absent: float) -> None:
-        """Report a source that does not answer: its policies wait for it by `run.round_timeout`."""
+        """Report a source that is not ready: its policies wait for it, at most `run.round_timeout`."""
         if absent >= RESOURCE_WAIT_SECONDS and policy.name not in self._waiting_for_resources:
             self._waiting_for_resources.add(policy.name)
-            self.say(f"source {policy.name!r} has not begun on the Ray cluster: it waits for a GPU, or loads its model")
+            _, phase = self._heartbeats.seconds_since(policy.name)
+            self.say(f"source {policy.name!r} is not ready after {absent:.0f} s on the Ray cluster (phase: {phase})")
 
     # ---- the actions
 
