@@ -42,6 +42,8 @@ class RegimeTraits:
     """Whether the texts that it reads may be those of trajectories with tools."""
     accepts_sources: bool = False
     """Whether it can use a source whose texts are a selection, on some prompts."""
+    adds_nll_rows: bool = False
+    """Whether it may add rows under NLL, which is taken at temperature 1: at another one they need whole logits."""
 
     @classmethod
     def together(cls, parts: Iterable[RegimeTraits]) -> RegimeTraits:
@@ -59,4 +61,5 @@ class RegimeTraits:
             requests_samples=any(part.requests_samples for part in each),
             reads_trajectories=any(part.reads_trajectories for part in each),
             accepts_sources=any(part.accepts_sources for part in each),
+            adds_nll_rows=any(part.adds_nll_rows for part in each),
         )

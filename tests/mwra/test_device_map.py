@@ -7,7 +7,8 @@ import pytest
 from mutualrl.errors import MachineError, RecipeError
 from mutualrl.machine.devices import Machine
 from mutualrl.mwra.device_map import DevicePin, read_device_map
-from mutualrl.mwra.memory import estimate, estimate_allocation, format_estimate, parameter_count
+from mutualrl.mwra.fit import estimate_allocation
+from mutualrl.mwra.model_shape import parameter_count
 from mutualrl.mwra.placement import best_split, place
 from mutualrl.recipes import Recipe, Request, resolve
 
@@ -101,17 +102,6 @@ def test_more_policies_than_gpus_are_rejected_with_the_numbers_and_allowed_on_cp
     assert "4 processes share 1 CPU cores" in place(recipe("launch.processes=2"), Machine((), 1)).notes[0]
 
 
-def test_memory_estimate_matches_a_hand_calculation() -> None:
-    sharded = estimate(1_500_000_000, 4, "zero3", reference=True, vllm_share=0.4)
-    assert (sharded.weights, sharded.optimizer, sharded.reference) == (0.75e9, 5.25e9, 0.75e9)
-    assert estimate(100, 4, "zero2", reference=False, vllm_share=0).bytes == 200 + 14 * 100 / 4
-    assert estimate(100, 4, "ddp", reference=True, vllm_share=0).bytes == 16 * 100 + 200
-    adapter = estimate(1000, 1, "ddp", trained=10, reference=False, vllm_share=0)
-    assert adapter.bytes == 2 * 1010 + 14 * 10
-    assert format_estimate(None) == "unknown"
-    assert format_estimate(sharded) == "6.29 GiB (weights 0.70, optimizer 4.89, reference 0.70) + vLLM 40% of the GPU"
-
-
 def test_parameters_are_counted_from_the_configuration_and_unknown_without_it(
     tiny: dict[str, Path],
 ) -> None:
@@ -122,8 +112,8 @@ def test_parameters_are_counted_from_the_configuration_and_unknown_without_it(
         stored = sum(file.get_tensor(key).numel() for key in file.keys())  # noqa: SIM118
     assert parameter_count(resolved.policy("ada")) == stored
     allocation = place(resolved, FOUR).allocations[0]
-    memory = estimate_allocation(resolved, allocation)
+    memory = estimate_allocation(resolved, allocation, 20)
     assert memory is not None
     assert memory.weights == 2 * stored / 2
     remote = resolve(Request(pool="2qwen", regime="sgt"))
-    assert estimate_allocation(remote, place(remote, Machine(tuple(map(str, range(8))), 8)).allocations[0]) is None
+    assert estimate_allocation(remote, place(remote, Machine(tuple(map(str, range(8))), 8)).allocations[0], 20) is None

@@ -16,7 +16,8 @@ from mutualrl.launch.checks import CheckedData
 from mutualrl.launch.plan import StartPlan, models_are_local, plan, plan_resumption
 from mutualrl.launch.session import Launch
 from mutualrl.machine.devices import this_machine
-from mutualrl.mwra.memory import MemoryEstimate, estimate_allocation, format_estimate
+from mutualrl.mwra.fit import Estimates, format_estimate
+from mutualrl.mwra.memory import MemoryEstimate
 from mutualrl.mwra.placement import Placement
 from mutualrl.recipes import Recipe, dump
 from mutualrl.recipes.agreement import all_prompts, fitting_prompts, require_enough, too_long_notes
@@ -39,8 +40,6 @@ class Rehearsal:
     """Plan of a start that is not made, with what only people read of it."""
 
     plan: StartPlan
-    memory: dict[str, dict[str, MemoryEstimate | None]]
-    """Memory by machine and policy; None where it cannot be estimated."""
     trials: dict[str, list[Trial]] = field(default_factory=dict)
     """Reward trials by policy."""
     untried: str = ""
@@ -55,7 +54,7 @@ def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
         made = resumption.plan
         made.placements = {"this machine": made.placed}
         made.notes = resumption.notes
-        _print(Rehearsal(replace(made, predicted={}, inputs=None), {"this machine": {}}), as_json=as_json)
+        _print(Rehearsal(replace(made, predicted={}, inputs=None)), as_json=as_json)
         return
     if recipe.run.dir is not None:
         require_creatable(Path(recipe.run.dir), clean=launch.clean)
@@ -79,11 +78,7 @@ def _print(rehearsal: Rehearsal, *, as_json: bool) -> None:
 def rehearse(recipe: Recipe, launch: Launch) -> Rehearsal:
     """Make the plan of a start without starting it, estimate its memory, and try the reward."""
     made = plan(recipe, this_machine(), launch, rehearsed=True)
-    memory: dict[str, dict[str, MemoryEstimate | None]] = {}
-    for label, placement in made.placements.items():
-        if not isinstance(placement, str):
-            memory[label] = {a.policy: estimate_allocation(made.recipe, a) for a in placement.allocations}
-    rehearsal = Rehearsal(made, memory)
+    rehearsal = Rehearsal(made)
     inputs = made.inputs
     if inputs is not None and not made.problems:
         made.check(lambda: _try_rewards(rehearsal, inputs))
@@ -117,8 +112,8 @@ def plan_json(rehearsal: Rehearsal) -> dict[str, object]:
     """Return a plan as a JSON object."""
     made = rehearsal.plan
     memory = {}
-    for label, estimates in rehearsal.memory.items():
-        memory[label] = {policy: estimate and asdict(estimate) for policy, estimate in estimates.items()}
+    for label, estimates in made.memory.items():
+        memory[label] = {policy: estimate and memory_json(estimate) for policy, estimate in estimates.items()}
     return {
         "recipe": made.recipe.model_dump(mode="json"),
         "placement": _placements_json(made.placements),
@@ -132,6 +127,11 @@ def plan_json(rehearsal: Rehearsal) -> dict[str, object]:
     }
 
 
+def memory_json(estimate: MemoryEstimate) -> dict[str, object]:
+    """Return an estimate as a JSON object, with its peak."""
+    return {**asdict(estimate), "peak": estimate.peak, "instant": estimate.instant}
+
+
 def show_plan(rehearsal: Rehearsal) -> None:
     """Print a plan without its recipe."""
     made = rehearsal.plan
@@ -140,7 +140,7 @@ def show_plan(rehearsal: Rehearsal) -> None:
         if isinstance(placement, str):
             print_text(console, f"Placement on {label}: {placement}")
         else:
-            show_table(_placement_table(label, placement, rehearsal.memory.get(label, {}), recipe))
+            show_table(_placement_table(label, placement, made.memory.get(label, {}), recipe))
     if recipe.bucket is not None:
         counts = requests(recipe)
         message = (
@@ -278,9 +278,7 @@ def _placements_json(planned: dict[str, Placement | str]) -> dict[str, object]:
     return placements
 
 
-def _placement_table(
-    label: str, placement: Placement, memory: dict[str, MemoryEstimate | None], recipe: Recipe
-) -> Table:
+def _placement_table(label: str, placement: Placement, memory: Estimates, recipe: Recipe) -> Table:
     table = Table(
         "policy",
         "devices",

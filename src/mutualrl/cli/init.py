@@ -23,7 +23,7 @@ from mutualrl.diagnostics.vocabulary import check_models, direction, verdict
 from mutualrl.errors import UsageError
 from mutualrl.launch.session import Launch
 from mutualrl.machine.devices import this_machine
-from mutualrl.mwra.memory import parameter_count
+from mutualrl.mwra.model_shape import parameter_count
 from mutualrl.process.plugins import absolute_path
 from mutualrl.recipes import Recipe, Request, resolve
 from mutualrl.recipes.agreement import load_recipe_prompts, require_enough

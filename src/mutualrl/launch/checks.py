@@ -11,7 +11,7 @@ from mutualrl.console.display import clean
 from mutualrl.engines.model_files import check_model
 from mutualrl.errors import DataError, MachineError, ModelError, RecipeError, UsageError
 from mutualrl.launch.session import counted
-from mutualrl.mwra.memory import layer_names
+from mutualrl.mwra.model_shape import layer_names
 from mutualrl.process.loading import fast_imports
 from mutualrl.recipes import Recipe
 from mutualrl.recipes.agreement import (

@@ -33,21 +33,27 @@ from mutualrl.machine.extensions import build_locks, lock_note
 from mutualrl.machine.ray_cluster import require_capacity
 from mutualrl.machine.requirements import busy_ports, missing_requirements
 from mutualrl.mwra.device_map import read_device_map
-from mutualrl.mwra.memory import require_fit
+from mutualrl.mwra.fit import Estimates, estimates, fit_notes
+from mutualrl.mwra.memory import GIB
 from mutualrl.mwra.placement import Placement, place
 from mutualrl.recipes import Recipe, load_run
 from mutualrl.recipes.agreement import source_digests
+from mutualrl.recipes.pool_tokenizers import load_tokenizers
 from mutualrl.recipes.run_sources import Prediction, recorded_digests
 from mutualrl.storage.allocation import ZERO, BatchPlan
 from mutualrl.storage.hub import hub_problem
 from mutualrl.storage.run_info import Fingerprint
 from mutualrl.storage.rundir import RunDirectory
+from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.tiny import resolve_path
 
 if TYPE_CHECKING:
     from mutualrl.sources.prepare import Prepared
 
 R = TypeVar("R")
+
+#: prompts with the most characters, of which the tokens are counted
+LONGEST = 8
 
 
 @dataclass
@@ -61,6 +67,10 @@ class StartPlan:
     placements: dict[str, Placement | str] = field(default_factory=dict)
     """Placement by machine, or why there is none: on the hardware that the recipe names, if any, then on this machine.
     A start has that of its machine only."""
+    machines: dict[str, Machine] = field(default_factory=dict)
+    """The machines that have a placement."""
+    memory: dict[str, Estimates] = field(default_factory=dict)
+    """Memory of each policy on GPUs, by machine; None where the model's configuration is not available."""
     fingerprint: Fingerprint = field(default_factory=dict)
     """What all policies of the run must share."""
     inputs: CheckedData | None = None
@@ -123,6 +133,7 @@ def plan(
         made.notes += made.inputs.notes
         made.check(lambda: _count_steps(made))
     made.check(lambda: check_models(recipe, names))
+    made.check(lambda: _check_memory(made, only(recipe, names)))
     made.check(lambda: check_training(recipe, names))
     if made.inputs is not None:
         made.check(lambda: _check_asked(made, resumed))
@@ -162,14 +173,15 @@ def _place(made: StartPlan, machine: Machine, launch: Launch, resumed: RunDirect
     recorded = {name: allocation.strategy for name, allocation in before.items()}
     machines = {f"this machine: {len(machine.gpus)} GPUs, {machine.cores} CPU cores": machine}
     if made.rehearsed and recipe.hardware.gpus:
-        named = Machine(tuple(str(i) for i in range(recipe.hardware.gpus)), machine.cores)
+        count, size = recipe.hardware.gpus, recipe.hardware.gpu_memory
+        named = Machine(
+            tuple(str(i) for i in range(count)), machine.cores, () if size is None else (int(size * GIB),) * count
+        )
         machines = {f"the recipe's hardware: {recipe.hardware.gpus} GPUs": named, **machines}
     for number, (label, candidate) in enumerate(machines.items()):
         try:
-            placement = place(recipe, candidate, pins, recorded)
-            if pins is None:
-                require_fit(recipe, placement, candidate)
-            made.placements[label] = placement
+            made.placements[label] = place(recipe, candidate, pins, recorded)
+            made.machines[label] = candidate
         except MutualRLError as error:
             if not made.rehearsed:
                 raise
@@ -179,6 +191,36 @@ def _place(made: StartPlan, machine: Machine, launch: Launch, resumed: RunDirect
         require_capacity(bundles(made.placed))
     if not made.rehearsed and any(allocation.strategy in ZERO for allocation in made.placed.allocations):
         made.notes += [lock_note(lock) for lock in build_locks()]
+
+
+def _check_memory(made: StartPlan, recipe: Recipe) -> None:
+    """Estimate each policy's memory, and note where it may not suffice. A rehearsal is refused for the first machine
+    only, for which the recipe is."""
+    prompt: int | None = None
+    for number, (label, machine) in enumerate(made.machines.items()):
+        placement = made.placements[label]
+        if isinstance(placement, str) or not any(each.gpus for each in placement.allocations):
+            continue
+        prompt = _longest_prompt(made) if prompt is None else prompt
+        made.memory[label] = estimates(recipe, placement, prompt)
+        try:
+            made.notes += fit_notes(recipe, placement, machine, made.memory[label])
+        except MachineError as error:
+            if number == 0:
+                raise
+            made.notes.append(f"{label}: {error}")
+
+
+def _longest_prompt(made: StartPlan) -> int:
+    """Return the tokens of the longest prompt, by the tokenizers where they and the data are here; else the most that
+    the recipe allows."""
+    limit = made.recipe.task.max_prompt_tokens
+    if made.inputs is None or not models_are_local(made.recipe):
+        return limit
+    longest = sorted(made.inputs.prompts, key=lambda prompt: len(str(prompt.content)))[-LONGEST:]
+    contents = [prompt.content for prompt in longest]
+    rows = [prompt_ids(contents, each, {}) for each in load_tokenizers(made.recipe).values()]
+    return min(limit, max(len(ids) for each in rows for ids in each))
 
 
 def _count_steps(made: StartPlan) -> None:

@@ -1,188 +1,347 @@
-"""Estimate of a policy's training memory per GPU, from the model's configuration only."""
+"""Training memory of one device: a formula of the model's shape and of what the device computes at once.
+
+Checked by `benchmarks/memory.py` against torch's memory trackers and against processes (docs/operations.md, "Memory").
+Symbols, per decoder layer: H hidden size, Q and K width of all query and of all key heads, I intermediate size; V the
+vocabulary, n tokens of a pass (rows x length), N tokens that are scored. Bytes everywhere. Not counted: the CUDA
+context, fragmentation, communication buffers of NCCL, and what vLLM keeps beside its fraction.
+"""
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from mutualrl.errors import MachineError
-from mutualrl.machine.devices import Machine
-from mutualrl.mwra.placement import Placement, shares_gpus
-from mutualrl.recipes.schema import LoraSection, Policy, Recipe
-from mutualrl.storage.allocation import SHARDED, Allocation, Strategy
-from mutualrl.storage.hub import hub_problem
-from mutualrl.tiny import resolve_path
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from mutualrl.storage.allocation import FSDP2, SHARDED, ZERO, Strategy
 
 GIB = 2**30
-_WEIGHT, _GRADIENT, _ADAM = 2, 2, 12  # bytes per weight: bf16, bf16, fp32 master copy and two fp32 moments
+_HALF, _FULL = 2, 4  # bytes of bf16 and fp32
+_ADAM = 2 * _FULL
+_TILE_TOKENS, _TILE_VOCABULARY = 4096, 32768  # of TRL's fused head
+_LIVE = 10**9  # DeepSpeed's stage3_max_live_parameters
+_BUCKET = 5 * 10**8  # DeepSpeed's reduce_bucket_size
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of a decoder model. `parameters` has all weights, `layer` those of one decoder layer."""
+
+    parameters: int
+    layer: int
+    layers: int
+    hidden: int
+    intermediate: int
+    query: int
+    key: int
+    heads: int
+    vocabulary: int
+    tied: bool
+    head_norms: bool
+    """Whether queries and keys are normalized per head (Qwen3)."""
+
+    @property
+    def matrix(self) -> int:
+        """Return the weights of the output matrix."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def outside(self) -> int:
+        """Return the weights outside the layers: embeddings, output matrix and the last norm."""
+        return self.parameters - self.layers * self.layer
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one device computes at once. `rows` completions per pass, each of `prompt` and `completion` tokens;
+    `micro_batches` per optimizer step; `sampled` rows generated together (0: an engine generates).
+
+    `full_logits`: a pass scores extra rows or requests at another temperature than the sampling's, which needs whole
+    logits. `half`: mixed precision. `adapters`: number of LoRA weights, if only these are trained; `rank` theirs.
+    `foreach`: whether the optimizer computes all weights at once (torch's default for `adamw_torch` on a GPU)."""
+
+    rows: int
+    prompt: int
+    completion: int
+    micro_batches: int = 1
+    sampled: int = 0
+    full_logits: bool = False
+    checkpointing: bool = True
+    half: bool = True
+    reference: bool = False
+    adapters: int | None = None
+    foreach: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens of a pass."""
+        return self.rows * (self.prompt + self.completion)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes on one GPU: weights; gradients and optimizer states; the KL term's reference model; and the fraction of
-    the GPU that colocated vLLM reserves. Activations are not included."""
+    """Bytes on one device, at the peak of four instants of an update, and while it generates. Each includes what stays:
+    weights, optimizer, reference; `forward`, `backward` and `update` also gradients."""
 
     weights: float
+    gradients: float
     optimizer: float
     reference: float
-    vllm_share: float
+    logprobs: float
+    forward: float
+    backward: float
+    update: float
+    generation: float
+    vllm_share: float = 0.0
+    """Fraction of the device that a vLLM engine reserves beside the training."""
+    vllm_sleeps: bool = False
+    """Whether the engine frees it while the policy trains."""
 
     @property
-    def bytes(self) -> float:
-        """Return weights, optimizer and reference together."""
-        return self.weights + self.optimizer + self.reference
+    def states(self) -> float:
+        """Return weights, gradients, optimizer and reference together."""
+        return self.weights + self.gradients + self.optimizer + self.reference
+
+    @property
+    def instants(self) -> dict[str, float]:
+        """Return the bytes at each instant."""
+        return {key: getattr(self, key) for key in ("logprobs", "forward", "backward", "update", "generation")}
+
+    @property
+    def peak(self) -> float:
+        """Return the bytes at the largest instant."""
+        return max(self.instants.values())
+
+    def on_device(self, size: float) -> float:
+        """Return the bytes at the largest instant on a device of `size` bytes, with vLLM's part."""
+        engine = self.vllm_share * size
+        if not self.vllm_sleeps:
+            return self.peak + engine
+        return max(self.peak, self.weights + self.optimizer + self.reference + engine)
+
+    @property
+    def instant(self) -> str:
+        """Return the name of the largest instant."""
+        return max(self.instants, key=lambda name: self.instants[name])
 
 
-def estimate(
-    parameters: int, ranks: int, strategy: Strategy, *, trained: int | None = None, reference: bool, vllm_share: float
-) -> MemoryEstimate:
-    """Return the bytes on one of `ranks` GPUs. Every strategy keeps 16 bytes per trained weight (2 weight, 2 gradient,
-    12 AdamW) and 2 per frozen one; ZeRO-3 and FSDP2 shard all of them over the ranks, ZeRO-2 gradients and optimizer,
-    DDP none.
+def estimate(shape: ModelShape, work: Work, *, strategy: Strategy, ranks: int) -> MemoryEstimate:
+    """Return the memory of one of `ranks` devices.
 
-    `trained`: number of adapter weights, if only adapters train. Example: 1.5e9 weights on 4 GPUs under ZeRO-3 take
-    16 * 1.5e9 / 4 = 6.0e9 bytes, and 2 * 1.5e9 / 4 = 0.75e9 for the reference.
+    Under DDP and on one device TRL keeps fp32 weights (4 bytes per weight, 4 for the gradient, 8 for AdamW) and casts
+    to bf16 per layer; DeepSpeed keeps bf16 weights and gradients beside an fp32 copy (2 + 2 + 12); FSDP2 shards fp32
+    weights and gathers a layer at a time in bf16. Example: 1.5e9 weights under ZeRO-3 on four devices have states of
+    16 * 1.5e9 / 4 = 6.0e9 bytes.
     """
-    count = parameters if trained is None else trained
-    frozen = 0 if trained is None else parameters
-    shard = ranks if strategy in SHARDED else 1
-    moments = 1 if strategy == "ddp" else ranks
-    return MemoryEstimate(
-        weights=_WEIGHT * (count + frozen) / shard,
-        optimizer=(_GRADIENT + _ADAM) * count / moments,
-        reference=_WEIGHT * parameters / shard if reference else 0.0,
-        vllm_share=vllm_share,
-    )
+    return _Device(shape, work, strategy, ranks).estimate()
 
 
-def estimate_allocation(recipe: Recipe, allocation: Allocation) -> MemoryEstimate | None:
-    """Return the estimate for a policy on its GPUs, or None if its configuration is not available or it runs on CPU."""
-    if not allocation.gpus:
-        return None
-    policy = recipe.policy(allocation.policy)
-    settings = recipe.trainer_settings(allocation.policy)
-    parameters = parameter_count(policy)
-    if parameters is None:
-        return None
-    lora = recipe.lora_settings(allocation.policy)
-    vllm_share = 0.0
-    if settings.get("use_vllm") and settings.get("vllm_mode", "colocate") == "colocate":
-        utilization = float(settings.get("vllm_gpu_memory_utilization", 0.3))
-        if allocation.memory is None:
-            vllm_share = utilization / allocation.policies_per_gpu
-        else:
-            vllm_share = utilization * allocation.memory
-    return estimate(
-        parameters,
-        allocation.processes,
-        allocation.strategy,
-        trained=None if lora is None else _adapter_weights(policy, lora),
-        reference=lora is None and float(settings.get("beta", 0.0)) > 0,
-        vllm_share=vllm_share,
-    )
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """The parts of an estimate, named as in the module's docstring."""
 
+    shape: ModelShape
+    work: Work
+    strategy: Strategy
+    ranks: int
 
-def require_fit(recipe: Recipe, placement: Placement, machine: Machine) -> None:
-    """Raise MachineError if policies that share GPUs because there are too few do not fit: weights, gradients,
-    optimizer states and what vLLM reserves, on each GPU. Activations, logits and caches are not counted. A model or a
-    GPU whose size is not known is not checked."""
-    if recipe.launch.share_gpus is not None or not machine.memory or not shares_gpus(recipe, machine):
-        return
-    memory = dict(zip(machine.gpus, machine.memory, strict=True))
-    needed: dict[str, float] = dict.fromkeys(memory, 0.0)
-    for source in placement.sources:
-        frozen = next((each.frozen for each in recipe.frozen_sources if each.name == source.policy), None)
-        count = None if frozen is None else parameter_count(Policy(name=source.policy, model=frozen))
-        for gpu in source.gpus if count is not None else ():
-            needed[gpu] += _WEIGHT * (count or 0)
-    for allocation in placement.allocations:
-        if (estimated := estimate_allocation(recipe, allocation)) is None:
-            return
-        for gpu in allocation.gpus:
-            needed[gpu] += estimated.bytes + estimated.vllm_share * memory.get(gpu, 0)
-    for gpu, size in memory.items():
-        if needed[gpu] > size:
-            raise MachineError(
-                f"the members that would share GPU {gpu} need {needed[gpu] / GIB:.1f} GiB for weights, gradients, "
-                f"optimizer and vLLM's share, and it has {size / GIB:.1f}; use smaller models, adapters "
-                "(lora: {r: 16}), more GPUs, the CPU (--set hardware.gpus=0), or share all the same: "
-                "--set launch.share_gpus=true"
-            )
-
-
-def parameter_count(policy: Policy) -> int | None:
-    """Return the number of weights of a policy's model, from its configuration; none is loaded or allocated.
-
-    None if the configuration is not available: a hub model without network or cache.
-    """
-    model = _empty_model(policy)
-    return None if model is None else sum(p.numel() for p in model.parameters())
-
-
-def layer_names(policy: Policy) -> list[str] | None:
-    """Return the names of a model's layers; None if its configuration is not available."""
-    model = _empty_model(policy)
-    return None if model is None else [name for name, _ in model.named_modules()]
-
-
-def _adapter_weights(policy: Policy, lora: LoraSection) -> int:
-    """Return the number of adapter weights: r * (in + out) for every linear layer in `target_modules`, as in PEFT: the
-    last part of a layer's name, or `all-linear` for all but the output layer."""
-    model = _empty_model(policy)
-    import torch
-
-    assert model is not None
-    output = model.get_output_embeddings()
-    total = 0
-    for name, module in model.named_modules():
-        if not isinstance(module, torch.nn.Linear):
-            continue
-        if isinstance(lora.target_modules, str):
-            adapted = module is not output
-        else:
-            adapted = any(name == target or name.endswith(f".{target}") for target in lora.target_modules)
-        if adapted:
-            total += lora.r * (module.in_features + module.out_features)
-    return total
-
-
-def _empty_model(policy: Policy) -> PreTrainedModel | None:
-    import torch
-    import transformers
-
-    source, local = resolve_path(policy.model), True
-    if not Path(source).is_dir():
-        local = hub_problem() is not None
-    logger = logging.getLogger("huggingface_hub")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        config = transformers.AutoConfig.from_pretrained(
-            source,
-            revision=policy.revision or "main",
-            trust_remote_code=policy.trust_remote_code,
-            local_files_only=local,
+    def estimate(self) -> MemoryEstimate:
+        stays = self.weights + self.optimizer + self.reference
+        before = self.gradients if self.work.micro_batches > 1 else 0.0
+        return MemoryEstimate(
+            self.weights,
+            self.gradients,
+            self.optimizer,
+            self.reference,
+            logprobs=stays + self.gathered + self.casts(0) + self.work.tokens * self._norms + self.scoring(0),
+            forward=stays + before + self.gathered + self.casts(1) + self.saved + self.scoring(1),
+            backward=stays + self.gathered + self.backward(before),
+            update=stays + self.gradients + self.update,
+            generation=stays + self.generation if self.work.sampled else 0.0,
         )
-        with torch.device("meta"):
-            model: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(
-                config, trust_remote_code=policy.trust_remote_code
-            )
-    except (OSError, ValueError, KeyError):  # not available, or not supported by this version of transformers
-        return None
-    finally:
-        logger.setLevel(level)
-    return model
 
+    # ---- what stays
 
-def format_estimate(result: MemoryEstimate | None) -> str:
-    """Return an estimate as text for a table cell."""
-    if result is None:
-        return "unknown"
-    text = f"{result.bytes / GIB:.2f} GiB (weights {result.weights / GIB:.2f}, optimizer {result.optimizer / GIB:.2f}"
-    text += f", reference {result.reference / GIB:.2f})" if result.reference else ")"
-    return text + (f" + vLLM {result.vllm_share:.0%} of the GPU" if result.vllm_share else "")
+    @property
+    def casting(self) -> bool:
+        """Return whether layers cast fp32 weights to bf16 (autocast)."""
+        return self.work.half and self.strategy not in (*ZERO, *SHARDED)
+
+    @property
+    def trained(self) -> int:
+        return self.shape.parameters if self.work.adapters is None else self.work.adapters
+
+    @property
+    def stored(self) -> int:
+        """Return the number of weights, adapters included."""
+        return self.shape.parameters + (self.work.adapters or 0)
+
+    @property
+    def _sharding(self) -> int:
+        return self.ranks if self.strategy in SHARDED else 1
+
+    @property
+    def weights(self) -> float:
+        size = _HALF if self.strategy in ZERO and self.work.half else _FULL
+        return size * self.stored / self._sharding
+
+    @property
+    def gradients(self) -> float:
+        if self.strategy in ZERO:
+            return (_HALF if self.work.half else _FULL) * self.trained / self.ranks
+        copies = 2 if self.strategy == "ddp" and self.ranks > 1 else 1  # DDP's buckets
+        return copies * _FULL * self.trained / self._sharding
+
+    @property
+    def optimizer(self) -> float:
+        master = _FULL if self.strategy in ZERO and self.work.half else 0
+        return (_ADAM + master) * self.trained / (1 if self.strategy == "ddp" else self.ranks)
+
+    @property
+    def reference(self) -> float:
+        if not self.work.reference:
+            return 0.0
+        size = _HALF if self.strategy in ZERO and self.work.half else _FULL
+        return size * self.shape.parameters / self._sharding
+
+    # ---- weights in use
+
+    @property
+    def _unit(self) -> int:
+        """Return the bytes of a weight that a layer computes with."""
+        return _HALF if self.work.half else _FULL
+
+    @property
+    def gathered(self) -> float:
+        """Return the whole weights on a device beside its part: FSDP2 keeps those outside the layers and two layers;
+        ZeRO-3 up to 10^9 weights."""
+        if self.ranks == 1 or self.strategy not in SHARDED:
+            return 0.0
+        if self.strategy == FSDP2:
+            return self._unit * (self.shape.outside + 2 * self.shape.layer)
+        return self._unit * min(self.shape.parameters, _LIVE)
+
+    def casts(self, passes: int) -> float:
+        """Return the bf16 copies of the layers' weights, which autocast keeps until the forward ends. Of frozen weights
+        it keeps one layer's; without checkpointing a backward to come (1) keeps them all."""
+        if not self.casting:
+            return 0.0
+        kept = self.work.adapters is None or (passes and not self.work.checkpointing)
+        return _HALF * (self.shape.layers if kept else 1) * self.shape.layer
+
+    # ---- activations
+
+    @property
+    def _residual(self) -> int:
+        """Return the bytes of a number in the residual stream: fp32 under autocast."""
+        return _HALF if self.work.half and not self.casting else _FULL
+
+    @property
+    def _norms(self) -> int:
+        """Return the bytes per token of what one norm keeps beside the input of the matrices: its input in fp32, and
+        for the gradient of its weight the normalized one."""
+        normalized = 0 if self.work.adapters is not None else self._residual
+        return (_FULL + normalized) * self.shape.hidden
+
+    @property
+    def layer(self) -> float:
+        """Return what a layer keeps for its backward."""
+        shape, unit = self.shape, self._unit
+        inputs = 5 * unit if self.casting else 2 * unit if self._residual == unit else 0  # q, k, v, gate and up
+        per_token = 2 * self._norms + inputs * shape.hidden
+        per_token += 5 * unit * shape.query + _FULL * shape.heads  # q, repeated k and v, output, its copy
+        per_token += 4 * unit * shape.intermediate  # gate, its activation, up, product
+        if shape.head_norms:
+            per_token += (_FULL + (unit if self.work.adapters is None else 0)) * (shape.query + shape.key)
+        return self.work.tokens * per_token + self.mask * unit
+
+    @property
+    def mask(self) -> float:
+        """Return the entries of the attention mask: a square per row."""
+        return self.work.rows * (self.work.prompt + self.work.completion) ** 2
+
+    @property
+    def saved(self) -> float:
+        """Return what all layers keep from the forward, with the mask and the last norm."""
+        one = self.work.tokens * self._residual * self.shape.hidden if self.work.checkpointing else self.layer
+        return self.shape.layers * one + self.mask + self.tail
+
+    @property
+    def tail(self) -> float:
+        """Return what the last norm and the head's input keep."""
+        return self.work.tokens * (self._norms + self._residual * self.shape.hidden)
+
+    # ---- the output matrix
+
+    @property
+    def _tile(self) -> float:
+        tokens, width = min(self.work.tokens, _TILE_TOKENS), min(self.shape.vocabulary, _TILE_VOCABULARY)
+        casts = self._unit * width * self.shape.hidden if self.casting else 0
+        return self._unit * tokens * width + casts
+
+    def scoring(self, passes: int) -> float:
+        """Return what the head takes without (0) and with (1) a backward to come."""
+        logits = self.work.rows * self.work.completion * self.shape.vocabulary
+        whole = 2 * _FULL * logits if self.work.full_logits else 0.0
+        return max(self._tile, whole)
+
+    def backward(self, before: float) -> float:
+        """Return the backward's peak: at the head, where all activations are there, or in a recomputed layer, or at the
+        embedding, where all gradients are."""
+        shape, work = self.shape, self.work
+        trains_head = work.adapters is None
+        gradient = _FULL * shape.matrix if trains_head else 0.0
+        logits = work.rows * work.completion * shape.vocabulary
+        head = self._tile + gradient + work.tokens * _FULL * shape.hidden
+        if work.full_logits:
+            head = max(head, 3 * _FULL * logits)
+        saved = self.saved + (0 if work.checkpointing else self.casts(1))
+        held = self._held
+        layer = self.layer if work.checkpointing else 0.0
+        passing = work.tokens * self._unit * 3 * shape.intermediate
+        in_layer = saved - self.tail + layer + passing + held + self._layer_weights
+        return max(
+            before + saved + head,
+            max(before, held) + in_layer,
+            self.gradients + (2 * gradient if self.strategy not in SHARDED else held + gradient),
+        )
+
+    @property
+    def _held(self) -> float:
+        """Return the output matrix's gradient, which waits for the embedding's where they are tied."""
+        if self.work.adapters is not None:
+            return 0.0
+        if self.strategy == FSDP2:
+            return self._unit * self.shape.outside
+        return _FULL * self.shape.matrix if self.shape.tied else 0.0
+
+    @property
+    def _layer_weights(self) -> float:
+        """Return a layer's cast weights and whole gradients."""
+        gradient = self._unit * self.shape.layer if self.work.adapters is None else 0
+        return (self._layer_casts if self.work.checkpointing else 0) + gradient
+
+    @property
+    def _layer_casts(self) -> float:
+        return _HALF * self.shape.layer if self.casting else 0.0
+
+    # ---- update and generation
+
+    @property
+    def update(self) -> float:
+        """Return what the optimizer takes beside its states."""
+        if self.strategy in ZERO:
+            return _FULL * min(self.trained / self.ranks, _LIVE)
+        if self.work.foreach:
+            return _FULL * self.trained / self._sharding
+        return 2 * _FULL * (self.shape.matrix if self.work.adapters is None else 0) / self._sharding
+
+    @property
+    def generation(self) -> float:
+        """Return the whole weights, the cache of keys and values, and logits and their probabilities."""
+        shape, work = self.shape, self.work
+        length = work.prompt + work.completion
+        whole = self._unit * shape.parameters if self.ranks > 1 and self.strategy in SHARDED else 0.0
+        key = _FULL if self.casting else self._unit  # rotated in fp32
+        cache = work.sampled * length * shape.layers * (key + self._unit) * shape.key
+        repeated = work.sampled * length * 2 * self._unit * shape.query
+        sampling = 4 * _FULL * work.sampled * shape.vocabulary
+        prefill = work.sampled * work.prompt * (self._norms + 3 * self._unit * shape.intermediate)
+        return whole + self._layer_casts + cache + max(repeated + sampling, prefill)

@@ -63,7 +63,7 @@ def _frozen(recipe: Recipe) -> list[str]:
 
 def shares_gpus(recipe: Recipe, machine: Machine) -> bool:
     """Return whether the members share the GPUs: as `launch.share_gpus` says, else where there are fewer than members.
-    Whether they fit is checked where their sizes are known (`mwra.memory.require_fit`)."""
+    Whether they fit is checked where their sizes are known (`mwra.fit`)."""
     if recipe.launch.share_gpus is not None:
         return recipe.launch.share_gpus
     return 0 < len(machine.gpus) < len(recipe.policies) + len(_frozen(recipe))
@@ -114,7 +114,7 @@ def _sharing_note(recipe: Recipe, policies: Sequence[Policy], machine: Machine) 
         return f"{len(policies)} policies share every GPU"
     return (
         f"{len(policies)} policies share every GPU: there are fewer GPUs ({len(machine.gpus)}) than members "
-        f"({members}); activations, logits and caches are not in the estimate (launch.share_gpus=false forbids it)"
+        f"({members}) (launch.share_gpus=false forbids it)"
     )
 
 

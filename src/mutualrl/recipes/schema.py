@@ -107,10 +107,12 @@ class RunSection(Section):
 class HardwareSection(Section):
     """Section `hardware`: the target machine of the recipe; `--dry-run` plans for it and lists what this machine lacks.
 
-    `gpus`: number of GPUs to use, 0 for the CPU; by default all of the machine's.
+    `gpus`: number of GPUs to use, 0 for the CPU; by default all of the machine's. `gpu_memory`: GiB of each, with which
+    `--dry-run` checks the memory; this machine's GPUs are asked.
     """
 
     gpus: Annotated[int | None, UPKEEP] = Field(None, ge=0, le=1024)
+    gpu_memory: Annotated[float | None, UPKEEP] = Field(None, gt=0)
 
 
 class LaunchSection(Section):
@@ -121,7 +123,10 @@ class LaunchSection(Section):
     share_gpus: bool | None = Field(
         None,
         description="every policy runs on all GPUs, shared with the others; null: where there are fewer GPUs than "
-        "policies and frozen sources, and they fit",
+        "policies and frozen sources",
+    )
+    check_memory: Annotated[bool, UPKEEP] = Field(
+        True, description="refuse a start whose estimated peak is more than 1.2 of a GPU's memory; false: only say it"
     )
     processes: int | None = Field(None, ge=1, description="processes per policy and node, CPU only")
     weights: dict[str, Annotated[float, Field(gt=0)]] = Field(

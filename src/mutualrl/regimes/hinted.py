@@ -84,7 +84,13 @@ class Hinted(AllFail, Regime):
 
     name = "hinted"
     summary = "where the learner fails entirely, it sees a peer's success and learns its own confirmed answers"
-    traits = RegimeTraits(advantages="adjusts", requests_samples=True, accepts_sources=True, reads_trajectories=True)
+    traits = RegimeTraits(
+        advantages="adjusts",
+        requests_samples=True,
+        accepts_sources=True,
+        reads_trajectories=True,
+        adds_nll_rows=True,
+    )
     default_pool = "tiny-hints"
     metrics = (
         Metric("hinted/gate_rate", "fraction", "prompts whose gate opened", role="gate_rate"),

@@ -47,7 +47,7 @@ class SGT(Regime):
     name = "sgt"
     summary = "where the learner fails entirely, a peer's verified success joins the loss"
     level = "outcome"
-    traits = RegimeTraits(accepts_sources=True)
+    traits = RegimeTraits(accepts_sources=True, adds_nll_rows=True)
     metrics = (
         Metric(
             "sgt/gate_rate",

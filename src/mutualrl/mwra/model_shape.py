@@ -1,0 +1,109 @@
+"""Sizes of a model, from its configuration only: no weight is loaded or allocated."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mutualrl.mwra.memory import ModelShape
+from mutualrl.recipes.schema import LoraSection, Policy
+from mutualrl.storage.hub import hub_problem
+from mutualrl.tiny import resolve_path
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def model_shape(policy: Policy) -> ModelShape | None:
+    """Return the sizes of a policy's model; None if its configuration is not available (a hub model without network or
+    cache), or if it is not a decoder of dense layers."""
+    model = _empty_model(policy)
+    return None if model is None else shape_of(model)
+
+
+def shape_of(model: PreTrainedModel) -> ModelShape | None:
+    """Return the sizes of a model; None if it is not a decoder of dense layers."""
+    config = model.config.get_text_config()
+    layers = getattr(model.base_model, "layers", None)
+    width = getattr(config, "intermediate_size", None)
+    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    if not layers or not isinstance(width, int) or experts:
+        return None
+    heads = config.num_attention_heads
+    head = getattr(config, "head_dim", None) or config.hidden_size // heads
+    names = {name.rpartition(".")[2] for name, _ in layers[0].named_modules()}
+    return ModelShape(
+        parameters=sum(p.numel() for p in model.parameters()),
+        layer=sum(p.numel() for p in layers[0].parameters()),
+        layers=len(layers),
+        hidden=config.hidden_size,
+        intermediate=width,
+        query=heads * head,
+        key=(getattr(config, "num_key_value_heads", None) or heads) * head,
+        heads=heads,
+        vocabulary=config.vocab_size,
+        tied=bool(getattr(model.config, "tie_word_embeddings", False)),
+        head_norms="q_norm" in names,
+    )
+
+
+def parameter_count(policy: Policy) -> int | None:
+    """Return the number of weights of a policy's model; None if its configuration is not available."""
+    model = _empty_model(policy)
+    return None if model is None else sum(p.numel() for p in model.parameters())
+
+
+def layer_names(policy: Policy) -> list[str] | None:
+    """Return the names of a model's layers; None if its configuration is not available."""
+    model = _empty_model(policy)
+    return None if model is None else [name for name, _ in model.named_modules()]
+
+
+def adapter_weights(policy: Policy, lora: LoraSection) -> int:
+    """Return the number of adapter weights: r * (in + out) for every linear layer in `target_modules`, as in PEFT: the
+    last part of a layer's name, or `all-linear` for all but the output layer."""
+    model = _empty_model(policy)
+    import torch
+
+    assert model is not None
+    output = model.get_output_embeddings()
+    total = 0
+    for name, module in model.named_modules():
+        if not isinstance(module, torch.nn.Linear):
+            continue
+        if isinstance(lora.target_modules, str):
+            adapted = module is not output
+        else:
+            adapted = any(name == target or name.endswith(f".{target}") for target in lora.target_modules)
+        if adapted:
+            total += lora.r * (module.in_features + module.out_features)
+    return total
+
+
+def _empty_model(policy: Policy) -> PreTrainedModel | None:
+    import torch
+    import transformers
+
+    source, local = resolve_path(policy.model), True
+    if not Path(source).is_dir():
+        local = hub_problem() is not None
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            source,
+            revision=policy.revision or "main",
+            trust_remote_code=policy.trust_remote_code,
+            local_files_only=local,
+        )
+        with torch.device("meta"):
+            model: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(
+                config, trust_remote_code=policy.trust_remote_code
+            )
+    except (OSError, ValueError, KeyError):  # not available, or not supported by this version of transformers
+        return None
+    finally:
+        logger.setLevel(level)
+    return model
