@@ -8,10 +8,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
+from endpoint import Endpoint, served
+from test_asked_sources import teacher
 
 from buckets import Server, reachable, serving
 from conftest import PATIENCE, Cli, on_core
@@ -152,6 +156,60 @@ def test_joined_policies_read_one_source_over_a_bucket(tmp_path: Path, cli: Cli)
     result = cli("join", url, "--policy", "ada", *SGT, *SHORT, *other)
     assert result.returncode == 2
     assert "source book: " in result.stderr
+
+
+def killed(joined: Joined) -> None:
+    """Kill a member with all its processes, as a machine that is gone."""
+    for process in members(joined.path):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    joined.process.kill()
+    joined.process.wait(PATIENCE)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("kind", ["served", pytest.param("frozen", marks=pytest.mark.release)])
+def test_a_source_joins_as_a_policy_does_and_is_taken_over_by_name(
+    kind: str, server: Server, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process of it asks for all learners. Killed in the second round with its directory lost, another machine
+    takes it over: the weights are those of one machine. Only its own process has the key."""
+    pytest.importorskip("openai")
+    with served(Endpoint(teacher, delay=0.05 if kind == "served" else 0)) as endpoint:
+        source = ("--source", "teacher=frozen:tiny:ada")
+        key = {"TEACHER_KEY": "sk-secret"}
+        if kind == "served":
+            pytest.importorskip("openai")
+            source = ("--source", f"teacher=served:{endpoint.url}", "--set", "sources.teacher.api_key_env=TEACHER_KEY")
+        (tmp_path / "whole").mkdir()
+        monkeypatch.setenv("TEACHER_KEY", "sk-secret")
+        whole = Run(tmp_path / "whole", *SHORT, *source)
+        assert whole.process.wait(PATIENCE) == 0, whole.errors.read_text()
+        monkeypatch.delenv("TEACHER_KEY")
+        url = server.bucket()
+        ada, bob = Joined(tmp_path, url, "ada", *source), Joined(tmp_path, url, "bob", *source, core=1)
+        first = Joined(tmp_path, url, "teacher", *source, **key)
+        store = open_store(url)
+        try:
+            wait_until(lambda: "000000.json" in store.names("teacher") or first.process.poll() is not None)
+            assert first.process.poll() is None, first.errors
+            killed(first)
+            (tmp_path / "second").mkdir()
+            second = Joined(tmp_path / "second", url, "teacher", *source, **key)
+            finish(ada, bob, second)
+        finally:
+            for each in (ada, bob, first):
+                each.process.kill()
+    assert {"ada": ada.weights(), "bob": bob.weights()} == whole.weights()
+    assert committed_rounds(store, "teacher") == [0, 1, 2]
+    for joined in (ada, bob, second):
+        assert b"sk-secret" not in b"".join(path.read_bytes() for path in joined.path.rglob("*") if path.is_file())
+    again = cli("join", url, "--policy", "teacher", *SGT, *SHORT, *source, "--run-dir", second.path)
+    assert again.returncode == 0, again.stderr
+    assert "teacher has finished" in again.stderr
+    refused = cli("join", url, "--policy", "teacher", *SGT, *SHORT, *source, "--restart", "--run-dir", tmp_path / "x")
+    assert refused.returncode == 2
+    assert "'teacher' is a source" in refused.stderr
 
 
 REJECTED = {

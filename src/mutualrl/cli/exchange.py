@@ -21,8 +21,7 @@ from mutualrl.records import Rollout
 from mutualrl.see import inspection
 from mutualrl.see.inspection import PolicyInspection, inspect_policy, writers
 from mutualrl.see.location import record_store
-from mutualrl.see.retention import prune_rounds, published_need
-from mutualrl.storage.checkpoints import oldest_needed
+from mutualrl.see.retention import first_needed, prune_rounds
 from mutualrl.storage.files import JsonObject
 from mutualrl.storage.rundir import RunDirectory, hold
 from mutualrl.tasks.trajectories import cut, from_json, turns_within
@@ -133,14 +132,11 @@ def gc(options: ExchangeGc) -> None:
     """Delete rounds, or list those that would be deleted."""
     directory = _open(options.run)
     recipe = load_run(directory)
-    names, info = [policy.name for policy in recipe.policies], directory.info()
-    if info.exchange and set(info.placement) != set(names):  # one that joined: the others' checkpoints are elsewhere
-        needed = published_need(record_store(directory), names, info.run_id)
-    else:
-        needed = oldest_needed([directory.policy(name).root for name in names], recipe.exchange.staleness)
+    roots, info = {policy.name: directory.policy(policy.name).root for policy in recipe.policies}, directory.info()
+    store, staleness = record_store(directory), recipe.exchange.staleness
+    needed = first_needed(store, info.run_id, roots, staleness, elsewhere=info.is_joined(roots))
     deleted: JsonObject = {}
     with hold(directory.lock, str(directory.root)):
-        store = record_store(directory)
         for name in writers(store):
             rounds, size = prune_rounds(store, name, needed, options.keep_rounds, dry_run=options.dry_run)
             deleted[name] = {"rounds": len(rounds), "last": rounds[-1] if rounds else None, "bytes": size}

@@ -15,10 +15,10 @@ from mutualrl.storage.rundir import RunDirectory
 
 
 def recipe_to_join(
-    request: Request, url: str, policy: str, run_dir: Path, *, restart: bool
+    request: Request, url: str, member: str, run_dir: Path, *, restart: bool
 ) -> tuple[Recipe | None, Launch, list[str]]:
-    """Return the recipe of a policy that joins an exchange, its launch, and notes; no recipe if the policy has
-    finished. Raises UsageError and RecipeError."""
+    """Return the recipe of a policy, or of an asked source, that joins an exchange, its launch, and notes; no recipe if
+    it has finished. Raises UsageError and RecipeError."""
     try:
         url = require_url(url)
     except ValueError as error:
@@ -28,14 +28,12 @@ def recipe_to_join(
     request = replace(request, run_dir=path, assignments=assignments)
     exists = (path / "run.json").exists()
     if exists:
-        require_joined(path, url, policy)
+        require_joined(path, url, member)
     if exists and finished(path):
-        return None, Launch(), [f"policy {policy} has finished: its results are in {path}"]
-    launch = Launch(policy=policy, resume=exists, restart=restart)
+        return None, Launch(), [f"{member} has finished: its results are in {path}"]
+    launch = Launch(member=member, resume=exists, restart=restart)
     recipe = revise(open_resumable_run(path), request) if exists else resolve(request)
-    names = [p.name for p in recipe.policies]
-    if policy not in names:
-        raise UsageError(f"--policy {policy}: the recipe has {', '.join(names)}")
+    _require_member(recipe, member, restart=restart)
     notes = []
     if recipe.run.on_peer_loss == "fail":
         notes.append("the run waits for a lost policy (run.on_peer_loss=wait), which may come back")
@@ -48,18 +46,31 @@ def recipe_to_join(
     return recipe, launch, notes
 
 
+def _require_member(recipe: Recipe, member: str, *, restart: bool) -> None:
+    """Raise UsageError unless a recipe has a member of this name that can join."""
+    policies, asked = [each.name for each in recipe.policies], [each.name for each in recipe.asked_sources]
+    if member in asked and restart:
+        raise UsageError(
+            f"--restart: {member!r} is a source; it answers the rounds that are not published: omit the option"
+        )
+    if member not in (*policies, *asked):
+        sources = f", and the sources {', '.join(asked)}" if asked else ""
+        raise UsageError(f"--policy {member}: the recipe has {', '.join(policies)}{sources}")
+
+
 def default_directory(url: str, policy: str) -> Path:
     """Return the default run directory of a policy that joins an exchange."""
     return Path("runs") / f"{url.rstrip('/').rpartition('/')[2]}-{policy}"
 
 
 def require_joined(path: Path, url: str, policy: str) -> None:
-    """Raise UsageError if a directory belongs to another run, or to another policy of this one."""
+    """Raise UsageError if a directory belongs to another run, or to another member of this one."""
     info = RunDirectory(path).info()
-    if info.exchange != url or list(info.placement) != [policy]:
+    members = [*info.placement, *([info.joined_source] if info.joined_source else [])]
+    if info.exchange != url or members != [policy]:
         location = info.exchange or "a directory"
         raise UsageError(
-            f"--run-dir: {path} has {', '.join(info.placement)} of the run in {location}, expected {policy} of {url}; "
+            f"--run-dir: {path} has {', '.join(members)} of the run in {location}, expected {policy} of {url}; "
             "choose another directory"
         )
 

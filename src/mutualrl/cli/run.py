@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mutualrl.cli.output import emit, prose
-from mutualrl.cli.results import show_summary
+from mutualrl.cli.output import emit, prose, screen
+from mutualrl.cli.results import show_sources, show_summary
 from mutualrl.console.display import print_text
 from mutualrl.errors import MutualRLError
 from mutualrl.reporting.card import write_cards
@@ -22,6 +22,9 @@ def finish(
     """Print the results of a run, write its cards and its report, and upload its models. `push_to`: owner on the
     hub."""
     root, console = directory.root, prose()
+    if directory.info().joined_source:  # no policy trained here
+        _finish_source(directory, summary, as_json=as_json)
+        return
     if not as_json:
         show_summary(summary, root)
     write_cards(root)
@@ -31,6 +34,16 @@ def finish(
         _push(root, push_to, console)
     if as_json:
         emit({"run_dir": str(root), **summary.to_json()})
+
+
+def _finish_source(directory: RunDirectory, summary: Summary, *, as_json: bool) -> None:
+    """Print what a source gave that joined an exchange alone. What the policies used of it, they say themselves."""
+    if as_json:
+        emit({"run_dir": str(directory.root), **summary.to_json()})
+        return
+    show_sources(summary)
+    text = f"{directory.info().joined_source} has answered every round; {summary.seconds:.0f} s in total"
+    print_text(screen(), f"{text}; its log is in {directory.root}")
 
 
 def _write_report(root: Path) -> str:

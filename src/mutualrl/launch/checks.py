@@ -157,16 +157,23 @@ class AskedSources(NamedTuple):
 
 
 def check_asked_sources(
-    recipe: Recipe, inputs: CheckedData, *, contact: bool = True, resumed: RunInfo | None = None
+    recipe: Recipe,
+    inputs: CheckedData,
+    here: Collection[str],
+    *,
+    contact: bool = True,
+    resumed: RunInfo | None = None,
 ) -> AskedSources:
-    """Check the sources that answer during training: the models of frozen ones, the keys and, if `contact`, the
-    endpoints of served ones, and what the data say of them. A resumed run goes on with the model that it began with,
-    and without an endpoint that is gone, as `on_source_loss` says. Raises UsageError, DataError, ModelError,
-    MachineError."""
+    """Check the sources that answer during training and what the data say of them; of those that run `here` the models
+    of frozen ones, the keys and, if `contact`, the endpoints of served ones. A resumed run goes on with the model that
+    it began with, and without an endpoint that is gone, as `on_source_loss` says. Raises UsageError, DataError,
+    ModelError, MachineError."""
     models, notes, accounts = {}, [], {}
     for section in recipe.asked_sources:
         if section.column is not None:
             _require_named_sources(recipe, section.column, inputs.prompts)
+        if section.name not in here:
+            continue
         if isinstance(section, FrozenSource):
             path, trusted = resolve_path(section.frozen), section.trust_remote_code
             _check_model(f"source {section.name!r}", path, section.revision, trust_remote_code=trusted)

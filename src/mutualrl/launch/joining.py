@@ -34,7 +34,7 @@ def claim_exchange(recipe: Recipe, plan: Fingerprint, launch: Launch, console: C
     assert recipe.bucket is not None
     store = remote_store(recipe.bucket.url, PROBE_SECONDS)
     store.probe()
-    names, run_id, policy = [p.name for p in recipe.policies], uuid.uuid4().hex, launch.policy
+    names, run_id, policy = [p.name for p in recipe.policies], uuid.uuid4().hex, launch.member
     manifest = write_manifest(
         store, Manifest(run_id, tuple(names), recipe.regime_class.name, dict(plan), decisive(recipe))
     )
@@ -49,7 +49,9 @@ def claim_exchange(recipe: Recipe, plan: Fingerprint, launch: Launch, console: C
         if launch.restart:
             _require_first_rounds(store, recipe, policy)
             forget(store, policy)
-        elif (rounds := committed_rounds(store, policy)) and not has_copy(store, policy):
+        elif (
+            launch.policies(recipe) and (rounds := committed_rounds(store, policy)) and not has_copy(store, policy)
+        ):  # a source goes on from what is published
             raise UsageError(
                 f"policy {policy!r} has published {len(rounds)} rounds in {store.url}, and {recipe.run.dir} holds no "
                 "run to resume; name its directory with --run-dir, or train from the start with --restart"
@@ -75,9 +77,9 @@ def fetch_checkpoint(
 ) -> Staged | None:
     """Fetch a joining policy's checkpoint to a directory beside its run directory `path`, unless that has one as new.
     Return None if the bucket has none or the policy trains from the start. Raises UsageError for another base model."""
-    if recipe.bucket is None or launch.policy is None or launch.restart:
+    if recipe.bucket is None or launch.member not in launch.policies(recipe) or launch.restart:
         return None
-    policy, store = launch.policy, remote_store(recipe.bucket.url)
+    policy, store = launch.member, remote_store(recipe.bucket.url)
     own = max(Checkpoints(RunDirectory(path).policy(policy).root).steps(), default=None)
     copy = copied(store, policy, run_id)
     if own is not None and (copy is None or copy.step <= own):
@@ -101,7 +103,7 @@ def install_checkpoint(staged: Staged, run: RunDirectory) -> str:
 def require_same_run(url: str, manifest: Manifest, recipe: Recipe, plan: Fingerprint, policy: str) -> None:
     """Raise UsageError if a policy's plan differs from that of the bucket's run."""
     names = tuple(p.name for p in recipe.policies)
-    if policy not in manifest.policies:
+    if policy not in (*manifest.policies, *(source.name for source in recipe.asked_sources)):
         raise UsageError(f"--policy {policy}: the run in {url} has {', '.join(manifest.policies)}")
     if names != manifest.policies or recipe.regime_class.name != manifest.regime:
         raise UsageError(

@@ -61,8 +61,9 @@ class Launcher(ABC, Generic[Managed]):
 
     @property
     def active(self) -> bool:
-        """Return whether a policy is running or will run; no source outlives the policies."""
-        return any(managed.life.active for managed in self.managed_policies if not managed.source)
+        """Return whether a policy is running or will run; no source outlives the policies that it runs beside."""
+        policies = [managed for managed in self.managed_policies if not managed.source]
+        return any(managed.life.active for managed in policies or self.managed_policies)
 
     def start(self) -> None:
         """Start every policy that has not finished in an earlier session, and every source: a policy may go back to
@@ -105,7 +106,9 @@ class Launcher(ABC, Generic[Managed]):
         return may_continue(others, self.recipe.run)
 
     def may_lose(self, managed: Managed) -> bool:
-        """Return whether it is a source without which the run continues."""
+        """Return whether it is a source without which the run here continues."""
+        if all(each.source for each in self.managed_policies):
+            return False
         sections = [each for each in self.recipe.asked_sources if managed.source and each.name == managed.name]
         return any(each.on_source_loss == "continue" for each in sections)
 

@@ -35,9 +35,10 @@ from mutualrl.machine.requirements import busy_ports, missing_requirements
 from mutualrl.mwra.device_map import read_device_map
 from mutualrl.mwra.fit import Estimates, estimates, fit_notes
 from mutualrl.mwra.memory import GIB
-from mutualrl.mwra.placement import Placement, place
+from mutualrl.mwra.placement import Placement, place, source_devices
 from mutualrl.recipes import Recipe, load_run
 from mutualrl.recipes.agreement import source_digests
+from mutualrl.recipes.batch_plan import plan_batch
 from mutualrl.recipes.pool_tokenizers import load_tokenizers
 from mutualrl.recipes.run_sources import Prediction, recorded_digests
 from mutualrl.storage.allocation import ZERO, BatchPlan
@@ -71,6 +72,8 @@ class StartPlan:
     """The machines that have a placement."""
     memory: dict[str, Estimates] = field(default_factory=dict)
     """Memory of each policy on GPUs, by machine; None where the model's configuration is not available."""
+    batch: BatchPlan | None = None
+    """How a round is divided; None without a placement."""
     fingerprint: Fingerprint = field(default_factory=dict)
     """What all policies of the run must share."""
     inputs: CheckedData | None = None
@@ -125,18 +128,18 @@ def plan(
     """Return the plan of a start, or of the resumption of a run. Cheap checks come first, a question to a server and
     the rewards of recorded texts last. Without `rehearsed` the first problem is raised."""
     made, names = StartPlan(recipe, rehearsed), launch.policies(recipe)
-    _check_machine(made, machine)
-    made.check(lambda: _require_one_machine(recipe, launch))
-    _place(made, machine, launch, resumed)
+    here = only(recipe, names, launch.sources(recipe))
+    _check_machine(made, here, machine)
+    _place(made, here, machine, launch, resumed)
     made.inputs = made.check(lambda: check_inputs(recipe))
     if made.inputs is not None:
         made.notes += made.inputs.notes
         made.check(lambda: _count_steps(made))
     made.check(lambda: check_models(recipe, names))
-    made.check(lambda: _check_memory(made, only(recipe, names)))
+    made.check(lambda: _check_memory(made, here))
     made.check(lambda: check_training(recipe, names))
     if made.inputs is not None:
-        made.check(lambda: _check_asked(made, resumed))
+        made.check(lambda: _check_asked(made, launch, resumed))
         if resumed is None:
             made.check(lambda: _prepare_recorded(made))
     if not rehearsed:
@@ -145,9 +148,8 @@ def plan(
     return made
 
 
-def _check_machine(made: StartPlan, machine: Machine) -> None:
-    """Note what the machine lacks; a start is refused for it."""
-    recipe = made.recipe
+def _check_machine(made: StartPlan, recipe: Recipe, machine: Machine) -> None:
+    """Note what the machine lacks for the members that it runs; a start is refused for it."""
     made.missing += [*busy_ports(recipe), *missing_requirements(recipe, machine)]
     if made.rehearsed:
         made.missing += absent_models(recipe)
@@ -155,19 +157,13 @@ def _check_machine(made: StartPlan, machine: Machine) -> None:
         raise MachineError("this machine lacks " + "; ".join(made.missing))
 
 
-def _require_one_machine(recipe: Recipe, launch: Launch) -> None:
-    """Raise UsageError for a source that is asked where no process of it would be started."""
-    if recipe.asked_sources and launch.policy is not None:
-        raise UsageError(
-            f"source {recipe.asked_sources[0].name!r} is asked by a process of `mutualrl train`, which mutualrl join "
-            "does not start; leave the source out, or use mutualrl train, also with --launcher ray"
-        )
-
-
-def _place(made: StartPlan, machine: Machine, launch: Launch, resumed: RunDirectory | None) -> None:
-    """Place the policies on this machine; a rehearsal also on the hardware that the recipe names, whose problem is the
+def _place(made: StartPlan, recipe: Recipe, machine: Machine, launch: Launch, resumed: RunDirectory | None) -> None:
+    """Place the members on this machine; a rehearsal also on the hardware that the recipe names, whose problem is the
     start's there."""
-    recipe = only(made.recipe, launch.policies(made.recipe))
+    if not recipe.policies:
+        made.placements["this machine"] = Placement((), (), source_devices(recipe, machine))
+        made.batch = plan_batch(made.recipe, made.recipe.policies[0].name, 1)
+        return
     pins = None if launch.device_map is None else read_device_map(launch.device_map)
     before = {} if resumed is None else resumed.info().placement
     recorded = {name: allocation.strategy for name, allocation in before.items()}
@@ -180,7 +176,9 @@ def _place(made: StartPlan, machine: Machine, launch: Launch, resumed: RunDirect
         machines = {f"the recipe's hardware: {recipe.hardware.gpus} GPUs": named, **machines}
     for number, (label, candidate) in enumerate(machines.items()):
         try:
-            made.placements[label] = place(recipe, candidate, pins, recorded)
+            placement = place(recipe, candidate, pins, recorded)
+            made.placements[label] = placement
+            made.batch = made.batch or placement.allocations[0].batch
             made.machines[label] = candidate
         except MutualRLError as error:
             if not made.rehearsed:
@@ -225,10 +223,9 @@ def _longest_prompt(made: StartPlan) -> int:
 
 def _count_steps(made: StartPlan) -> None:
     """Convert the recipe's epochs to steps, and make the fingerprint."""
-    if made.placement is not None and made.inputs is not None:
-        batch = made.placement.allocations[0].batch
-        made.recipe, made.fingerprint = check_batch(made.recipe, batch, made.inputs)
-        made.notes += _resample_notes(made.recipe, batch)
+    if made.batch is not None and made.inputs is not None:
+        made.recipe, made.fingerprint = check_batch(made.recipe, made.batch, made.inputs)
+        made.notes += _resample_notes(made.recipe, made.batch)
 
 
 def _resample_notes(recipe: Recipe, batch: BatchPlan) -> list[str]:
@@ -241,14 +238,13 @@ def _resample_notes(recipe: Recipe, batch: BatchPlan) -> list[str]:
     return [f"dynamic sampling: {note} (round.resample)"]
 
 
-def _check_asked(made: StartPlan, resumed: RunDirectory | None) -> None:
-    """Check the sources that are asked, and predict what they will do."""
-    if made.placement is None or made.inputs is None:
+def _check_asked(made: StartPlan, launch: Launch, resumed: RunDirectory | None) -> None:
+    """Check the sources that are asked, those of this machine with their keys, and predict what they will do."""
+    if made.batch is None or made.inputs is None:
         return
-    info = None if resumed is None else resumed.info()
-    asked = check_asked_sources(made.recipe, made.inputs, contact=not made.rehearsed, resumed=info)
-    batch = made.placement.allocations[0].batch
-    made.predicted = predictions(made.recipe, batch, None if made.rehearsed else asked)
+    info, here = None if resumed is None else resumed.info(), launch.sources(made.recipe)
+    asked = check_asked_sources(made.recipe, made.inputs, here, contact=not made.rehearsed, resumed=info)
+    made.predicted = predictions(made.recipe, made.batch, None if made.rehearsed else asked)
     made.asked = asked.notes
     made.notes += [*asked.notes, *(each.note(name) for name, each in made.predicted.items())]
 
@@ -273,12 +269,14 @@ def absent_models(recipe: Recipe) -> list[str]:
     return [] if problem is None else [f"the model {p.model!r} of policy {p.name!r} ({problem})" for p in absent]
 
 
-def only(recipe: Recipe, names: Sequence[str]) -> Recipe:
-    """Return the recipe with only these policies, to plan them."""
+def only(recipe: Recipe, names: Sequence[str], sources: Sequence[str]) -> Recipe:
+    """Return the recipe with only these policies and, of the asked sources, only these, to plan them."""
     weights = {name: weight for name, weight in recipe.launch.weights.items() if name in names}
     policies = tuple(policy for policy in recipe.policies if policy.name in names)
     launch = recipe.launch.model_copy(update={"weights": weights})
-    return recipe.model_copy(update={"policies": policies, "launch": launch})
+    asked = {source.name for source in recipe.asked_sources} - set(sources)
+    kept = tuple(source for source in recipe.sources if source.name not in asked)
+    return recipe.model_copy(update={"policies": policies, "sources": kept, "launch": launch})
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,17 +299,17 @@ def plan_resumption(recipe: Recipe, machine: Machine, launch: Launch) -> Resumpt
     stored = load_run(run, run_code=True)
     accept_changes(stored, recipe)  # before the data are loaded: another task may have others
     made = plan(recipe, machine, launch, run)
-    models = model_digests(only(made.recipe, launch.policies(made.recipe)))
+    models = model_digests(made.recipe, launch)
     changes = accept_changes(stored, made.recipe)
     changes += require_same_plan(run.info(), made.placed, made.fingerprint, models)
     verify_finished_policies(run, made.recipe)
     return Resumption(run, made, models, [*made.placed.notes, *changes, *made.asked])
 
 
-def model_digests(recipe: Recipe) -> dict[str, str]:
-    """Return the digest of each policy's base model, and of each frozen source. Raises ModelError if a file cannot be
-    read."""
-    models = {p.name: (resolve_path(p.model), p.revision) for p in recipe.policies}
-    models |= {source.name: (resolve_path(source.frozen), source.revision) for source in recipe.frozen_sources}
-    digests = {key: model_digest(*key) for key in set(models.values())}
+def model_digests(recipe: Recipe, launch: Launch) -> dict[str, str]:
+    """Return the digest of the model of each policy, and of each frozen source, that this session starts. Raises
+    ModelError if a file cannot be read."""
+    here = [*launch.policies(recipe), *launch.sources(recipe)]
+    models = {name: model for name, model in recipe.models.items() if name in here}
+    digests = {key: model_digest(resolve_path(key.path), key.revision) for key in set(models.values())}
     return {name: digests[key] for name, key in models.items()}

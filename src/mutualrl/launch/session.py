@@ -50,20 +50,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """Options of a start besides the recipe. `policy`: the policy that joins an exchange alone; None starts all.
-    `restart`: it trains from the start although the exchange has rounds of it. `device_map`: file that assigns
-    policies to devices. `ray`: address of the Ray cluster that runs the policies; None: this machine."""
+    """Options of a start besides the recipe. `member`: the policy, or the source that is asked, that joins an exchange
+    alone; None starts all. `restart`: a policy trains from the start although the exchange has rounds of it.
+    `device_map`: file that assigns policies to devices. `ray`: address of the Ray cluster that runs the policies; None:
+    this machine."""
 
     resume: bool = False
     clean: bool = False
     device_map: Path | None = None
-    policy: str | None = None
+    member: str | None = None
     restart: bool = False
     ray: str | None = None
 
     def policies(self, recipe: Recipe) -> list[str]:
         """Return the policies that this session starts: all, or the one that joins."""
-        return [p.name for p in recipe.policies] if self.policy is None else [self.policy]
+        return [policy.name for policy in recipe.policies if self.member in (None, policy.name)]
+
+    def sources(self, recipe: Recipe) -> list[str]:
+        """Return the asked sources that this session starts: all, or the one that joins."""
+        return [source.name for source in recipe.asked_sources if self.member in (None, source.name)]
 
 
 def accept_changes(old: Recipe, new: Recipe) -> list[str]:
@@ -148,6 +153,7 @@ def start_run(plan: StartPlan, models: dict[str, str], held: ExitStack, run_id: 
         models=models,
         placement=_by_policy(plan.placed),
         exchange="" if recipe.bucket is None else recipe.bucket.url,
+        joined_source="" if plan.placed.allocations else plan.placed.sources[0].policy,
         recipe=text,
         recipe_sha256=_sha256(text),
     )
@@ -191,7 +197,8 @@ def open_resumable_run(path: Path) -> RunDirectory:
     if not path.is_dir():
         raise UsageError(f"--resume: nothing to resume, there is no directory {path}; start a run without --resume")
     info = run.info()
-    if missing := [name for name in ("fingerprint", "placement", "versions", "recipe") if not getattr(info, name)]:
+    needed = ("fingerprint", *(() if info.joined_source else ("placement",)), "versions", "recipe")
+    if missing := [name for name in needed if not getattr(info, name)]:
         raise UsageError(
             f"--resume: {run.run_json} lacks {', '.join(missing)}: it was changed; restore it, or use --clean"
         )

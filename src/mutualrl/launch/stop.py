@@ -33,6 +33,6 @@ def stopped(run: RunDirectory, recipe: Recipe, launch: Launch, request: StopSign
     )
     cause = f"by {request.name}" if request.received else "at the request of another process"
     command = f"mutualrl train --resume --run-dir {run.root}"
-    if launch.policy is not None and recipe.bucket is not None:
-        command = f"mutualrl join {recipe.bucket.url} --policy {launch.policy} --run-dir {run.root}"
+    if launch.member is not None and recipe.bucket is not None:
+        command = f"mutualrl join {recipe.bucket.url} --policy {launch.member} --run-dir {run.root}"
     return f"stopped {cause}; checkpoints: {checkpoints}; resume with: {command}"

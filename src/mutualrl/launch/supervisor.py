@@ -17,7 +17,7 @@ from mutualrl.launch.checks import (
 )
 from mutualrl.launch.group import GRACE_SECONDS, ProcessTag, end
 from mutualrl.launch.joining import claim_exchange, fetch_checkpoint, install_checkpoint, require_run
-from mutualrl.launch.plan import model_digests, only, plan, plan_resumption
+from mutualrl.launch.plan import model_digests, plan, plan_resumption
 from mutualrl.launch.policy_supervisor import PolicySupervisor
 from mutualrl.launch.ray_launcher import run_on_cluster
 from mutualrl.launch.rewind import readmit, rewind
@@ -86,7 +86,7 @@ def _open(
         require_creatable(path, clean=launch.clean)
     made = plan(recipe, machine, launch)
     recipe, placement = made.recipe, made.placed
-    models = model_digests(only(recipe, launch.policies(recipe)))
+    models = model_digests(recipe, launch)
     run_id = None if recipe.bucket is None else claim_exchange(recipe, made.fingerprint, launch, console)
     if launch.clean and path is not None:
         clean_run(path, held)
@@ -104,11 +104,11 @@ def _reopen(
     run, models, notes = resumption.run, resumption.models, resumption.notes
     recipe, placement, inputs = resumption.plan.recipe, resumption.plan.placed, resumption.plan.inputs
     if recipe.bucket is not None:
-        require_run(recipe.bucket, run.info().run_id, launch.policy, console)
+        require_run(recipe.bucket, run.info().run_id, launch.member, console)
     held.enter_context(hold(run.lock, str(run.root)))
     if recipe.recorded_sources and inputs is not None:
         restore(run, recipe, lambda names: check_sources(recipe, inputs, names))
-    if launch.policy is None:
+    if launch.member is None:
         rewind(run, recipe, console)
     staged = fetch_checkpoint(recipe, launch, run.info().run_id, run.root, models)
     readmit(run, recipe, [each.policy for each in (*placement.allocations, *placement.sources)])
@@ -135,7 +135,9 @@ def run_policies(
     require_same = watch_directory(run)
     try:
         names, limit = launch.policies(recipe), recipe.task.max_prompt_tokens
-        with Progress(run, names, recipe.run.steps, console, recipe.regime_class.metrics, limit) as progress:
+        sources = [] if names else launch.sources(recipe)
+        metrics = recipe.regime_class.metrics
+        with Progress(run, names, recipe.run.steps, console, metrics, limit, sources) as progress:
             policy_supervisor.start()
             deadline = None
             while policy_supervisor.active:

@@ -15,7 +15,7 @@ from mutualrl.storage.allocation import ZERO
 def missing_requirements(recipe: Recipe, machine: Machine) -> list[str]:
     """Return one line per missing requirement, with what to type."""
     lines = []
-    required = recipe.hardware.gpus or 0
+    required = (recipe.hardware.gpus or 0) if recipe.policies else 0  # a source may run on a machine of its own
     if len(machine.gpus) < required:
         lines.append(
             f"{required - len(machine.gpus)} of the {required} GPUs of the recipe "
@@ -39,6 +39,8 @@ def missing_requirements(recipe: Recipe, machine: Machine) -> list[str]:
 
 def _needs_zero(recipe: Recipe, gpus: int) -> bool:
     """Return whether a policy trains under ZeRO: by name, or by `auto` on more than one GPU."""
+    if not recipe.policies:
+        return False
     if recipe.launch.strategy != "auto":
         return recipe.launch.strategy in ZERO
     shared = recipe.launch.share_gpus

@@ -56,6 +56,12 @@ def place(
     return Placement(tuple(allocations), (*notes, *strategy_notes(recipe, allocations)), sources)
 
 
+def source_devices(recipe: Recipe, machine: Machine) -> tuple[Devices, ...]:
+    """Return the devices of the recipe's asked sources on a machine without policies."""
+    used = Machine(machine.gpus[: recipe.hardware.gpus], machine.cores)
+    return _with_sources(recipe, used, shared=False)[1]
+
+
 def _frozen(recipe: Recipe) -> list[str]:
     """Return the names of the sources that are sampled on a device of their own."""
     return [source.name for source in recipe.frozen_sources]

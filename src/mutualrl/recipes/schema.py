@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -134,6 +134,13 @@ class LaunchSection(Section):
     )
 
 
+class ModelOf(NamedTuple):
+    """A member's model: path or hub id, and revision."""
+
+    path: str
+    revision: str | None
+
+
 class Recipe(Section):
     """Complete, resolved configuration of a run."""
 
@@ -261,6 +268,12 @@ class Recipe(Section):
     def frozen_sources(self) -> list[FrozenSource]:
         """Return the sources that any policy reads that are sampled on this machine."""
         return [source for source in self.active_sources if isinstance(source, FrozenSource)]
+
+    @property
+    def models(self) -> dict[str, ModelOf]:
+        """Return the model of each policy and frozen source, by name."""
+        models = {each.name: ModelOf(each.model, each.revision) for each in self.policies}
+        return models | {each.name: ModelOf(each.frozen, each.revision) for each in self.frozen_sources}
 
     def sources_of(self, policy: str) -> list[SourceSection]:
         """Return the sources that a policy reads."""

@@ -190,15 +190,6 @@ def _member_problems(recipe: Recipe, layers: Layers) -> list[str]:
             if unusable is not None:
                 lines.append(_line(layers, ("sources",), f"{each.name!r}: {unusable}"))
     for source in recipe.asked_sources:
-        if recipe.bucket is not None:
-            lines.append(
-                _line(
-                    layers,
-                    ("sources",),
-                    f"{source.name!r}: found a {source.kind} source and exchange.url, expected one of them: a source "
-                    "is asked by a process beside the policies, on one machine",
-                )
-            )
         if recipe.task.environment is not None:
             problem = (
                 f"{source.name!r}: found a {source.kind} source, whose answers have one turn, which "

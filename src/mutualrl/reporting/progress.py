@@ -10,9 +10,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from mutualrl.console.display import cell, duration, print_text
+from mutualrl.console.display import cell, clean, duration, print_text
 from mutualrl.runs.live import LivePolicy, LiveRun
 from mutualrl.runs.notes import data_notes, live_after
+from mutualrl.see import open_store
+from mutualrl.see.liveness import last_heartbeat
 from mutualrl.storage.metrics import Metric
 from mutualrl.storage.rundir import RunDirectory
 
@@ -31,10 +33,12 @@ class Progress:
         console: Console,
         metrics: Sequence[Metric] = (),
         max_prompt_tokens: int | None = None,
+        sources: Sequence[str] = (),
     ) -> None:
         self._live_run = LiveRun(run, policies, metrics)
         self._steps = steps
         self._limit = max_prompt_tokens
+        self._sources = sources  # of a session without policies
         self._printed: set[str] = set()
         self._counted: set[str] = set()  # policies whose notes on the data are printed: their file is written once
         self._console = console
@@ -61,7 +65,8 @@ class Progress:
             self._live.update(self._table())
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + PLAIN_SECONDS
-            line = "; ".join([*map(self._line, self._live_run.policies.values()), *self._remaining()])
+            lines = [*map(self._line, self._live_run.policies.values()), *map(self._source_line, self._sources)]
+            line = "; ".join([*lines, *self._remaining()])
             if line != self._last_line or time.monotonic() >= self._repeat_at:
                 print_text(self._console, line)
                 self._last_line, self._repeat_at = line, time.monotonic() + REPEAT_SECONDS
@@ -90,6 +95,11 @@ class Progress:
             f"({policy.phase})"
         )
 
+    def _source_line(self, name: str) -> str:
+        """Return what an asked source is doing."""
+        beat = last_heartbeat(open_store(self._live_run.run.exchange), name) or {}
+        return f"{name}: round {beat.get('step', 0)} ({clean(beat.get('phase', 'starting'), 80)})"
+
     def _remaining(self) -> list[str]:
         """Return the estimated remaining training time; empty until every policy has made a step, and at the end."""
         seconds = self._live_run.seconds_left(self._steps)
@@ -108,4 +118,6 @@ class Progress:
                 "  ".join(f"{cell(group)} {accuracy:.2f}" for group, accuracy in policy.by_group.items()),
                 cell(policy.phase),
             )
+        for name in self._sources:
+            table.caption = self._source_line(name)
         return table

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from mutualrl.see.files import committed_rounds, round_of
 from mutualrl.see.store import ExchangeStore, Location, open_store
+from mutualrl.storage.checkpoints import oldest_needed
 from mutualrl.storage.files import checksummed_bytes, parse_or_none
 
 #: object in a policy's namespace with the first round that its checkpoints still need
@@ -28,6 +30,16 @@ def published_need(store: ExchangeStore, policies: Iterable[str], run_id: str) -
             return 0
         needs.append(max(cursor["round"], 0))
     return min(needs, default=0)
+
+
+def first_needed(
+    store: ExchangeStore, run_id: str, roots: Mapping[str, Path], staleness: int, *, elsewhere: bool
+) -> int:
+    """Return the first round that a policy of a run may still read, by the checkpoints in the policies' directories
+    (`roots`, by name); by what each has published if some train `elsewhere`."""
+    if elsewhere:
+        return published_need(store, roots, run_id)
+    return oldest_needed(list(roots.values()), staleness)
 
 
 def deletable(rounds: Iterable[int], needed: int, keep: int) -> list[int]:

@@ -68,16 +68,15 @@ class PolicyProgress:
     def _needed(self, recipe: Recipe, run_id: str) -> int:
         """Return the first round that a policy may still need. Policies that joined a bucket do not see each other's
         checkpoints: each publishes its own need, that of its copy in the bucket included, if the recipe wants one."""
-        names, staleness = [policy.name for policy in recipe.policies], recipe.exchange.staleness
-        if recipe.bucket is None or set(self.run.info().placement) == set(names):
-            return oldest_needed([self.run.policy(name).root for name in names], staleness)
-        store = record_store(self.run)
-        own = oldest_needed([self.run.policy(self.policy).root], staleness)
-        if recipe.exchange.checkpoints:
-            copy = copied(store, self.policy, run_id)
-            own = 0 if copy is None else min(own, max(copy.round - staleness, 0))
-        retention.publish_cursor(store, self.policy, run_id, own)
-        return retention.published_need(store, names, run_id)
+        roots = {policy.name: self.run.policy(policy.name).root for policy in recipe.policies}
+        store, staleness, joined = record_store(self.run), recipe.exchange.staleness, self.run.info().is_joined(roots)
+        if joined:
+            own = oldest_needed([roots[self.policy]], staleness)
+            if recipe.exchange.checkpoints:
+                copy = copied(store, self.policy, run_id)
+                own = 0 if copy is None else min(own, max(copy.round - staleness, 0))
+            retention.publish_cursor(store, self.policy, run_id, own)
+        return retention.first_needed(store, run_id, roots, staleness, elsewhere=joined)
 
     def progress(self) -> dict[str, object]:
         """Return the progress to save in a checkpoint."""

@@ -27,6 +27,7 @@ from mutualrl.regimes.regime import publish_schema, success_above
 from mutualrl.rollouts import Rollouts
 from mutualrl.see import Exchange, Heartbeat, MissingPeers
 from mutualrl.see.liveness import Phase
+from mutualrl.see.retention import published_need
 from mutualrl.seeds import seed_of
 from mutualrl.sources.answers import AnswerStore, read_account, stored_accounts, stored_first_account, write_account
 from mutualrl.sources.asking import Asking
@@ -330,11 +331,15 @@ def remaining_rounds(
     run: RunDirectory, recipe: Recipe, section: ServedSource | FrozenSource, info: RunInfo, exchange: Exchange
 ) -> list[int]:
     """Return the rounds that a source still has to answer: not published, and not before the first that a learner may
-    read."""
+    read, which policies that joined a bucket have published."""
     total = recipe.rounds(int(info.fingerprint.get("optimizer_steps_per_round", 1)))
-    files = [run.policy(name) for name in recipe.readers_of(section)]
-    cursors = [Checkpoints(each.root).newest_cursor() for each in files if not each.result.exists()]
-    first = max(0, min(cursors, default=total) - recipe.exchange.staleness)
+    names = [policy.name for policy in recipe.policies]
+    if info.is_joined(names):
+        first = published_need(exchange.store, names, info.run_id)
+    else:
+        files = [run.policy(name) for name in recipe.readers_of(section)]
+        cursors = [Checkpoints(each.root).newest_cursor() for each in files if not each.result.exists()]
+        first = max(0, min(cursors, default=total) - recipe.exchange.staleness)
     published = set(exchange.rounds(section.name))
     return [number for number in range(first, total) if number not in published]
 

@@ -102,12 +102,8 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest, *, els
     rank = int(os.environ.get("RANK", "0"))
     source = next((each for each in recipe.asked_sources if each.name == policy), None)
     if elsewhere and info.models.get(policy):
-        if isinstance(source, FrozenSource):
-            model, revision = source.frozen, source.revision
-        else:
-            base = recipe.policy(policy)
-            model, revision = base.model, base.revision
-        compare_models({policy: model_digest(resolve_path(model), revision)}, info.models)
+        model = recipe.models[policy]
+        compare_models({policy: model_digest(resolve_path(model.path), model.revision)}, info.models)
     if source is not None or _is_alone(info, policy):
         for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             os.environ.pop(name, None)  # else accelerate wraps the model in DDP over one process
@@ -119,10 +115,10 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest, *, els
     heartbeat.set(Phase.LOADING)
     heartbeat.start()
     member = Member(policy, run, info, recipe, exchange, heartbeat, lambda: bool(stop))
-    if source is not None:
-        answer_source(member, source)
     if recipe.bucket is not None and rank == 0:
         heartbeat.mirror_to(exchange.store, recipe.bucket.heartbeat_seconds)
+    if source is not None:
+        answer_source(member, source)
     mirroring = _mirroring(run, recipe, info, exchange) if rank == 0 else None
     try:
         trainer = _build_and_train(member, attempt, stop)
@@ -239,7 +235,7 @@ def _train(
 
 
 def _exchange(run: RunDirectory, recipe: Recipe, info: RunInfo, policy: str, attempt: int) -> Exchange:
-    alone = set(info.placement) != {p.name for p in recipe.policies}  # peers join from other machines, possibly later
+    alone = info.is_joined(p.name for p in recipe.policies)  # peers join from other machines, possibly later
     section = recipe.run
     dispensable = frozenset(each.name for each in recipe.asked_sources if each.on_source_loss == "continue")
     timeouts = WaitTimeouts(
