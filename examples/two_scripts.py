@@ -8,6 +8,9 @@
     python examples/two_scripts.py ada --resume        # after a crash; bob waits meanwhile, for up to an hour
     torchrun --nproc-per-node 2 examples/two_scripts.py ada     # one policy in two processes
 
+With `--served URL` in both commands a third member answers where a policy fails: a model behind an OpenAI-compatible
+endpoint, asked by one of the scripts for both (`pip install 'mutualrl[served]'`).
+
 Equal in both scripts: the run directory, the regime and its settings, the number of steps, and the rows with their
 order, which `seed`, the number of prompts per round and of rollouts per prompt decide. Model, tokenizer, learning rate
 and number of processes may differ.
@@ -24,6 +27,7 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig
 
+from mutualrl.sources.script import served_source
 from mutualrl.tasks import TaskSource, get_task
 from mutualrl.tasks.boxed import boxed_score
 from mutualrl.tiny import path_of
@@ -45,6 +49,7 @@ def main() -> None:
     parser.add_argument("--run-dir", type=Path, default=Path("runs/two-scripts"))
     parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"))
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--served", help="OpenAI-compatible endpoint of a model that answers where a policy fails")
     parser.add_argument("--resume", action="store_true", help="from the newest checkpoint in CHECKPOINTS/POLICY")
     args = parser.parse_args()
     torch.set_num_threads(1)  # the policies share the cores
@@ -52,6 +57,7 @@ def main() -> None:
 
     prompts = get_task("arithmetic").read("train", TaskSource(seed=0)).prompts
     rows = [{"prompt": prompt.text, "answer": prompt.answer, "prompt_id": prompt.id} for prompt in prompts]
+    sources = [] if args.served is None else [served_source("teacher", args.served, rows)]
     sharing = Sharing.over(
         args.run_dir,
         policy=args.policy,
@@ -59,6 +65,7 @@ def main() -> None:
         regime="sgt",
         weight=0.1,
         resume=args.resume,
+        sources=sources,
     )
     trainer = MutualGRPOTrainer(
         model=str(path_of(args.policy)),

@@ -14,8 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from endpoint import Endpoint, served
-from test_asked_sources import teacher
+from endpoint import Endpoint, served, teacher
 
 from buckets import Server, reachable, serving
 from conftest import PATIENCE, Cli, on_core

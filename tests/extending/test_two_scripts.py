@@ -11,14 +11,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from datasets import Dataset
+from endpoint import Endpoint, served, teacher
 from trl import GRPOConfig
 
 from conftest import PATIENCE, REPOSITORY, Cli, on_core, xdist_worker_number
-from mutualrl.errors import RunDirectoryError, UsageError
+from mutualrl.errors import RunDirectoryError, SourceLostError, UsageError
+from mutualrl.records import Rollout
 from mutualrl.regimes import get_regime
+from mutualrl.sources.script import served_source
 from mutualrl.storage.rundir import RunDirectory, hold
 from mutualrl.training import MutualGRPOTrainer, Sharing
 from mutualrl.training.script_callback import ScriptRun, cut_after
@@ -52,6 +56,10 @@ class Scripts:
 
     def logs(self) -> str:
         return "".join(path.read_text() for path in sorted(self.directory.glob("*.log")))
+
+    @property
+    def run(self) -> Path:
+        return self.directory / "runs" / "two-scripts"
 
     def lines(self, policy: str, name: str = "metrics.jsonl") -> list[dict[str, object]]:
         path = self.directory / "runs" / "two-scripts" / "policies" / policy / name
@@ -103,6 +111,72 @@ def test_killed_script_resumes_while_its_peer_waits_and_ends_in_the_same_weights
     assert "was trained by scripts" in Path(json.loads(report.stdout)["page"]).read_text()
     refused = cli("complementarity", "--run", run)
     assert (refused.returncode, "trained by scripts (Sharing.over)" in refused.stderr) == (2, True)
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+def test_a_served_model_is_asked_by_one_script_for_both_and_by_the_other_once_that_is_killed(
+    scripts: Scripts, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The script that asks is killed while its questions are in flight: the other takes over, and a question is asked
+    again only where it was in flight. Weights and rescues are those of an undisturbed run."""
+    pytest.importorskip("openai")
+    undisturbed = Scripts(tmp_path_factory.mktemp("undisturbed"))
+    with served(Endpoint(teacher)) as endpoint:
+        for policy in ("ada", "bob"):
+            undisturbed.start(policy, "--served", endpoint.url)
+        undisturbed.finish()
+        questions = endpoint.seeds()
+    assert set(questions.values()) == {1}, "one member asks for both"
+    with served(Endpoint(teacher, delay=0.05)) as endpoint:
+        ada = scripts.start("ada", "--served", endpoint.url)
+        wait_until((scripts.run / "sources" / "teacher" / "lock").exists)
+        scripts.start("bob", "--served", endpoint.url)
+        wait_until(lambda: len(scripts.lines("ada")) >= 6 and endpoint.in_flight > 0)
+        ada.kill()
+        ada.wait()
+        wait_until(lambda: str(scripts.processes[1].pid) in (scripts.run / "sources/teacher/lock").read_text())
+        scripts.start("ada", "--served", endpoint.url, "--resume")
+        scripts.finish()
+        assert set(endpoint.seeds()) == set(questions)
+        assert sum(endpoint.seeds().values()) <= len(questions) + 8  # those in flight
+    assert scripts.weights() == undisturbed.weights()
+    for policy in ("ada", "bob"):
+        rescues = scripts.lines(policy, "rescues.jsonl")
+        assert rescues == undisturbed.lines(policy, "rescues.jsonl")
+        assert "teacher" in {row["peer"] for row in rescues}
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"after": "book"}, "found after, which only a recipe can have"),
+        ({"sample": 2}, "sample: Extra inputs are not permitted"),
+        ({"api_key_env": "NO_SUCH_KEY"}, "the environment variable NO_SUCH_KEY is not set"),
+    ],
+)
+def test_what_a_served_source_of_a_script_cannot_have_is_refused(keys: dict[str, Any], message: str) -> None:
+    pytest.importorskip("openai")
+    with pytest.raises(UsageError, match=message):
+        served_source("teacher", "http://127.0.0.1:9/v1", [{"prompt": "2+3:"}], **keys)
+
+
+@pytest.mark.release
+@pytest.mark.slow
+def test_a_script_ends_with_its_source_where_that_must_not_fail(tmp_path: Path) -> None:
+    """Nobody listens at the address: under `on_source_loss: fail` the reason is the script's error."""
+    pytest.importorskip("openai")
+    rows = [{"prompt": "2+3:"}]
+    source = served_source("teacher", "http://127.0.0.1:9/v1", rows, on_source_loss="fail", model="m")
+    sharing = Sharing.over(tmp_path, "ada", [], "sgt", sources=[source])
+    (thread,) = sharing.threads
+    sharing.link.exchange.publish(0, [Rollout("p", 0, 0.0, ended=True)], 0)
+    thread.rows.prompts["p"] = thread.rows.prompts.pop(next(iter(thread.rows.prompts)))
+    thread.start(8)
+    wait_until(lambda: thread.failure is not None)
+    with pytest.raises(SourceLostError, match="gave no answer on 'p'"):
+        sharing.link.read(0)
+    thread.stop()
 
 
 @pytest.mark.release

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from endpoint import Endpoint, chance, prompt_of, respond, served
+from endpoint import Endpoint, chance, prompt_of, respond, served, solutions, teacher
 
 from conftest import PATIENCE, Cli
 from mutualrl.errors import RecipeError
@@ -34,16 +33,6 @@ pytest.importorskip("openai")
 KEY = "sk-secret-5f1e77"
 NOWHERE = "http://127.0.0.1:9/v1"
 SGT = ("--regime", "sgt", "--pool", "tiny", *SHORT)
-
-
-@cache
-def solutions() -> dict[str, str]:
-    return {prompt.text: prompt.solution or "" for prompt in get_task("arithmetic").read("train", TaskSource()).prompts}
-
-
-def teacher(prompt: str, seed: int) -> str:
-    """Answer nine questions of ten."""
-    return solutions()[prompt] if chance(prompt, seed) < 0.9 else "I do not know"
 
 
 def options(endpoint: Endpoint, **settings: object) -> tuple[str, ...]:

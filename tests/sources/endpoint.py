@@ -10,8 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from mutualrl.tasks import TaskSource, get_task
 
 Answer = Callable[[str, int], str]
 
@@ -122,3 +125,14 @@ def served(endpoint: Endpoint) -> Iterator[Endpoint]:
 def chance(*parts: object) -> float:
     """Return a number in [0, 1) that depends on its arguments only."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big") / 2**32
+
+
+@cache
+def solutions() -> dict[str, str]:
+    """Return the worked solutions of the embedded task, by prompt."""
+    return {prompt.text: prompt.solution or "" for prompt in get_task("arithmetic").read("train", TaskSource()).prompts}
+
+
+def teacher(prompt: str, seed: int) -> str:
+    """Answer nine questions of ten."""
+    return solutions()[prompt] if chance(prompt, seed) < 0.9 else "I do not know"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from mutualrl.console.lines import notify
 from mutualrl.console.user_path import user_path
@@ -14,7 +17,8 @@ from mutualrl.records import Prompt, row_id
 from mutualrl.references import TINY, is_hub
 from mutualrl.sources.prepare import claimed_rewards, rollouts_table
 from mutualrl.sources.recorded import read_recorded
-from mutualrl.sources.section import Columns, Reasoning
+from mutualrl.sources.section import Columns, Reasoning, ServedSource
+from mutualrl.sources.served import key_of, require_client
 from mutualrl.sources.source import StoredSource
 
 
@@ -49,6 +53,44 @@ def recorded_source(
         f"prompts have a text; {len(pairs):,} distinct texts"
     )
     return StoredSource(name, rollouts_table(name, pairs, rewards), verified=False)
+
+
+@dataclass(frozen=True)
+class ServedRows:
+    """A served model that is asked about the rows of a training set (`served_source`)."""
+
+    section: ServedSource
+    prompts: Mapping[str, Prompt]
+
+    @property
+    def name(self) -> str:
+        """Return its name."""
+        return self.section.name
+
+
+def served_source(name: str, url: str, dataset: Iterable[Mapping[str, Any]], **keys: Any) -> ServedRows:
+    """Return a served model as a source that answers during training.
+
+    `url`: an OpenAI-compatible endpoint. `dataset`: the trainer's `train_dataset`. `keys`: those of a served source in
+    a recipe (docs/one-model.md), such as `model`, `samples`, `ask`, `max_tokens`, `api_key_env`, `budget_tokens`.
+    Every script of the run passes the same source. One of them asks, for all learners; if it ends, another takes over.
+    Each learner judges the answers with its trainer's reward functions, so `after`, which needs one verdict for all, is
+    not available; `learners` is neither: who passes the source reads it.
+    Raises UsageError for keys that are unknown or wrong, and for a key's variable that is not set.
+    """
+    if taken := sorted({"after", "weight", "learners"} & keys.keys()):
+        raise UsageError(f"served_source({name!r}): found {taken[0]}, which only a recipe can have; leave it out")
+    try:
+        section = ServedSource(name=name, served=url, **keys)
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False)]
+        raise UsageError(f"served_source({name!r}): {'; '.join(problems)}") from None
+    require_client()
+    key_of(section.api_key_env, name)
+    prompts = {prompt.id: prompt for prompt in map(_prompt, dataset)}
+    if not prompts:
+        raise UsageError(f"served_source({name!r}): the dataset has no rows")
+    return ServedRows(section, prompts)
 
 
 def _prompt(row: Mapping[str, Any]) -> Prompt:

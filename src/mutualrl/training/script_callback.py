@@ -52,6 +52,11 @@ class ScriptRunCallback(TrainerCallback):  # type: ignore[misc]  # TRL and trans
         for path in log_paths(files):
             cut_after(path, state.global_step)
         self._resumed_from = [state.global_step] if state.global_step else []
+        if state.global_step:
+            rounds = state.global_step * args.gradient_accumulation_steps
+            sharing.link.missing_peers.readmit_all(rounds // (args.steps_per_generation * args.num_iterations))
+        for source in sharing.threads:
+            source.start(args.max_completion_length)
         self._began = time.monotonic()
 
     def on_train_end(self, args: Args, state: State, control: Control, **kwargs: object) -> None:
@@ -59,6 +64,8 @@ class ScriptRunCallback(TrainerCallback):  # type: ignore[misc]  # TRL and trans
         if not state.is_world_process_zero:
             return
         sharing = self._sharing
+        for source in sharing.threads:
+            source.stop()
         link, files = sharing.link, self._script.run.policy(sharing.link.policy)
         if state.global_step >= state.max_steps:
             result = PolicyResult(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,8 @@ from mutualrl.references import POLICY_NAME, name_problem
 from mutualrl.regimes import Regime, get_regime
 from mutualrl.regimes.regime import SELECTION, publish_schema
 from mutualrl.regimes.run_problems import RunFacts, member_problems
-from mutualrl.see import Exchange, Heartbeat, ReadLog, WaitTimeouts
+from mutualrl.see import Exchange, Heartbeat, MissingPeers, ReadLog, WaitTimeouts
+from mutualrl.sources.script import ServedRows
 from mutualrl.sources.source import Source
 from mutualrl.storage.files import JsonObject
 from mutualrl.storage.rundir import RunDirectory
@@ -29,6 +30,7 @@ from mutualrl.training.peers import PeerLink
 from mutualrl.training.rescues import RescueLog
 from mutualrl.training.sample_log import SampleLog
 from mutualrl.training.script_run import ScriptRun
+from mutualrl.training.script_source import ScriptSource
 from mutualrl.training.source_rounds import SourceRounds
 from mutualrl.traits import SourceTraits
 
@@ -45,11 +47,11 @@ class Sharing:
     nothing. `run_seed`: seed of the regime's draws. `max_length`: limit on a peer's text in the learner's tokens; None
     uses the trainer's `max_completion_length`. `tokenizers`: the peers', by name, for regimes that align traces.
     `sources`: members that publish texts and never learn; `asked`: those with a process of their own, for which the
-    policy waits as for a peer, with what they have. `rescues`: log of texts learnt from peers; `samples`: log of
-    some of its own rollouts (None: not written). `resume`: training claims the policy as a new attempt. `script`: the
-    run that users' own scripts share; None under `mutualrl train`. `whiten`: advantages are whitened over the round.
-    `background`: writes the log of rescues. `memory`: what the policy remembers between rounds, the only part that
-    changes.
+    policy waits as for a peer, with what they have; `threads`: those of a script that ask them. `rescues`: log of texts
+    learnt from peers; `samples`: log of some of its own rollouts (None: not written). `resume`: training claims the
+    policy as a new attempt. `script`: the run that users' own scripts share; None under `mutualrl train`. `whiten`:
+    advantages are whitened over the round. `background`: writes the log of rescues. `memory`: what the policy remembers
+    between rounds, the only part that changes.
     """
 
     link: PeerLink
@@ -60,6 +62,7 @@ class Sharing:
     tokenizers: Mapping[str, PreTrainedTokenizerBase] = field(default_factory=dict)
     sources: Sequence[SourceRounds] = ()
     asked: Mapping[str, SourceTraits] = field(default_factory=dict)
+    threads: Sequence[ScriptSource] = ()
     rescues: RescueLog | None = None
     samples: SampleLog | None = None
     resume: bool = False
@@ -81,7 +84,7 @@ class Sharing:
         max_length: int | None = None,
         tokenizers: Mapping[str, PreTrainedTokenizerBase] | None = None,
         resume: bool = False,
-        sources: Sequence[Source] = (),
+        sources: Sequence[Source | ServedRows] = (),
         staleness: int = 0,
         timeouts: WaitTimeouts | None = None,
         whiten_advantages: bool = False,
@@ -95,11 +98,11 @@ class Sharing:
         `timeouts`: how long the policy waits; by default up to an hour per round, for a peer that starts later or was
         killed and is started again. `regime`: a name, an import path, or a class. A
         regime that aligns traces needs the peers' `tokenizers` by name. `sources`: members that publish texts and never
-        learn (`mutualrl.sources.script.recorded_source`); with one, `peers` may be empty. A script that resumes from a
-        checkpoint (`train(resume_from_checkpoint=...)`) passes `resume=True` and becomes a new attempt of its policy,
-        which fences the previous one. A peer may be `staleness` rounds behind before the policy waits for it.
-        `whiten_advantages`: normalise advantages over the round, after TRL's `scale_rewards`. `log_samples`: log four
-        rollouts per round in `samples.jsonl`, which the report shows behind its curves.
+        learn (`recorded_source` and `served_source` of `mutualrl.sources.script`); with one, `peers` may be empty. A
+        script that resumes from a checkpoint (`train(resume_from_checkpoint=...)`) passes `resume=True` and becomes a
+        new attempt of its policy, which fences the previous one. A peer may be `staleness` rounds behind before the
+        policy waits for it. `whiten_advantages`: normalise advantages over the round, after TRL's `scale_rewards`.
+        `log_samples`: log four rollouts per round in `samples.jsonl`, which the report shows behind its curves.
         Raises UsageError when this policy has already published in `root` (rounds of an earlier run must not be
         treated as this run's), for names or settings that are wrong, for a regime that cannot use sources, or when
         tokenizers are missing.
@@ -108,12 +111,17 @@ class Sharing:
         regime_class = get_regime(regime) if isinstance(regime, str) else regime
         _require_names(policy, peers, [source.name for source in sources])
         configured = _configured(regime_class, settings)
-        facts = RunFacts(peers=len(peers), sources={source.name: SELECTION for source in sources})
+        served = [source for source in sources if isinstance(source, ServedRows)]
+        stored = [source for source in sources if not isinstance(source, ServedRows)]
+        asked = {source.name: source.section.traits for source in served}
+        facts = RunFacts(peers=len(peers), sources={**{source.name: SELECTION for source in stored}, **asked})
         for key, problem in member_problems(configured, facts):
             advice = "" if key.startswith("sources.") else "; expected at least one name in peers, or sources=[...]"
             raise UsageError(f"Sharing.over: {key}: {problem}{advice}")
         run = RunDirectory(root)
         waits = timeouts or WaitTimeouts(on_peer_loss="wait", late_start=True)
+        optional = {source.name for source in served if source.section.on_source_loss == "continue"}
+        waits = replace(waits, dispensable=waits.dispensable | optional)
         exchange = Exchange(run.exchange, policy, run_id, timeouts=waits)
         if not resume and exchange.rounds(policy):
             raise UsageError(
@@ -128,29 +136,43 @@ class Sharing:
                 f"regime {configured.name!r} aligns the peers' traces and needs their tokenizers: none passed for "
                 f"{', '.join(missing)} (Sharing.over(..., tokenizers={{{missing[0]!r}: ...}}))"
             )
-        return cls(
-            link=PeerLink(
-                exchange,
-                peers,
-                Heartbeat(exchange.store, policy),
-                staleness=staleness,
-                reads=ReadLog(exchange.store, policy),
-                how_to_start=(
-                    f"Start its script in another process, with the same data, order, seed and batch: Sharing.over("
-                    f"Path({str(root)!r}), policy=ITS_NAME, peers=[{policy!r}, ...], regime={configured.name!r}, "
-                    f"run_id={run_id!r})"
-                ),
+        link = PeerLink(
+            exchange,
+            [*peers, *asked],
+            Heartbeat(exchange.store, policy),
+            missing_peers=MissingPeers(exchange.store, policy) if asked else MissingPeers(),
+            staleness=staleness,
+            reads=ReadLog(exchange.store, policy),
+            how_to_start=(
+                f"Start its script in another process, with the same data, order, seed and batch: Sharing.over("
+                f"Path({str(root)!r}), policy=ITS_NAME, peers=[{policy!r}, ...], regime={configured.name!r}, "
+                f"run_id={run_id!r})"
             ),
+        )
+        learners = tuple(sorted({policy, *peers}))
+        threads = [ScriptSource(source, run, link, learners, configured, run_seed) for source in served]
+
+        def stopping() -> bool:
+            """Raise what ended a source without which the run cannot go on."""
+            for thread in threads:
+                thread.require()
+            return False
+
+        link.stopping = stopping
+        return cls(
+            link=link,
             regime=configured,
             schema=schema,
             run_seed=run_seed,
             max_length=max_length,
             tokenizers=peer_tokenizers,
-            sources=[SourceRounds.of(source, exchange) for source in sources],
+            sources=[SourceRounds.of(source, exchange) for source in stored],
+            asked=asked,
+            threads=threads,
             resume=resume,
             rescues=RescueLog(run.policy(policy).rescues),
             samples=SampleLog(run.policy(policy).samples) if log_samples else None,
-            script=ScriptRun(run, run_id, tuple(sorted({policy, *peers})), configured, run_seed, whiten_advantages),
+            script=ScriptRun(run, run_id, learners, configured, run_seed, whiten_advantages),
             whiten=whiten_advantages,
         )
 

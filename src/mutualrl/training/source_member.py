@@ -11,7 +11,7 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +23,7 @@ from mutualrl.recipes.agreement import all_prompts
 from mutualrl.recipes.pool_tokenizers import load_tokenizers
 from mutualrl.recipes.run_sources import learners_of, read, sampling_of, served_source
 from mutualrl.records import Prompt, PublishSchema, Rollout, content_digest
+from mutualrl.regimes import Regime
 from mutualrl.regimes.regime import publish_schema, success_above
 from mutualrl.rollouts import Rollouts
 from mutualrl.see import Exchange, Heartbeat, MissingPeers
@@ -69,25 +70,21 @@ class Served(Answering):
     """Answers of a served model, over one event loop."""
 
     def __init__(
-        self,
-        member: Member,
-        source: ServedSource,
-        prompts: Mapping[str, Prompt],
-        budget: Budget,
+        self, source: ServedSource, link: PeerLink, prompts: Mapping[str, Prompt], budget: Budget, run_seed: int
     ) -> None:
         self._source = source
         self._prompts = prompts
-        self._run_seed = member.recipe.run.seed
+        self._run_seed = run_seed
         self._runner = asyncio.Runner()
-        self._store = AnswerStore(member.exchange.store, member.exchange.policy)
-        self._model = self._runner.run(self._opened(member.heartbeat.advance))
+        self._store = AnswerStore(link.exchange.store, source.name)
+        self._model = self._runner.run(self._opened(link.advance))
         self._asking = Asking(
             self._model,
             self._store,
             budget,
             fail=source.on_source_loss == "fail",
-            stopping=member.stopping,
-            progress=member.heartbeat.advance,
+            stopping=link.stopping,
+            progress=link.advance,
         )
 
     async def _opened(self, on_request: Callable[[], None]) -> ServedModel:
@@ -196,18 +193,20 @@ class Frozen(Answering):
 
 @dataclass
 class SourceMember:
-    """One asked source over a run. `link`: its view of the exchange, with its learners as peers; `verifier`: judges its
-    answers, or leaves that to each learner."""
+    """One asked source over a run. `link`: its view of the exchange, with its learners as peers; `regimes`: theirs;
+    `verifier`: judges its answers, or leaves that to each learner, as none does; `weights`: of the sources that divide
+    the prompts; `confirmed`: the prompts of a round on which no answer is wanted."""
 
-    run: RunDirectory
-    recipe: Recipe
     section: ServedSource | FrozenSource
     link: PeerLink
+    regimes: Mapping[str, Regime]
     prompts: Mapping[str, Prompt]
-    verifier: Verifier
-    schema: PublishSchema | None
     answering: Answering
-    known: dict[str, Rollouts] = field(default_factory=dict)
+    run_seed: int
+    verifier: Verifier | None = None
+    schema: PublishSchema | None = None
+    weights: Mapping[str, float] | None = None
+    confirmed: Callable[[int], set[str]] = lambda number: set()
 
     def run_round(self, number: int) -> None:
         """Answer one round: wait for the learners, choose the prompts, ask, judge, publish."""
@@ -217,7 +216,8 @@ class SourceMember:
         self.link.set_phase(f"{Phase.GENERATING} answers on {len(prompt_ids)} prompts", number)
         rollouts, account = self.answering.answer(number, prompt_ids)
         self.link.set_phase(f"{Phase.SCORING} answers")
-        rewards = self.verifier.rewards([(r.prompt_id, r.text or "", r.ended) for r in rollouts], self.link.advance)
+        answers = [(r.prompt_id, r.text or "", r.ended) for r in rollouts]
+        rewards = None if self.verifier is None else self.verifier.rewards(answers, self.link.advance)
         if rewards is not None:
             rollouts = [replace(rollout, reward=reward) for rollout, reward in zip(rollouts, rewards, strict=True)]
         table = Rollouts.of(rollouts, self.section.name, number).published(self.published_fields(rewards is not None))
@@ -230,16 +230,12 @@ class SourceMember:
         """Return the prompts of a round to ask about."""
         wanted: list[Collection[str]] = []
         for learner, shard in shards.items():
-            regime = self.recipe.regime_of(learner)
+            regime = self.regimes[learner]
             wanted.append(regime.unsolved(shard) if self.section.gated else set(shard.prompt_ids))
-        return prompts_to_ask(
-            wanted,
-            self.prompts,
-            self._share(),
-            self._confirmed(number),
-            run_seed=self.recipe.run.seed,
-            round_index=number,
-        )
+        mine = None if self.section.weight is None else self.weights
+        share = PromptShare(self.section.name, self.section.column, mine)
+        confirmed = self.confirmed(number)
+        return prompts_to_ask(wanted, self.prompts, share, confirmed, run_seed=self.run_seed, round_index=number)
 
     def published_fields(self, verified: bool) -> PublishSchema:
         """Return the fields to publish: those that a policy reads, and the texts for learners that judge them."""
@@ -248,31 +244,32 @@ class SourceMember:
             return PublishSchema.of("text")
         return schema if verified else PublishSchema.union([schema, PublishSchema.of("text")])
 
-    def _recorded(self, name: str) -> Rollouts:
-        """Return the texts of a recorded source, read once."""
-        if name not in self.known:
-            self.known[name] = Rollouts(read(self.run, name).table)
-        return self.known[name]
 
-    def _share(self) -> PromptShare:
-        weights = {each.name: each.weight for each in self.recipe.asked_sources if each.weight is not None}
-        mine = None if self.section.weight is None else weights
-        return PromptShare(self.section.name, self.section.column, mine)
+@dataclass
+class SourceBefore:
+    """The source that is asked before another: what it has confirmed. `above`: a success has a greater reward."""
 
-    def _confirmed(self, number: int) -> set[str]:
-        """Return the prompts on which the source that is asked before this one has a text that every learner takes."""
-        first = self.section.after
-        if first is None:
-            return set()
-        above = max(success_above(self.recipe.regime_of(name)) for name in self.recipe.readers_of(self.section))
-        if any(each.name == first for each in self.recipe.asked_sources):
-            exchange = self.link.exchange
-            before = PeerLink(exchange, [first], self.link.heartbeat, self.link.stopping, self.link.missing_peers)
-            rollouts: Rollouts = before.read(number).current.get(first) or Rollouts.of(())
-        else:
-            rollouts = self._recorded(first)
+    run: RunDirectory
+    recipe: Recipe
+    link: PeerLink
+    name: str
+    above: float
+    known: Rollouts | None = None
+
+    def confirmed(self, number: int) -> set[str]:
+        """Return the prompts of a round on which it has a text that every learner takes."""
+        rollouts = self._rollouts(number)
         pairs = zip(rollouts.prompt_ids, rollouts.rewards, rollouts.ended, strict=True)
-        return {prompt_id for prompt_id, reward, ended in pairs if reward > above and ended}
+        return {prompt_id for prompt_id, reward, ended in pairs if reward > self.above and ended}
+
+    def _rollouts(self, number: int) -> Rollouts:
+        if any(each.name == self.name for each in self.recipe.asked_sources):
+            link = self.link
+            before = PeerLink(link.exchange, [self.name], link.heartbeat, link.stopping, link.missing_peers)
+            return before.read(number).current.get(self.name) or Rollouts.of(())
+        if self.known is None:
+            self.known = Rollouts(read(self.run, self.name).table)
+        return self.known
 
 
 def answer_rounds(member: Member, section: ServedSource | FrozenSource) -> None:
@@ -285,39 +282,48 @@ def answer_rounds(member: Member, section: ServedSource | FrozenSource) -> None:
         )
     by_id = {prompt.id: prompt for prompt in prompts}
     schema = publish_schema([recipe.regime_of(policy.name) for policy in recipe.policies], recipe.run.publish)
-    rounds = remaining_rounds(run, recipe, section, info, exchange)
+    rounds, readers = remaining_rounds(run, recipe, section, info, exchange), recipe.readers_of(section)
+    link = PeerLink(
+        exchange=exchange,
+        peers=readers,
+        heartbeat=member.heartbeat,
+        stopping=member.stopping,
+        missing_peers=MissingPeers(exchange.store, section.name),
+    )
     answering: Answering
     if isinstance(section, ServedSource):
         model_name = info.asked_sources.get(section.name, {}).get("model")
         complete = served_source(recipe, section, model_name)
         budget = budget_left(exchange, section, set(rounds))
         budget.used += stored_first_account(info.asked_sources.get(section.name, {}), section.name).spent
-        answering = Served(member, complete, by_id, budget)
+        answering = Served(complete, link, by_id, budget, recipe.run.seed)
     else:
         from mutualrl.engines.frozen import FrozenModel
 
-        template = recipe.trainer_settings(recipe.readers_of(section)[0]).get("chat_template_kwargs") or {}
-        path = resolve_path(section.frozen)
+        template = recipe.trainer_settings(readers[0]).get("chat_template_kwargs") or {}
         model = FrozenModel.load(
-            path,
+            resolve_path(section.frozen),
             template,
             samples=sampling_of(recipe, section).samples,
             revision=section.revision,
             trust_remote_code=section.trust_remote_code,
         )
         answering = Frozen(model, section, recipe, by_id, schema, member.heartbeat)
-    learners = [
-        each for each in learners_of(recipe, load_tokenizers(recipe)) if each.name in recipe.readers_of(section)
-    ]
-    link = PeerLink(
-        exchange=exchange,
-        peers=recipe.readers_of(section),
-        heartbeat=member.heartbeat,
-        stopping=member.stopping,
-        missing_peers=MissingPeers(exchange.store, section.name),
+    learners = [each for each in learners_of(recipe, load_tokenizers(recipe)) if each.name in readers]
+    source = SourceMember(
+        section,
+        link,
+        {name: recipe.regime_of(name) for name in readers},
+        by_id,
+        answering,
+        recipe.run.seed,
+        verifier=Verifier(by_id, recipe.task.reward, learners, recipe.run.step_timeout),
+        schema=schema,
+        weights={each.name: each.weight for each in recipe.asked_sources if each.weight is not None},
     )
-    verifier = Verifier(by_id, recipe.task.reward, learners, recipe.run.step_timeout)
-    source = SourceMember(run, recipe, section, link, by_id, verifier, schema, answering)
+    if section.after is not None:
+        above = max(success_above(recipe.regime_of(name)) for name in readers)
+        source.confirmed = SourceBefore(run, recipe, link, section.after, above).confirmed
     try:
         for number in rounds:
             source.run_round(number)
