@@ -2,6 +2,7 @@
 
     python benchmarks/memory.py            # twenty configurations of .04 to 8 B weights, about fifteen minutes
     python benchmarks/memory.py --real     # processes on the CPU, up to .36 B weights, about ten minutes
+    python benchmarks/memory.py --pools    # the paper's pools on eight GPUs of 80 GB, predicted; seconds
 
 **Tracked**: a model is built from its configuration with fake tensors, which have sizes and no bytes, and makes two
 optimizer steps as TRL's trainer does: a pass without gradients, micro-batches through TRL's output head, AdamW. What
@@ -12,7 +13,8 @@ nothing here, its fp32 product adds in place, and every position is scored. Adam
 (`foreach=False, fused=False`): the trackers count the other forms several times.
 
 **Real**: TRL's trainer in one or two processes, in bf16, whose resident memory is read from the kernel at the same
-instants (`VmHWM`, reset before each). Writes benchmarks/results/memory.{json,md}, memory_real.{json,md}.
+instants (`VmHWM`, reset before each). **Pools**: what is left of each GPU, and the most completions per pass that fit.
+Writes benchmarks/results/memory.{json,md}, memory_real.{json,md}, memory_pools.{json,md}.
 """
 
 from __future__ import annotations
@@ -35,8 +37,12 @@ from typing import Any
 from unittest.mock import patch
 
 import harness
+from mutualrl.machine.devices import Machine
+from mutualrl.mwra.fit import WARN, work_of
 from mutualrl.mwra.memory import GIB, MemoryEstimate, ModelShape, Work, estimate
 from mutualrl.mwra.model_shape import shape_of
+from mutualrl.mwra.placement import place
+from mutualrl.recipes import Request, resolve
 
 #: architecture, hidden, layers, intermediate, heads, key heads, width of a head, vocabulary, tied
 MODELS: dict[str, tuple[str, int, int, int, int, int, int, int, bool]] = {
@@ -55,6 +61,7 @@ MODELS: dict[str, tuple[str, int, int, int, int, int, int, int, bool]] = {
     "Qwen3-4B": ("qwen3", 2560, 36, 9728, 32, 8, 128, 151936, True),
     "Mistral-7B": ("mistral", 4096, 32, 14336, 32, 8, 128, 32768, False),
     "Llama-3.1-8B": ("llama", 4096, 32, 14336, 32, 8, 128, 128256, False),
+    "Ministral-3B": ("mistral", 4096, 14, 14336, 32, 8, 128, 32000, False),  # inferred from its number of weights
     "Qwen3-8B": ("qwen3", 4096, 36, 12288, 32, 8, 128, 151936, False),
 }
 
@@ -365,6 +372,7 @@ def measure(case: Case) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         args = GRPOConfig(output_dir=name, **keys)
         tokenizer = load_tokenizer(str(path_of("ada")))
+        warm_up()
         meter = Meter()
         trainer: Any = GRPOTrainer(
             model_of(case.model),
@@ -390,6 +398,20 @@ def measure(case: Case) -> dict[str, Any]:
         trainer.create_optimizer = create
         trainer.train()
     return {"peaks": meter.peaks}
+
+
+def warm_up() -> None:
+    """Let the libraries take what they take once, with a model of no size."""
+    import torch
+    import transformers
+
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "intermediate_size": 64, "num_attention_heads": 1}
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("llama", **sizes))
+    ids = torch.ones(1, 8, dtype=torch.long)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(input_ids=ids, labels=ids).loss.backward()
+    torch.optim.AdamW(model.parameters()).step()
+    model.generate(ids, max_new_tokens=2, pad_token_id=0)
 
 
 class Meter:
@@ -439,6 +461,56 @@ def work_in_small_pieces() -> None:
 
     head._forward_tile, head._backward_tile = by_rows(head._forward_tile), by_rows(head._backward_tile)
     head._addmm_fp32 = add
+
+
+# ---- the paper's pools
+
+SHAPES = {
+    "Qwen/Qwen2.5-Math-1.5B": "Qwen2.5-1.5B",
+    "Qwen/Qwen2.5-1.5B-Instruct": "Qwen2.5-1.5B",
+    "Qwen/Qwen2.5-Coder-1.5B": "Qwen2.5-1.5B",
+    "Qwen/Qwen3-1.7B-Base": "Qwen3-1.7B",
+    "Qwen/Qwen3-4B-Base": "Qwen3-4B",
+    "meta-llama/Llama-3.2-3B-Instruct": "Llama-3.2-3B",
+    "ministral/Ministral-3b-instruct": "Ministral-3B",
+    "microsoft/Phi-4-mini-instruct": "Phi-4-mini",
+}
+POOLS = ("2qwen", "3qwen", "4qwen", "llama-mist", "qwen-phi4")
+EIGHT = Machine(tuple(map(str, range(8))), 64, (80 * GIB,) * 8)
+
+
+def pools() -> list[dict[str, Any]]:
+    """Return each policy's memory under SGT, with prompts of the longest allowed."""
+    rows = []
+    for pool in POOLS:
+        recipe = resolve(Request(pool=pool, regime="sgt"))
+        for allocation in place(recipe, EIGHT).allocations:
+            sizes = shape(SHAPES[recipe.policy(allocation.policy).model])
+            work = work_of(recipe, allocation, recipe.task.max_prompt_tokens)
+
+            def peak(count: int, work: Work = work, sizes: ModelShape = sizes, its: Any = allocation) -> float:
+                """Return the peak with so many completions per pass."""
+                return estimate(sizes, replace(work, rows=count), strategy=its.strategy, ranks=its.processes).peak
+
+            found = estimate(sizes, work, strategy=allocation.strategy, ranks=allocation.processes)
+            most = max(count for count in range(1, 200) if peak(count) <= WARN * EIGHT.memory[0])
+            names = {"pool": pool, "policy": allocation.policy, "gpus": allocation.processes}
+            used = {"strategy": allocation.strategy, "rows": work.rows, "most_rows": most, "peak": found.peak}
+            rows.append({**names, **used, "instant": found.instant, "states": found.states})
+    return rows
+
+
+def pools_table(rows: list[dict[str, Any]]) -> str:
+    """Return the table of docs/operations.md."""
+    lines = ["| pool | policy | engine | states, GiB | peak, GiB | left of 80 | completions per pass, at most |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for row in rows:
+        numbers = (
+            f"{row['states'] / GIB:.1f} | {row['peak'] / GIB:.1f} ({row['instant']}) | {80 - row['peak'] / GIB:.1f}"
+        )
+        engine = f"{row['strategy']} x {row['gpus']}"
+        lines.append(f"| {row['pool']} | {row['policy']} | {engine} | {numbers} | {row['most_rows']} |")
+    return "\n".join(lines)
 
 
 # ---- tables
@@ -508,6 +580,7 @@ def main() -> None:
     """Run every case in a process of its own, compare, write, print."""
     parser = harness.options(__doc__)
     parser.add_argument("--real", action="store_true", help="processes instead of torch's trackers")
+    parser.add_argument("--pools", action="store_true", help="predict the paper's pools on eight GPUs")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     args = harness.parse(parser)
     kind = "real" if args.real else "tracked"
@@ -515,6 +588,11 @@ def main() -> None:
     if args.one is not None:
         result = (measure if args.real else track)(cases[args.one])
         (args.out / f"{os.environ.get('RANK', '0')}.json").write_text(json.dumps(result))
+        return
+    if args.pools:
+        found = pools()
+        listed: dict[str, Any] = {"command": "python benchmarks/memory.py --pools", "rows": found}
+        harness.write(args.out, "memory_pools", listed, pools_table(found))
         return
     chosen = cases[:1] if args.smoke else cases
 

@@ -180,9 +180,11 @@ def test_resume_readmits_all_peers_and_clears_the_stop_request(tmp_path: Path) -
 
 def test_digests_of_models_have_the_frozen_sources(tmp_path: Path) -> None:
     _, resolved = started_run(tmp_path / "r", "sources=[{name: old, frozen: 'tiny:ada'}]")
-    digests = model_digests(resolved)
+    digests = model_digests(resolved, Launch())
     assert list(digests) == ["ada", "bob", "old"]
     assert digests["old"] == digests["ada"] != digests["bob"]
+    for member in ("bob", "old"):  # of a member that joins, only its own
+        assert model_digests(resolved, Launch(member=member)) == {member: digests[member]}
 
 
 def test_resume_readmits_the_learners_that_a_source_had_given_up(tmp_path: Path) -> None:

@@ -204,8 +204,8 @@ def test_members_are_warned_of_from_nine_tenths_and_refused_above_1_2(tmp_path: 
     ("assignment", "advice"),
     [
         ("trainer.gradient_checkpointing=false", "--set trainer.gradient_checkpointing=true"),
-        ("trainer.max_completion_length=200", "a pass has 128 completions: lower trainer.per_device_train_batch_size"),
-        ("round.optimizer_steps=8", "it samples 256 rollouts at once: use fewer per round, or trainer.use_vllm=true"),
+        ("trainer.temperature=0.5", "a pass has 8 completions: lower trainer.per_device_train_batch_size"),
+        ("round.optimizer_steps=8", "it samples 64 rollouts at once: use fewer per round, or trainer.use_vllm=true"),
     ],
 )
 def test_advice_is_about_the_largest_instant(tmp_path: Path, assignment: str, advice: str) -> None:
