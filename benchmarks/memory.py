@@ -12,7 +12,8 @@ count CPU kernels; three things stand in for a GPU's: Triton's kernels of TRL's 
 nothing here, its fp32 product adds in place, and every position is scored. AdamW runs one weight at a time
 (`foreach=False, fused=False`): the trackers count the other forms several times.
 
-**Real**: TRL's trainer in one or two processes, in bf16, whose resident memory is read from the kernel at the same
+**Real**: TRL's trainer in one or two processes, in bf16 (under DeepSpeed fp32: accelerate refuses
+bf16 there on a CPU), whose resident memory is read from the kernel at the same
 instants (`VmHWM`, reset before each). **Pools**: what is left of each GPU, and the most completions per pass that fit.
 Writes benchmarks/results/memory.{json,md}, memory_real.{json,md}, memory_pools.{json,md}.
 """
@@ -80,6 +81,7 @@ class Case:
     checkpointing: bool = True
     lora: int = 0
     full_logits: bool = False
+    half: bool = True
     held_back: bool = False
 
     @property
@@ -90,6 +92,7 @@ class Case:
         parts += [] if self.checkpointing else ["no checkpointing"]
         parts += [f"LoRA {self.lora}"] if self.lora else []
         parts += ["whole logits"] if self.full_logits else []
+        parts += [] if self.half else ["fp32"]
         return f"{engine}, " + ", ".join(parts)
 
 
@@ -118,13 +121,16 @@ TRACKED = (
 REAL = (
     Case("42 M", rows=4, prompt=64, completion=64),
     Case("42 M", "ddp", 2, rows=4, prompt=64, completion=64),
-    Case("42 M", "zero3", 2, rows=4, prompt=64, completion=64),
+    Case("42 M", "zero3", 2, rows=4, prompt=64, completion=64, half=False),
     Case("42 M", "fsdp2", 2, rows=4, prompt=64, completion=64),
     Case("SmolLM2-135M", rows=4, prompt=64, completion=64, checkpointing=False),
-    Case("SmolLM2-135M", "zero3", 2, rows=4, prompt=64, completion=64),
+    Case("SmolLM2-135M", "zero3", 2, rows=4, prompt=64, completion=64, half=False),
     Case("SmolLM2-135M", "fsdp2", 2, rows=4, prompt=64, completion=64),
     Case("SmolLM2-360M", rows=2, prompt=64, completion=64),
 )
+
+
+BUCKET = 20_000_000  # DeepSpeed's buffer, so small that it is used as a whole
 
 
 def model_of(name: str) -> Any:
@@ -171,6 +177,9 @@ def predicted(case: Case, adapters: int | None, **keys: Any) -> MemoryEstimate:
         micro_batches=case.micro,
         full_logits=case.full_logits,
         checkpointing=case.checkpointing,
+        half=case.half,
+        step="single",
+        bucket=BUCKET,
         adapters=adapters,
     )
     strategy: Any = case.strategy
@@ -350,12 +359,13 @@ def measure(case: Case) -> dict[str, Any]:
     from mutualrl.training.config import on_cpu, strategy_keys
 
     torch.set_num_threads(1)
+    warm_up()
     work_in_small_pieces()
     strategy: Any = case.strategy
     rows = case.rows * case.micro
     keys: dict[str, Any] = {
         "use_cpu": True,
-        "bf16": True,
+        "bf16": case.half,
         "gradient_checkpointing": case.checkpointing,
         "per_device_train_batch_size": case.rows,
         "gradient_accumulation_steps": case.micro,
@@ -368,11 +378,12 @@ def measure(case: Case) -> dict[str, Any]:
         **strategy_keys(strategy, {}),
     }
     keys |= on_cpu(strategy)
+    if strategy == "zero3":
+        keys["deepspeed"]["zero_optimization"]["reduce_bucket_size"] = BUCKET
     prompts = Dataset.from_list([{"prompt": "1+2=" * (case.prompt // 4)}] * 64)
     with tempfile.TemporaryDirectory() as name:
         args = GRPOConfig(output_dir=name, **keys)
         tokenizer = load_tokenizer(str(path_of("ada")))
-        warm_up()
         meter = Meter()
         trainer: Any = GRPOTrainer(
             model_of(case.model),

@@ -74,7 +74,11 @@ def test_instants_of_a_small_model_by_hand() -> None:
     # in a layer, while the tied output matrix's gradient (3,200) waits: checkpoints, mask, layer, gradients in flight
     in_layer = kept - 1536 + 7040 + 16 * 2 * 3 * 16 + 3200 + 2 * 592 * 2
     assert result.backward == stays + gradients + in_layer
-    assert result.update == stays + gradients + 2 * 3200
+    assert result.update == stays + gradients
+    updates = {"fused": 0, "foreach": 4 * 1992, "single": 2 * 3200}
+    for step, copies in updates.items():
+        other = estimate(SMALL, replace(WORK, step=step), strategy="ddp", ranks=1)
+        assert other.update == stays + gradients + copies
     assert result.generation == 0
     assert (result.peak, result.instant) == (result.backward, "backward")
 
@@ -95,6 +99,21 @@ def test_no_checkpointing_keeps_every_layer() -> None:
     plain = replace(WORK, checkpointing=False)
     kept, all_kept = (estimate(SMALL, each, strategy="ddp", ranks=1).forward for each in (WORK, plain))
     assert all_kept - kept == 2 * 7040 - 2 * 512
+
+
+def test_zero_has_its_bucket_and_its_gradients_from_the_start() -> None:
+    """On two devices, a bucket of 500: bf16 weights and gradients, the bucket, fp32 copy and moments; in the step the
+    part's gradients in fp32. All 1,992 weights are gathered, and a bucket has a copy while it is reduced."""
+    work = replace(WORK, bucket=500)
+    result = estimate(SMALL, work, strategy="zero3", ranks=2)
+    part = 1992 / 2
+    stays = (2 + 2 + 12) * part + 2 * 500
+    assert result.update == stays + 4 * part
+    assert result.logprobs == stays + 2 * 1992 + 16 * (4 + 2) * 8 + 2 * 16 * 100
+    kept = 2 * 16 * 2 * 8 + 128 + 16 * (6 * 8 + 2 * 8)  # residuals in bf16
+    assert result.forward == stays + 2 * 1992 + kept + 2 * 16 * 100
+    head = 2 * 16 * 100 + 4 * 800 + 16 * 4 * 8 + kept
+    assert result.backward >= stays + 2 * 1992 + head + 2 * 500
 
 
 def test_generation_has_the_cache_and_the_logits() -> None:

@@ -56,7 +56,7 @@ def work_of(recipe: Recipe, allocation: Allocation, prompt: int) -> Work:
         half=settings.get("bf16") is not False or bool(settings.get("fp16")),
         reference=lora is None and beta > 0,
         adapters=None if lora is None else adapter_weights(recipe.policy(allocation.policy), lora),
-        foreach=optimizer == "adamw_torch",
+        step="foreach" if optimizer == "adamw_torch" else "fused",
     )
 
 

@@ -9,6 +9,7 @@ context, fragmentation, communication buffers of NCCL, and what vLLM keeps besid
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from mutualrl.storage.allocation import FSDP2, SHARDED, ZERO, Strategy
 
@@ -17,7 +18,11 @@ _HALF, _FULL = 2, 4  # bytes of bf16 and fp32
 _ADAM = 2 * _FULL
 _TILE_TOKENS, _TILE_VOCABULARY = 4096, 32768  # of TRL's fused head
 _LIVE = 10**9  # DeepSpeed's stage3_max_live_parameters
-_BUCKET = 5 * 10**8  # DeepSpeed's reduce_bucket_size
+_BUCKET = 5 * 10**8  # DeepSpeed's reduce_bucket_size, which it allocates at the start
+
+
+#: how AdamW computes: in place, all weights at once, or one after the other
+Step = Literal["fused", "foreach", "single"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,8 @@ class Work:
 
     `full_logits`: a pass scores extra rows or requests at another temperature than the sampling's, which needs whole
     logits. `half`: mixed precision. `adapters`: number of LoRA weights, if only these are trained; `rank` theirs.
-    `foreach`: whether the optimizer computes all weights at once (torch's default for `adamw_torch` on a GPU)."""
+    `step`: how AdamW computes (`adamw_torch_fused`, TRL's default; all weights at once, as `adamw_torch` on a GPU; one
+    after the other). `bucket`: gradients that DeepSpeed reduces together."""
 
     rows: int
     prompt: int
@@ -67,7 +73,8 @@ class Work:
     half: bool = True
     reference: bool = False
     adapters: int | None = None
-    foreach: bool = False
+    step: Step = "fused"
+    bucket: int = _BUCKET
 
     @property
     def tokens(self) -> int:
@@ -143,8 +150,8 @@ class _Device:
     ranks: int
 
     def estimate(self) -> MemoryEstimate:
-        stays = self.weights + self.optimizer + self.reference
-        before = self.gradients if self.work.micro_batches > 1 else 0.0
+        stays = self.weights + self.optimizer + self.reference + self.buffers
+        before = self.gradients if self.work.micro_batches > 1 and self.strategy not in ZERO else 0.0
         return MemoryEstimate(
             self.weights,
             self.gradients,
@@ -153,7 +160,7 @@ class _Device:
             logprobs=stays + self.gathered + self.casts(0) + self.work.tokens * self._norms + self.scoring(0),
             forward=stays + before + self.gathered + self.casts(1) + self.saved + self.scoring(1),
             backward=stays + self.gathered + self.backward(before),
-            update=stays + self.gradients + self.update,
+            update=stays + (0 if self.strategy in ZERO else self.gradients) + self.update,
             generation=stays + self.generation if self.work.sampled else 0.0,
         )
 
@@ -188,6 +195,13 @@ class _Device:
             return (_HALF if self.work.half else _FULL) * self.trained / self.ranks
         copies = 2 if self.strategy == "ddp" and self.ranks > 1 else 1  # DDP's buckets
         return copies * _FULL * self.trained / self._sharding
+
+    @property
+    def buffers(self) -> float:
+        """Return what DeepSpeed keeps from the start: its part of the gradients, and the bucket in which it reduces."""
+        if self.strategy not in ZERO:
+            return 0.0
+        return self.gradients + self._unit * self.work.bucket
 
     @property
     def optimizer(self) -> float:
@@ -292,7 +306,7 @@ class _Device:
         head = self._tile + gradient + work.tokens * _FULL * shape.hidden
         if work.full_logits:
             head = max(head, 3 * _FULL * logits)
-        saved = self.saved + (0 if work.checkpointing else self.casts(1))
+        saved = self.saved + (0 if work.checkpointing else self.casts(1)) + self._reducing
         held = self._held
         layer = self.layer if work.checkpointing else 0.0
         passing = work.tokens * self._unit * 3 * shape.intermediate
@@ -300,8 +314,17 @@ class _Device:
         return max(
             before + saved + head,
             max(before, held) + in_layer,
-            self.gradients + (2 * gradient if self.strategy not in SHARDED else held + gradient),
+            max(before, self.gradients if self.strategy not in ZERO else 0.0)
+            + (2 * gradient if self.strategy not in SHARDED else held + gradient)
+            + self._reducing,
         )
+
+    @property
+    def _reducing(self) -> float:
+        """Return DeepSpeed's copy of a bucket while it is reduced."""
+        if self.strategy not in ZERO:
+            return 0.0
+        return self._unit * min(self.work.bucket, self.trained)
 
     @property
     def _held(self) -> float:
@@ -327,11 +350,12 @@ class _Device:
     @property
     def update(self) -> float:
         """Return what the optimizer takes beside its states."""
-        if self.strategy in ZERO:
-            return _FULL * min(self.trained / self.ranks, _LIVE)
-        if self.work.foreach:
-            return _FULL * self.trained / self._sharding
-        return 2 * _FULL * (self.shape.matrix if self.work.adapters is None else 0) / self._sharding
+        part = self.trained / (self.ranks if self.strategy in (*ZERO, *SHARDED) else 1)
+        largest = self.shape.matrix / self._sharding if self.work.adapters is None else 0.0
+        copies = {"fused": 0.0, "foreach": part, "single": 2 * largest}[self.work.step]
+        if self.strategy in ZERO:  # the whole part is one tensor, with its gradients in fp32
+            copies = {"fused": 0, "foreach": 1, "single": 2}[self.work.step] * part + min(part, _LIVE)
+        return _FULL * copies
 
     @property
     def generation(self) -> float:
