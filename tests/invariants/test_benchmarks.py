@@ -61,6 +61,7 @@ SMOKE: dict[str, tuple[str, ...]] = {
     "exchange": (),
     "fidelity": (),
     "fuzz": (),
+    "memory": (),
     "growth": (),
     "gpu_check": ("--cpu",),
     "gpu_step_time": ("--cpu",),
