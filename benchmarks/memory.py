@@ -2,6 +2,7 @@
 
     python benchmarks/memory.py            # twenty configurations of .04 to 8 B weights, about fifteen minutes
     python benchmarks/memory.py --real     # processes on the CPU, up to .36 B weights, about ten minutes
+    python benchmarks/memory.py --predict  # what was counted, against the present formula; seconds
     python benchmarks/memory.py --pools    # the paper's pools on eight GPUs of 80 GB, predicted; seconds
 
 **Tracked**: a model is built from its configuration with fake tensors, which have sizes and no bytes, and makes two
@@ -587,10 +588,21 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
     return result | ({"held back, largest": max(held)} if held else {})
 
 
+def sampled(case: Case, on_processes: bool) -> dict[str, Any]:
+    """Return the rows that a process samples at once; the tracked steps sample none."""
+    return {"sampled": case.rows * case.micro} if on_processes else {}
+
+
+def report(out: Path, name: str, command: str, rows: list[dict[str, Any]], **keys: Any) -> None:
+    """Write rows with their summary and table."""
+    harness.write(out, name, {"command": command, **keys, "summary": summary(rows), "rows": rows}, table(rows))
+
+
 def main() -> None:
     """Run every case in a process of its own, compare, write, print."""
     parser = harness.options(__doc__)
     parser.add_argument("--real", action="store_true", help="processes instead of torch's trackers")
+    parser.add_argument("--predict", action="store_true", help="compare what was counted with the present formula")
     parser.add_argument("--pools", action="store_true", help="predict the paper's pools on eight GPUs")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     args = harness.parse(parser)
@@ -599,6 +611,17 @@ def main() -> None:
     if args.one is not None:
         result = (measure if args.real else track)(cases[args.one])
         (args.out / f"{os.environ.get('RANK', '0')}.json").write_text(json.dumps(result))
+        return
+    if args.predict:
+        for name, on_processes in (("memory", False), ("memory_real", True)):
+            stored = json.loads((harness.RESULTS / f"{name}.json").read_text())
+            counts = [(Case(**row["case"]), row["adapters"], row["counted"]) for row in stored["rows"]]
+            again = [
+                compared(case, {"adapters": adapters, "peaks": counted}, **sampled(case, on_processes))
+                for case, adapters, counted in counts
+            ]
+            counted_by = stored.get("counted_by", stored["code"])
+            report(args.out, name, stored["command"], again, counted_by=counted_by)
         return
     if args.pools:
         found = pools()
@@ -610,15 +633,14 @@ def main() -> None:
     def row(number: int) -> dict[str, Any]:
         """Return a case's row."""
         case = chosen[number]
-        found = compared(case, run(case, number, kind), **({"sampled": case.rows * case.micro} if args.real else {}))
+        found = compared(case, run(case, number, kind), **sampled(case, args.real))
         print(f"{case.model}, {case.label}: {found['deviation']:+.1%}", file=sys.stderr)
         return found
 
     with ThreadPoolExecutor(1 if args.real else 2) as pool:  # a tracked case is one thread
         rows = list(pool.map(row, range(len(chosen))))
     command = "python benchmarks/memory.py" + (" --real" if args.real else "")
-    content = {"command": command, "summary": summary(rows), "rows": rows}
-    harness.write(args.out, "memory_real" if args.real else "memory", content, table(rows))
+    report(args.out, "memory_real" if args.real else "memory", command, rows)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ SMALL = ModelShape(
     intermediate=16,
     query=8,
     key=4,
-    heads=2,
     vocabulary=100,
     tied=True,
     head_norms=False,
@@ -66,13 +65,13 @@ def test_adapters_add_trained_weights_to_the_frozen_ones() -> None:
 def test_instants_of_a_small_model_by_hand() -> None:
     """16 tokens. Kept per layer: 16 x 8 x 4 = 512 bytes; mask 2 x 8^2 = 128; last norm and head's input 1,536. bf16
     casts of both layers 2,368. The head's tile: 16 x 100 x 2 and a cast of 100 x 8 x 2 = 4,800. A recomputed layer:
-    424 bytes per token and the mask in bf16, 7,040."""
+    416 bytes per token and the mask in bf16, 6,912."""
     stays, gradients, kept = 4 * 1992 + 8 * 1992, 4 * 1992, 2 * 512 + 128 + 1536
     result = estimate(SMALL, WORK, strategy="ddp", ranks=1)
     assert result.logprobs == stays + 2368 + 16 * 64 + 4800
     assert result.forward == stays + gradients + 2368 + kept + 4800
     # in a layer, while the tied output matrix's gradient (3,200) waits: checkpoints, mask, layer, gradients in flight
-    in_layer = kept - 1536 + 7040 + 16 * 2 * 3 * 16 + 3200 + 2 * 592 * 2
+    in_layer = kept - 1536 + 6912 + 16 * 2 * 3 * 16 + 3200 + 2 * 592 * 2
     assert result.backward == stays + gradients + in_layer
     assert result.update == stays + gradients
     updates = {"fused": 0, "foreach": 4 * 1992, "single": 2 * 3200}
@@ -98,7 +97,7 @@ def test_whole_logits_take_eight_bytes_forward_and_twelve_backward() -> None:
 def test_no_checkpointing_keeps_every_layer() -> None:
     plain = replace(WORK, checkpointing=False)
     kept, all_kept = (estimate(SMALL, each, strategy="ddp", ranks=1).forward for each in (WORK, plain))
-    assert all_kept - kept == 2 * 7040 - 2 * 512
+    assert all_kept - kept == 2 * 6912 - 2 * 512
 
 
 def test_zero_has_its_bucket_and_its_gradients_from_the_start() -> None:

@@ -36,7 +36,6 @@ class ModelShape:
     intermediate: int
     query: int
     key: int
-    heads: int
     vocabulary: int
     tied: bool
     head_norms: bool
@@ -260,7 +259,7 @@ class _Device:
         shape, unit = self.shape, self._unit
         inputs = 5 * unit if self.casting else 2 * unit if self._residual == unit else 0  # q, k, v, gate and up
         per_token = 2 * self._norms + inputs * shape.hidden
-        per_token += 5 * unit * shape.query + _FULL * shape.heads  # q, repeated k and v, output, its copy
+        per_token += 5 * unit * shape.query  # q, repeated k and v, output, its copy
         per_token += 4 * unit * shape.intermediate  # gate, its activation, up, product
         if shape.head_norms:
             per_token += (_FULL + (unit if self.work.adapters is None else 0)) * (shape.query + shape.key)

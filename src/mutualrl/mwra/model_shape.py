@@ -41,7 +41,6 @@ def shape_of(model: PreTrainedModel) -> ModelShape | None:
         intermediate=width,
         query=heads * head,
         key=(getattr(config, "num_key_value_heads", None) or heads) * head,
-        heads=heads,
         vocabulary=config.vocab_size,
         tied=bool(getattr(model.config, "tie_word_embeddings", False)),
         head_norms="q_norm" in names,
