@@ -18,7 +18,10 @@ from endpoint import Endpoint, served, teacher
 
 from buckets import Server, reachable, serving
 from conftest import PATIENCE, Cli, on_core
-from mutualrl.recipes import templates
+from mutualrl.launch.plan import plan
+from mutualrl.launch.session import Launch
+from mutualrl.machine.devices import Machine
+from mutualrl.recipes import Request, resolve, templates
 from mutualrl.see import open_store
 from mutualrl.see.files import committed_rounds
 from runs import SHORT, FinishedRun, Run, members, stop_at, wait_until
@@ -206,9 +209,76 @@ def test_a_source_joins_as_a_policy_does_and_is_taken_over_by_name(
     again = cli("join", url, "--policy", "teacher", *SGT, *SHORT, *source, "--run-dir", second.path)
     assert again.returncode == 0, again.stderr
     assert "teacher has finished" in again.stderr
+    for command in ("report", "watch", "runs verify"):
+        read = cli(*command.split(), second.path)
+        assert read.returncode == 0, read.stderr
+        assert "cannot be read" not in read.stdout + read.stderr
+    (row,) = json.loads(cli("runs", "ls", second.path, "--json").stdout)["runs"]
+    assert row["state"] == "finished"
+    resumed = cli("train", "--resume", "--run-dir", second.path)
+    assert resumed.returncode == 2
+    assert f"mutualrl join {url} --policy teacher" in resumed.stderr
     refused = cli("join", url, "--policy", "teacher", *SGT, *SHORT, *source, "--restart", "--run-dir", tmp_path / "x")
     assert refused.returncode == 2
     assert "'teacher' is a source" in refused.stderr
+
+
+@pytest.mark.release
+def test_a_source_is_taken_over_where_rounds_are_deleted(tmp_path: Path) -> None:
+    """One policy, whose checkpoints say what it needs; the source's rounds before that are gone, and are not asked
+    again by the machine that takes it over."""
+    pytest.importorskip("openai")
+    url = f"file://{tmp_path}/bucket"
+    settings = ("run.steps=16", "run.save_every=2", "run.keep_rounds=1")
+    assignments = [part for each in settings for part in ("--set", each)]
+    with served(Endpoint(teacher, delay=0.02)) as endpoint:
+        keys = ("--model", "tiny:ada", "--source", f"teacher=served:{endpoint.url}", *assignments)
+        command = [sys.executable, "-m", "mutualrl", "join", url, "--regime", "sgt", "--task", "arithmetic", *keys]
+        command += ["--set", "exchange.heartbeat_seconds=1", "--set", "run.round_timeout=60", "--seed", "0"]
+
+        def start(member: str, name: str) -> subprocess.Popen[bytes]:
+            directory = tmp_path / name
+            with (tmp_path / f"{name}.txt").open("wb") as log:
+                return subprocess.Popen([*command, "--policy", member, "--run-dir", directory], stdout=log, stderr=log)
+
+        ada, first = start("ada", "ada"), start("teacher", "first")
+        store = open_store(url)
+        try:
+            wait_until(lambda: (committed_rounds(store, "teacher") or [0])[0] > 1 or ada.poll() is not None)
+            assert ada.poll() is None, (tmp_path / "ada.txt").read_text()
+            for process in members(tmp_path / "first"):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            first.kill()
+            first.wait(PATIENCE)
+            second = start("teacher", "second")
+            assert ada.wait(PATIENCE) == 0, (tmp_path / "ada.txt").read_text()
+            assert second.wait(PATIENCE) == 0, (tmp_path / "second.txt").read_text()
+        finally:
+            for each in (ada, first):
+                each.kill()
+        assert max(endpoint.seeds().values()) <= 2  # again only what was in flight
+
+
+def test_a_source_that_joins_needs_nothing_of_the_policies(tmp_path: Path) -> None:
+    """Neither their GPUs, nor DeepSpeed, nor processes that divide a round: six prompts of two rollouts divide by two
+    processes with six rows each, not by one with eight."""
+    settings = ("round.prompts=6", "trainer.num_generations=2", "launch.processes=2", "launch.strategy=zero3")
+    recipe = resolve(
+        Request(
+            pool="tiny",
+            regime="sgt",
+            sources=("teacher=frozen:tiny:ada",),
+            assignments=(*settings, "hardware.gpus=8", f"exchange.url=file://{tmp_path}/bucket"),
+        )
+    )
+    made = plan(recipe, Machine((), 2), Launch(member="teacher"), rehearsed=True)
+    assert made.problems == []
+    assert made.missing == []
+    assert made.batch is not None
+    assert (made.batch.prompts, made.batch.rollouts) == (6, 2)
+    assert [each.policy for each in made.placed.sources] == ["teacher"]
+    assert made.placed.allocations == ()
 
 
 REJECTED = {

@@ -19,10 +19,12 @@ from endpoint import Endpoint, served, teacher
 from trl import GRPOConfig
 
 from conftest import PATIENCE, REPOSITORY, Cli, on_core, xdist_worker_number
-from mutualrl.errors import RunDirectoryError, SourceLostError, UsageError
+from mutualrl.errors import PlanMismatchError, RunDirectoryError, SourceLostError, UsageError
 from mutualrl.records import Rollout
 from mutualrl.regimes import get_regime
+from mutualrl.sources.answers import read_account
 from mutualrl.sources.script import served_source
+from mutualrl.storage.accounts import Account
 from mutualrl.storage.rundir import RunDirectory, hold
 from mutualrl.training import MutualGRPOTrainer, Sharing
 from mutualrl.training.script_callback import ScriptRun, cut_after
@@ -172,11 +174,33 @@ def test_a_script_ends_with_its_source_where_that_must_not_fail(tmp_path: Path) 
     (thread,) = sharing.threads
     sharing.link.exchange.publish(0, [Rollout("p", 0, 0.0, ended=True)], 0)
     thread.rows.prompts["p"] = thread.rows.prompts.pop(next(iter(thread.rows.prompts)))
-    thread.start(8)
+    thread.settle(8)
+    thread.start()
     wait_until(lambda: thread.failure is not None)
     with pytest.raises(SourceLostError, match="gave no answer on 'p'"):
         sharing.link.read(0)
     thread.stop()
+
+
+@pytest.mark.slow
+def test_no_round_waits_for_a_served_model_that_is_away_or_has_other_rows(tmp_path: Path) -> None:
+    """Under `on_source_loss: continue` a round without an endpoint has no answers; other rows are named at once."""
+    pytest.importorskip("openai")
+    rows = [{"prompt": "2+3:"}]
+    away = served_source("teacher", "http://127.0.0.1:9/v1", rows, retries=0)
+    sharing = Sharing.over(tmp_path, "ada", [], "sgt", sources=[away])
+    (thread,) = sharing.threads
+    (prompt_id,) = away.prompts
+    sharing.link.exchange.publish(0, [Rollout(prompt_id, 0, 0.0, ended=True)], 0)
+    sharing.link.exchange.publish(1, [Rollout("another", 0, 0.0, ended=True)], 1)
+    thread.settle(8)
+    thread.start()
+    assert len(sharing.link.read(0).current["teacher"]) == 0
+    with pytest.raises(PlanMismatchError, match="no row of prompt 'another'"):
+        sharing.link.read(1)
+    thread.stop()
+    store = sharing.link.exchange.store
+    assert read_account(store, "teacher", 0) == Account(prompts=1, questions=1, left_out=1)
 
 
 @pytest.mark.release

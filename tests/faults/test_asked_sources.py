@@ -443,7 +443,6 @@ def test_sources_that_would_wait_for_each_other_or_leave_prompts_out_are_refused
         ("sgt", ("sources.teacher.timeout=1800",), "run.step_timeout"),
         ("sgt", ("sources.teacher.api=completions", "sources.teacher.system=x"), "system is"),
         ("sgt", ("sources.teacher.after=other",), "expected another source"),
-        ("sgt", ("exchange.url=file:///tmp/x",), "exchange.url"),
     ],
 )
 def test_what_a_served_source_cannot_do_is_refused_by_name(

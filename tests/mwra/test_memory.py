@@ -14,7 +14,7 @@ from mutualrl.errors import MachineError
 from mutualrl.machine.devices import Machine
 from mutualrl.mwra.fit import estimate_allocation, estimates, fit_notes, format_estimate
 from mutualrl.mwra.memory import GIB, MemoryEstimate, ModelShape, Work, estimate
-from mutualrl.mwra.model_shape import model_shape, parameter_count
+from mutualrl.mwra.model_shape import model_shape, parameter_count, shape_of
 from mutualrl.mwra.placement import place
 from mutualrl.recipes import Recipe, Request, resolve
 from mutualrl.storage.allocation import Strategy
@@ -185,6 +185,51 @@ def test_nll_rows_at_another_temperature_need_whole_logits(tmp_path: Path) -> No
     assert first(half).forward > first(one).forward
     plain = resolve(Request(pool=str(tmp_path / "p.yaml"), regime="grpo", assignments=("trainer.temperature=0.5",)))
     assert first(plain).forward == first(one).forward
+
+
+def loaded(tmp_path: Path, *settings: str) -> MemoryEstimate | None:
+    resolved = recipe(tmp_path, *settings)
+    return estimate_allocation(resolved, place(resolved, FOUR).allocations[0], 20)
+
+
+def test_weights_and_moments_are_those_of_dtype_and_optimizer(tmp_path: Path) -> None:
+    """bf16: 2 bytes per weight, gradient and moment; SGD keeps nothing. What is not known has no estimate."""
+    whole = loaded(tmp_path, "launch.strategy=ddp", "launch.weights={a: 1, b: 3}")
+    half = loaded(
+        tmp_path, "launch.strategy=ddp", "launch.weights={a: 1, b: 3}", "trainer.model_init_kwargs={dtype: bfloat16}"
+    )
+    assert whole is not None
+    assert half is not None
+    assert (half.weights, half.gradients, half.optimizer) == (
+        whole.weights / 2,
+        whole.gradients / 2,
+        whole.optimizer / 2,
+    )
+    plain = loaded(tmp_path, "trainer.optim=sgd", "launch.strategy=ddp")
+    assert plain is not None
+    assert plain.optimizer == 0
+    four_bits = "trainer.model_init_kwargs={quantization_config: {load_in_4bit: true}}"
+    assert loaded(tmp_path, four_bits, "lora.r=4") is None
+    assert loaded(tmp_path, "trainer.optim=adafactor") is None
+
+
+def test_models_that_are_no_dense_decoders_have_no_shape() -> None:
+    import torch
+    import transformers
+
+    for name, keys in (("mamba", {}), ("lfm2", {"num_hidden_layers": 4}), ("mixtral", {"num_hidden_layers": 1})):
+        with torch.device("meta"):
+            sizes = {"hidden_size": 64, "vocab_size": 100, **keys}
+            model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(name, **sizes))
+        assert shape_of(model) is None, name
+
+
+def test_adapters_are_not_advised_to_who_has_them(tmp_path: Path) -> None:
+    resolved = recipe(tmp_path, "lora.r=4", "trainer.max_completion_length=2", "trainer.use_vllm=true")
+    placed = place(resolved, Machine(("0", "1"), 4))
+    with pytest.raises(MachineError) as refused:
+        fit_notes(resolved, placed, Machine(("0", "1"), 4, (2**10, 2**10)), estimates(resolved, placed, 2))
+    assert "lora" not in str(refused.value)
 
 
 def test_vllm_memory_is_divided_among_the_policies_of_a_gpu(tmp_path: Path) -> None:

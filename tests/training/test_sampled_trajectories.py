@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import itertools
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from agent_harness import PROMPTS, run
+from transformers.utils import get_json_schema
 
 from mutualrl.adapter.data import as_dataset
+from mutualrl.adapter.rendering import Renderer, Unrenderable
 from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.tasks.boxed import boxed_reward
 from mutualrl.tasks.calculator import calculate
@@ -100,7 +103,8 @@ def test_trained_tokens_are_those_that_the_policy_sampled(tmp_path: Path, family
     run(trainer)
     assert len(trainer.rollouts) == ROUNDS * ROWS
     turns = {tuple(ids) for ids in trainer.sampled}
-    with_calls = canonical = 0
+    with_calls = canonical = rebuilt = 0
+    renderer = Renderer(tokenizer, [get_json_schema(calculate)])
     for messages, ids, mask in trainer.rollouts:
         parts = spans(ids, mask)
         for sampled, part in parts:
@@ -116,5 +120,10 @@ def test_trained_tokens_are_those_that_the_policy_sampled(tmp_path: Path, family
         if own_ids == ids:
             assert own_mask == mask
             canonical += 1
+            with suppress(Unrenderable):  # a text that TRL could not read as calls
+                row = renderer.row([Message("user", "any")], messages)
+                assert (row.ids, row.mask) == (ids, mask)
+                rebuilt += 1
+    assert rebuilt > ROUNDS * ROWS // 2
     assert with_calls > ROUNDS * ROWS // 4
     assert canonical > ROUNDS * ROWS * 3 // 4

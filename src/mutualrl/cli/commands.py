@@ -57,7 +57,8 @@ class Train(Request, WithJson):
 
 @dataclass(frozen=True, kw_only=True)
 class Join(Request, WithJson):
-    """Train one policy that shares with the others through a bucket; each can start anywhere, at any time.
+    """Run one member that shares with the others through a bucket: a policy, or a source that is asked. Each can start
+    anywhere, at any time.
 
     The first process creates the run; the others compare their recipe and data with it. The same command resumes
     after a stop or a crash, from this policy's last checkpoint. Example: mutualrl join s3://my-bucket/run-1 --policy
@@ -68,7 +69,7 @@ class Join(Request, WithJson):
         str,
         Option("URL of the run's exchange: s3://, gs:// or az://BUCKET/PREFIX, or file:///DIRECTORY.", argument=True),
     ]
-    policy: Annotated[str, Option("The recipe's policy to train here.", complete="policy_names")]
+    policy: Annotated[str, Option("The recipe's policy to train here, or its source to ask.", complete="policy_names")]
     recipe: Annotated[
         Path | None,
         Option("A recipe (YAML), the same for every policy. Flags override it.", complete="recipe_names"),

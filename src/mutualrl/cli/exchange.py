@@ -134,7 +134,7 @@ def gc(options: ExchangeGc) -> None:
     recipe = load_run(directory)
     roots, info = {policy.name: directory.policy(policy.name).root for policy in recipe.policies}, directory.info()
     store, staleness = record_store(directory), recipe.exchange.staleness
-    needed = first_needed(store, info.run_id, roots, staleness, elsewhere=info.is_joined(roots))
+    needed = first_needed(store, info.run_id, roots, staleness, elsewhere=bool(info.joined))
     deleted: JsonObject = {}
     with hold(directory.lock, str(directory.root)):
         for name in writers(store):

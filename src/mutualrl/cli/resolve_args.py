@@ -32,7 +32,7 @@ def recipe_to_join(
     if exists and finished(path):
         return None, Launch(), [f"{member} has finished: its results are in {path}"]
     launch = Launch(member=member, resume=exists, restart=restart)
-    recipe = revise(open_resumable_run(path), request) if exists else resolve(request)
+    recipe = revise(open_resumable_run(path, joining=True), request) if exists else resolve(request)
     _require_member(recipe, member, restart=restart)
     notes = []
     if recipe.run.on_peer_loss == "fail":
@@ -66,11 +66,10 @@ def default_directory(url: str, policy: str) -> Path:
 def require_joined(path: Path, url: str, policy: str) -> None:
     """Raise UsageError if a directory belongs to another run, or to another member of this one."""
     info = RunDirectory(path).info()
-    members = [*info.placement, *([info.joined_source] if info.joined_source else [])]
-    if info.exchange != url or members != [policy]:
-        location = info.exchange or "a directory"
+    if info.exchange != url or info.joined != policy:
+        location, member = info.exchange or "a directory", info.joined or ", ".join(info.placement)
         raise UsageError(
-            f"--run-dir: {path} has {', '.join(members)} of the run in {location}, expected {policy} of {url}; "
+            f"--run-dir: {path} has {member} of the run in {location}, expected {policy} of {url}; "
             "choose another directory"
         )
 

@@ -40,7 +40,7 @@ def show_summary(summary: Summary, run_dir: Path | str) -> None:
     )
     print_text(console, heading)
     show_table(table)
-    show_sources(summary)
+    _show_sources(summary)
     for name in summary.lost:
         console.print(f"{cell(name)} was lost during the run; the others continued without it", highlight=False)
     if (few := few_held_out(summary.data)) is not None:
@@ -50,7 +50,7 @@ def show_summary(summary: Summary, run_dir: Path | str) -> None:
     print_text(console, f"{summary.seconds:.0f} s in total; the run is in {run_dir!s}")
 
 
-def show_sources(summary: Summary) -> None:
+def _show_sources(summary: Summary) -> None:
     """Print what each source gave and, if it was asked, cost."""
     if not summary.source_facts:
         return

@@ -7,11 +7,12 @@ from pathlib import Path
 from rich.console import Console
 
 from mutualrl.cli.output import emit, prose, screen
-from mutualrl.cli.results import show_sources, show_summary
+from mutualrl.cli.results import show_summary
 from mutualrl.console.display import print_text
 from mutualrl.errors import MutualRLError
 from mutualrl.reporting.card import write_cards
 from mutualrl.reporting.upload import push
+from mutualrl.storage.accounts import SourceFacts
 from mutualrl.storage.run_info import Summary
 from mutualrl.storage.rundir import RunDirectory
 
@@ -41,9 +42,13 @@ def _finish_source(directory: RunDirectory, summary: Summary, *, as_json: bool) 
     if as_json:
         emit({"run_dir": str(directory.root), **summary.to_json()})
         return
-    show_sources(summary)
-    text = f"{directory.info().joined_source} has answered every round; {summary.seconds:.0f} s in total"
-    print_text(screen(), f"{text}; its log is in {directory.root}")
+    name = directory.info().joined_source
+    facts = summary.source_facts.get(name, SourceFacts())
+    asked = (
+        f"{facts.questions - facts.left_out:,} questions, {facts.failed:,} without an answer, {facts.tokens:,} tokens"
+    )
+    text = f"{name} has answered every round: {asked}; {summary.seconds:.0f} s in total"
+    print_text(screen(), f"{text}. Rescues are in the policies' runs, its log in {directory.root}")
 
 
 def _write_report(root: Path) -> str:

@@ -63,11 +63,12 @@ def _require_first_rounds(store: RemoteStore, recipe: Recipe, policy: str) -> No
     """Raise UsageError if a policy cannot train from the start, since rounds that it would read were deleted."""
     if not recipe.regime_class.traits.reads_peers:
         return
-    for peer in recipe.policies:
-        rounds = committed_rounds(store, peer.name) if peer.name != policy else []
+    peers = [member.name for member in (*recipe.policies, *recipe.asked_sources) if member.name != policy]
+    for peer in peers:
+        rounds = committed_rounds(store, peer)
         if rounds and rounds[0] > 0:
             raise UsageError(
-                f"--restart: {policy!r} would need rounds of {peer.name!r} from 0 on, and {store.url} has them from "
+                f"--restart: {policy!r} would need rounds of {peer!r} from 0 on, and {store.url} has them from "
                 f"{rounds[0]} on (run.keep_rounds); resume it without --restart, or give another run its own URL"
             )
 

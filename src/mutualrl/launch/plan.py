@@ -38,9 +38,11 @@ from mutualrl.mwra.memory import GIB
 from mutualrl.mwra.placement import Placement, place, source_devices
 from mutualrl.recipes import Recipe, load_run
 from mutualrl.recipes.agreement import source_digests
-from mutualrl.recipes.batch_plan import plan_batch
 from mutualrl.recipes.pool_tokenizers import load_tokenizers
 from mutualrl.recipes.run_sources import Prediction, recorded_digests
+from mutualrl.see.bucket import PROBE_SECONDS
+from mutualrl.see.manifest import read_manifest
+from mutualrl.see.store import remote_store
 from mutualrl.storage.allocation import ZERO, BatchPlan
 from mutualrl.storage.hub import hub_problem
 from mutualrl.storage.run_info import Fingerprint
@@ -162,7 +164,7 @@ def _place(made: StartPlan, recipe: Recipe, machine: Machine, launch: Launch, re
     start's there."""
     if not recipe.policies:
         made.placements["this machine"] = Placement((), (), source_devices(recipe, machine))
-        made.batch = plan_batch(made.recipe, made.recipe.policies[0].name, 1)
+        made.batch = _batch_of_run(made.recipe)
         return
     pins = None if launch.device_map is None else read_device_map(launch.device_map)
     before = {} if resumed is None else resumed.info().placement
@@ -191,10 +193,29 @@ def _place(made: StartPlan, recipe: Recipe, machine: Machine, launch: Launch, re
         made.notes += [lock_note(lock) for lock in build_locks()]
 
 
+def _batch_of_run(recipe: Recipe) -> BatchPlan:
+    """Return how a round is divided, for a source that joins: as the run in the bucket says, else as the recipe does.
+    Raises UsageError where only the policies' processes decide it, and none has joined."""
+    settings = recipe.trainer_settings(recipe.policies[0].name)
+    manifest = None if recipe.bucket is None else read_manifest(remote_store(recipe.bucket.url, PROBE_SECONDS))
+    keys = ("prompts_per_round", "rollouts_per_prompt", "optimizer_steps_per_round")
+    if manifest is not None and all(isinstance(manifest.fingerprint.get(key), int) for key in keys):
+        prompts, rollouts, steps = (int(manifest.fingerprint[key]) for key in keys)
+        return BatchPlan(prompts, rollouts, prompts * rollouts, 1, steps)
+    if recipe.round.prompts is None:
+        raise UsageError(
+            "round.prompts: null: the size of a round depends on the policies' processes, so a policy must join before "
+            "the source; start one, or set round.prompts"
+        )
+    rollouts = int(settings.get("num_generations", 8))
+    return BatchPlan(recipe.round.prompts, rollouts, recipe.round.prompts * rollouts, 1, recipe.round.optimizer_steps)
+
+
 def _check_memory(made: StartPlan, recipe: Recipe) -> None:
     """Estimate each policy's memory, and note where it may not suffice. A rehearsal is refused for the first machine
     only, for which the recipe is."""
     prompt: int | None = None
+    refused: MachineError | None = None
     for number, (label, machine) in enumerate(made.machines.items()):
         placement = made.placements[label]
         if isinstance(placement, str) or not any(each.gpus for each in placement.allocations):
@@ -204,9 +225,10 @@ def _check_memory(made: StartPlan, recipe: Recipe) -> None:
         try:
             made.notes += fit_notes(recipe, placement, machine, made.memory[label])
         except MachineError as error:
-            if number == 0:
-                raise
-            made.notes.append(f"{label}: {error}")
+            refused = refused or (error if number == 0 else None)
+            made.notes += [] if number == 0 else [f"{label}: {error}"]
+    if refused is not None:
+        raise refused
 
 
 def _longest_prompt(made: StartPlan) -> int:
@@ -295,7 +317,7 @@ def plan_resumption(recipe: Recipe, machine: Machine, launch: Launch) -> Resumpt
     """Check that a run can be resumed under a recipe. Raises UsageError, FileDamagedError, and the errors of `plan`."""
     if recipe.run.dir is None:
         raise UsageError("--resume: name the run with --run-dir DIR (the command that began it printed the directory)")
-    run = open_resumable_run(Path(recipe.run.dir))
+    run = open_resumable_run(Path(recipe.run.dir), joining=launch.member is not None)
     stored = load_run(run, run_code=True)
     accept_changes(stored, recipe)  # before the data are loaded: another task may have others
     made = plan(recipe, machine, launch, run)

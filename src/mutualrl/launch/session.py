@@ -100,11 +100,6 @@ def require_same_plan(info: RunInfo, placement: Placement, plan: Fingerprint, mo
             f"--resume: {error}; restore the run's data, code and models, or start another run with --run-dir"
         ) from None
     notes = []
-    if {allocation.policy for allocation in placement.allocations} != set(info.placement):
-        raise UsageError(
-            f"--resume: the directory has only {', '.join(info.placement)}, which joined an exchange; resume with: "
-            f"mutualrl join {info.exchange or 'URL'} --policy {next(iter(info.placement), 'NAME')}"
-        )
     for allocation in placement.allocations:
         before, now = asdict(info.placement[allocation.policy]), asdict(allocation)
         for key, label in (("processes", "processes"), ("strategy", "strategy"), ("batch", "batch plan")):
@@ -133,8 +128,11 @@ def counted(recipe: Recipe, batch: BatchPlan, prompts: int) -> Recipe:
     return recipe.with_steps(prompts, batch.prompts, recipe.steps_per_round(batch.optimizer_steps))
 
 
-def start_run(plan: StartPlan, models: dict[str, str], held: ExitStack, run_id: str | None = None) -> RunDirectory:
-    """Claim a new run directory, locked while `held` is open, and write the files that the workers read."""
+def start_run(
+    plan: StartPlan, models: dict[str, str], held: ExitStack, run_id: str | None = None, joined: str | None = None
+) -> RunDirectory:
+    """Claim a new run directory, locked while `held` is open, and write the files that the workers read. `joined`: the
+    member that joins an exchange alone."""
     recipe = plan.recipe
     text = recipe_text(recipe)
     info = RunInfo(
@@ -153,7 +151,7 @@ def start_run(plan: StartPlan, models: dict[str, str], held: ExitStack, run_id: 
         models=models,
         placement=_by_policy(plan.placed),
         exchange="" if recipe.bucket is None else recipe.bucket.url,
-        joined_source="" if plan.placed.allocations else plan.placed.sources[0].policy,
+        joined=joined or "",
         recipe=text,
         recipe_sha256=_sha256(text),
     )
@@ -189,8 +187,9 @@ def _claim(recipe: Recipe, info: RunInfo, held: ExitStack) -> RunDirectory:
                 raise
 
 
-def open_resumable_run(path: Path) -> RunDirectory:
-    """Return the run in `path` if it can be resumed. Raises UsageError with the reason otherwise."""
+def open_resumable_run(path: Path, *, joining: bool = False) -> RunDirectory:
+    """Return the run in `path` if it can be resumed; that of one member only `joining`. Raises UsageError with the
+    reason otherwise."""
     run = RunDirectory(path)
     if path.is_symlink():
         raise UsageError(f"--resume: {path} is a symbolic link; name the directory itself")
@@ -207,6 +206,11 @@ def open_resumable_run(path: Path) -> RunDirectory:
     if problems := wrong_kinds(run):
         raise FileDamagedError(f"--resume: {problems[0]}")
     verify_recipe(run, info)
+    if info.joined and not joining:
+        raise UsageError(
+            f"--resume: the directory has only {info.joined}, which joined an exchange; resume with: mutualrl join "
+            f"{info.exchange} --policy {info.joined} --run-dir {path}"
+        )
     if run.summary.exists() and not (read_checksummed(run.summary, root=run.root) or {}).get("lost"):
         raise UsageError(
             f"--resume: nothing to resume, the run in {path} is finished (its results: {run.summary}); start another "

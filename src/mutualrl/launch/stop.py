@@ -19,10 +19,11 @@ def write_stop_request(run: RunDirectory) -> None:
     write_json(run.stop_file, {"at": time.time()}, durable=False)
 
 
-def request_stop(run: RunDirectory, console: Console) -> None:
-    """Request every worker to save a checkpoint and exit."""
+def request_stop(run: RunDirectory, console: Console, *, policies: bool = True) -> None:
+    """Request every worker to save a checkpoint and exit. `policies`: there are any, not a source alone."""
     write_stop_request(run)
-    console.print("Stopping: each policy finishes its step and saves a checkpoint (again to stop immediately)")
+    what = "each policy finishes its step and saves a checkpoint" if policies else "the answers so far are stored"
+    console.print(f"Stopping: {what} (again to stop immediately)")
 
 
 def stopped(run: RunDirectory, recipe: Recipe, launch: Launch, request: StopSignals) -> str:
@@ -31,8 +32,9 @@ def stopped(run: RunDirectory, recipe: Recipe, launch: Launch, request: StopSign
     checkpoints = ", ".join(
         f"{name} at {'the start' if step is None else f'step {step}'}" for name, step in steps.items()
     )
+    saved = f"checkpoints: {checkpoints}" if steps else "the answers of its rounds are published"
     cause = f"by {request.name}" if request.received else "at the request of another process"
     command = f"mutualrl train --resume --run-dir {run.root}"
     if launch.member is not None and recipe.bucket is not None:
         command = f"mutualrl join {recipe.bucket.url} --policy {launch.member} --run-dir {run.root}"
-    return f"stopped {cause}; checkpoints: {checkpoints}; resume with: {command}"
+    return f"stopped {cause}; {saved}; resume with: {command}"

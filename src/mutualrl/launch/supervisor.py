@@ -91,7 +91,7 @@ def _open(
     if launch.clean and path is not None:
         clean_run(path, held)
     staged = None if run_id is None or path is None else fetch_checkpoint(recipe, launch, run_id, path, models)
-    run = start_run(made, models, held, run_id)
+    run = start_run(made, models, held, run_id, launch.member)
     store(run, made.sources)
     fetched = [] if staged is None else [install_checkpoint(staged, run)]
     return run, recipe, placement, [*placement.notes, *made.notes, *fetched]
@@ -145,7 +145,7 @@ def run_policies(
                 if deadline is None and (request.received or run.stop_file.exists()):
                     deadline = time.monotonic() + recipe.run.round_timeout
                     policy_supervisor.stop()
-                    request_stop(run, console)
+                    request_stop(run, console, policies=bool(names))
                 if len(request.received) > 1 or (deadline is not None and time.monotonic() > deadline):
                     kill_immediately = True
                     break

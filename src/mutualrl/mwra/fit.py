@@ -11,10 +11,16 @@ from mutualrl.mwra.memory import GIB, MemoryEstimate, Work, estimate
 from mutualrl.mwra.model_shape import adapter_weights, model_shape, parameter_count
 from mutualrl.mwra.placement import Placement
 from mutualrl.recipes.schema import Policy, Recipe
+from mutualrl.recipes.trainer_keys import quantization
 from mutualrl.recipes.trainer_table import Settings, defaults
 from mutualrl.storage.allocation import Allocation
 
 WARN, REFUSE = 0.9, 1.2  # of a GPU's memory
+_FUSED = "adamw_torch_fused"  # TRL's default
+#: optimizers that the estimate knows, with the numbers that each keeps per weight
+_OPTIMIZERS = {"adamw_torch": 2, _FUSED: 2, "sgd": 0}
+#: dtypes of `model_init_kwargs`, in bytes; TRL loads float32 by default
+_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _FROZEN = 2  # bytes per weight of a frozen source, in bf16
 
 #: memory by policy; None where the model's configuration is not available
@@ -28,14 +34,21 @@ def estimates(recipe: Recipe, placement: Placement, prompt: int) -> Estimates:
 
 def estimate_allocation(recipe: Recipe, allocation: Allocation, prompt: int) -> MemoryEstimate | None:
     """Return the estimate for a policy on its devices, or None if its configuration is not available."""
-    shape = model_shape(recipe.policy(allocation.policy))
+    settings = recipe.trainer_settings(allocation.policy)
+    shape = model_shape(recipe.policy(allocation.policy)) if is_modelled(settings) else None
     if shape is None:
         return None
     work = work_of(recipe, allocation, prompt)
     result = estimate(shape, work, strategy=allocation.strategy, ranks=allocation.processes)
-    settings = recipe.trainer_settings(allocation.policy)
     share, sleeps = vllm_share(settings, allocation), bool(settings.get("vllm_enable_sleep_mode"))
     return replace(result, vllm_share=share, vllm_sleeps=bool(share) and sleeps)
+
+
+def is_modelled(settings: Settings) -> bool:
+    """Return whether the estimate knows how a policy's model is loaded and which optimizer it has."""
+    loading = settings.get("model_init_kwargs") or {}
+    known = loading.get("dtype") in (None, *_DTYPES) and str(settings.get("optim") or _FUSED) in _OPTIMIZERS
+    return known and not quantization(settings)
 
 
 def work_of(recipe: Recipe, allocation: Allocation, prompt: int) -> Work:
@@ -44,7 +57,8 @@ def work_of(recipe: Recipe, allocation: Allocation, prompt: int) -> Work:
     lora = recipe.lora_settings(allocation.policy)
     beta = float(settings.get("beta") or 0.0)
     nll = recipe.regime_of(allocation.policy).traits.adds_nll_rows
-    optimizer = str(settings.get("optim") or "adamw_torch_fused")
+    optimizer = str(settings.get("optim") or _FUSED)
+    dtype = (settings.get("model_init_kwargs") or {}).get("dtype")
     return Work(
         rows=batch.per_device,
         prompt=prompt,
@@ -57,6 +71,8 @@ def work_of(recipe: Recipe, allocation: Allocation, prompt: int) -> Work:
         reference=lora is None and beta > 0,
         adapters=None if lora is None else adapter_weights(recipe.policy(allocation.policy), lora),
         step="foreach" if optimizer == "adamw_torch" else "fused",
+        weight=_DTYPES.get(str(dtype), 4),
+        moments=_OPTIMIZERS[optimizer],
     )
 
 
@@ -87,7 +103,7 @@ def fit_notes(recipe: Recipe, placement: Placement, machine: Machine, found: Est
         names = [each.policy for each in (*placement.sources, *allocations) if gpu in each.gpus]
         largest = max(allocations, key=lambda each: getattr(found[each.policy], "peak", 0.0))
         who = f"{' and '.join(names)}: about {needed / GIB:.3g} GiB at the peak, of {size / GIB:.3g}; "
-        who += remedy(recipe, largest, found[largest.policy])
+        who += remedy(recipe, largest, found[largest.policy], size)
         if needed > REFUSE * size and recipe.launch.check_memory:
             raise MachineError(
                 f"GPU {gpu} is too small for {who}; or start all the same: --set launch.check_memory=false "
@@ -99,19 +115,26 @@ def fit_notes(recipe: Recipe, placement: Placement, machine: Machine, found: Est
 
 def _frozen_bytes(recipe: Recipe, placement: Placement, gpu: str) -> float:
     """Return the bytes of the frozen sources' weights on a GPU, where their sizes are known."""
-    frozen = {each.name: each.frozen for each in recipe.frozen_sources}
-    here = [frozen[each.policy] for each in placement.sources if gpu in each.gpus]
-    return float(sum(_FROZEN * (parameter_count(Policy(name="frozen", model=path)) or 0) for path in here))
+    here = {each.policy for each in placement.sources if gpu in each.gpus}
+    total = 0
+    for source in recipe.frozen_sources:
+        if source.name in here:
+            trusted = source.trust_remote_code
+            model = Policy(name=source.name, model=source.frozen, revision=source.revision, trust_remote_code=trusted)
+            total += parameter_count(model) or 0
+    return float(_FROZEN * total)
 
 
-def remedy(recipe: Recipe, allocation: Allocation, result: MemoryEstimate | None) -> str:
-    """Return what to change for a policy, by the instant of its peak."""
+def remedy(recipe: Recipe, allocation: Allocation, result: MemoryEstimate | None, size: float) -> str:
+    """Return what to change for a policy on a GPU of `size` bytes, by what takes the most."""
     assert result is not None
     settings, batch = recipe.trainer_settings(allocation.policy), allocation.batch
-    if result.vllm_share and result.vllm_sleeps:
+    engine = result.vllm_share * size
+    if engine and (engine > result.peak or (result.vllm_sleeps and result.on_device(size) > result.peak)):
         return "lower trainer.vllm_gpu_memory_utilization"
     if result.states > 0.7 * result.peak:
-        return "use more GPUs per policy, adapters (--set lora.r=16), or smaller models"
+        adapters = "" if recipe.lora_settings(allocation.policy) is not None else "adapters (--set lora.r=16), "
+        return f"use more GPUs per policy, {adapters}or a smaller model"
     if result.instant == "generation":
         rows = batch.per_device * batch.micro_batches * batch.optimizer_steps
         return f"it samples {rows} rollouts at once: use fewer per round, or trainer.use_vllm=true"

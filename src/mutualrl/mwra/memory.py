@@ -15,7 +15,6 @@ from mutualrl.storage.allocation import FSDP2, SHARDED, ZERO, Strategy
 
 GIB = 2**30
 _HALF, _FULL = 2, 4  # bytes of bf16 and fp32
-_ADAM = 2 * _FULL
 _TILE_TOKENS, _TILE_VOCABULARY = 4096, 32768  # of TRL's fused head
 _LIVE = 10**9  # DeepSpeed's stage3_max_live_parameters
 _BUCKET = 5 * 10**8  # DeepSpeed's reduce_bucket_size, which it allocates at the start
@@ -60,7 +59,8 @@ class Work:
     `full_logits`: a pass scores extra rows or requests at another temperature than the sampling's, which needs whole
     logits. `half`: mixed precision. `adapters`: number of LoRA weights, if only these are trained; `rank` theirs.
     `step`: how AdamW computes (`adamw_torch_fused`, TRL's default; all weights at once, as `adamw_torch` on a GPU; one
-    after the other). `bucket`: gradients that DeepSpeed reduces together."""
+    after the other), and `moments` the numbers that the optimizer keeps per weight. `weight`: bytes per weight as the
+    model is loaded. `bucket`: gradients that DeepSpeed reduces together."""
 
     rows: int
     prompt: int
@@ -73,6 +73,8 @@ class Work:
     reference: bool = False
     adapters: int | None = None
     step: Step = "fused"
+    moments: int = 2
+    weight: int = _FULL
     bucket: int = _BUCKET
 
     @property
@@ -168,7 +170,7 @@ class _Device:
     @property
     def casting(self) -> bool:
         """Return whether layers cast fp32 weights to bf16 (autocast)."""
-        return self.work.half and self.strategy not in (*ZERO, *SHARDED)
+        return self.work.half and self.strategy not in (*ZERO, *SHARDED) and self.work.weight == _FULL
 
     @property
     def trained(self) -> int:
@@ -185,15 +187,28 @@ class _Device:
 
     @property
     def weights(self) -> float:
-        size = _HALF if self.strategy in ZERO and self.work.half else _FULL
-        return size * self.stored / self._sharding
+        return self._stored_size * self.shape.parameters / self._sharding + (
+            self._trained_size * (self.work.adapters or 0) / self._sharding
+        )
+
+    @property
+    def _stored_size(self) -> int:
+        """Return the bytes of a weight of the model: DeepSpeed keeps bf16, FSDP2 fp32 for what is trained."""
+        if self.strategy in ZERO:
+            return _HALF if self.work.half else _FULL
+        return _FULL if self.strategy == FSDP2 and self.work.adapters is None else self.work.weight
+
+    @property
+    def _trained_size(self) -> int:
+        """Return the bytes of a trained weight: PEFT keeps adapters in fp32."""
+        return self._stored_size if self.work.adapters is None or self.strategy in ZERO else _FULL
 
     @property
     def gradients(self) -> float:
         if self.strategy in ZERO:
             return (_HALF if self.work.half else _FULL) * self.trained / self.ranks
         copies = 2 if self.strategy == "ddp" and self.ranks > 1 else 1  # DDP's buckets
-        return copies * _FULL * self.trained / self._sharding
+        return copies * self._trained_size * self.trained / self._sharding
 
     @property
     def buffers(self) -> float:
@@ -204,14 +219,15 @@ class _Device:
 
     @property
     def optimizer(self) -> float:
+        size = _FULL if self.strategy in ZERO else self._trained_size
         master = _FULL if self.strategy in ZERO and self.work.half else 0
-        return (_ADAM + master) * self.trained / (1 if self.strategy == "ddp" else self.ranks)
+        return (self.work.moments * size + master) * self.trained / (1 if self.strategy == "ddp" else self.ranks)
 
     @property
     def reference(self) -> float:
         if not self.work.reference:
             return 0.0
-        size = _HALF if self.strategy in ZERO and self.work.half else _FULL
+        size = _HALF if self.strategy in ZERO and self.work.half else self.work.weight
         return size * self.shape.parameters / self._sharding
 
     # ---- weights in use
@@ -219,7 +235,7 @@ class _Device:
     @property
     def _unit(self) -> int:
         """Return the bytes of a weight that a layer computes with."""
-        return _HALF if self.work.half else _FULL
+        return _HALF if self.work.half or self.work.weight == _HALF else _FULL
 
     @property
     def gathered(self) -> float:
@@ -244,7 +260,7 @@ class _Device:
     @property
     def _residual(self) -> int:
         """Return the bytes of a number in the residual stream: fp32 under autocast."""
-        return _HALF if self.work.half and not self.casting else _FULL
+        return self._unit if not self.casting else _FULL
 
     @property
     def _norms(self) -> int:

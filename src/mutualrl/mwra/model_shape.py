@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mutualrl.mwra.memory import ModelShape
 from mutualrl.recipes.schema import LoraSection, Policy
@@ -25,12 +26,10 @@ def model_shape(policy: Policy) -> ModelShape | None:
 def shape_of(model: PreTrainedModel) -> ModelShape | None:
     """Return the sizes of a model; None if it is not a decoder of dense layers."""
     config = model.config.get_text_config()
-    layers = getattr(model.base_model, "layers", None)
-    width = getattr(config, "intermediate_size", None)
-    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
-    if not layers or not isinstance(width, int) or experts:
+    layers, width = getattr(model.base_model, "layers", None), getattr(config, "intermediate_size", None)
+    heads = getattr(config, "num_attention_heads", None)
+    if not layers or not isinstance(width, int) or not isinstance(heads, int) or not _are_dense(layers, width):
         return None
-    heads = config.num_attention_heads
     head = getattr(config, "head_dim", None) or config.hidden_size // heads
     names = {name.rpartition(".")[2] for name, _ in layers[0].named_modules()}
     return ModelShape(
@@ -45,6 +44,17 @@ def shape_of(model: PreTrainedModel) -> ModelShape | None:
         tied=bool(getattr(model.config, "tie_word_embeddings", False)),
         head_norms="q_norm" in names,
     )
+
+
+def _are_dense(layers: Iterable[Any], width: int) -> bool:
+    """Return whether all layers have attention and a plain feed-forward part of the width, and the same size."""
+    each = list(layers)
+    sizes = {sum(p.numel() for p in layer.parameters()) for layer in each}
+    parts = [(getattr(layer, "self_attn", None), getattr(layer, "mlp", None)) for layer in each]
+    whole = all(attention is not None and mlp is not None for attention, mlp in parts)
+    whole = whole and not any("expert" in name for name, _ in each[0].named_modules())
+    dimensions = [{size for p in mlp.parameters() for size in p.shape} for _, mlp in parts if mlp is not None]
+    return whole and len(sizes) == 1 and all({width, 2 * width} & sizes for sizes in dimensions)
 
 
 def parameter_count(policy: Policy) -> int | None:
@@ -101,7 +111,7 @@ def _empty_model(policy: Policy) -> PreTrainedModel | None:
             model: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(
                 config, trust_remote_code=policy.trust_remote_code
             )
-    except (OSError, ValueError, KeyError):  # not available, or not supported by this version of transformers
+    except Exception:  # noqa: BLE001  (not available, not supported by transformers, or code of the model's own)
         return None
     finally:
         logger.setLevel(level)

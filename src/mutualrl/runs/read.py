@@ -139,7 +139,7 @@ def _summary(files: _Files, run: RunDirectory) -> Summary | None:
     summary = files.read(Summary, run.summary)
     if summary is None:
         return None
-    if summary.policies and all(
+    if (summary.policies or run.info().joined_source) and all(
         policy.initial_validation and policy.validation for policy in summary.policies.values()
     ):
         return summary

@@ -29,9 +29,11 @@ def state_of(run: RunDirectory, summary: Summary | None, notes: list[str], scrip
         return RunState.RUNNING
     outcome = (try_read_json(status_file(run.root)) or {}).get("outcome")
     if not isinstance(outcome, str):
+        info = run.info()
+        again = f"join {info.exchange} --policy {info.joined}" if info.joined else "train --resume"
         notes.append(
             "it ended without a final status (killed, or on another machine); "
-            f"`mutualrl train --resume --run-dir {run.root}` resumes it"
+            f"`mutualrl {again} --run-dir {run.root}` resumes it"
         )
         return RunState.ENDED
     if outcome == RunState.FINISHED:

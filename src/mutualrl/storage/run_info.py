@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -31,8 +30,8 @@ class Stored(BaseModel):
 class RunInfo(Stored):
     """`run.json`: a run's start, the plan that its policies share, and their placement.
 
-    `exchange`: URL of its exchange; empty if that is in the run's directory. `joined_source`: the source that is asked
-    here, without a policy; its peers run elsewhere. `models`: digest of each policy's base model
+    `exchange`: URL of its exchange; empty if that is in the run's directory. `joined`: the member that joined it alone,
+    a policy or a source that is asked; the others run elsewhere. `models`: digest of each policy's base model
     (`engines.model_files.model_digest`). `recipe`: the resolved recipe, of which recipe.yaml is a copy;
     `recipe_sha256`: its sha256; `recipe_before_sha256`: the sha256 before the newest session. `scripts`: users' own
     scripts train the policies, and `recipe` has only what these share. `data`: numbers and origins of the prompts by
@@ -55,7 +54,7 @@ class RunInfo(Stored):
     models: dict[str, str] = {}
     placement: dict[str, Allocation] = {}
     exchange: str = ""
-    joined_source: str = ""
+    joined: str = ""
     recipe: str = ""
     recipe_sha256: str = ""
     recipe_before_sha256: str = ""
@@ -64,14 +63,15 @@ class RunInfo(Stored):
     sources: dict[str, JsonObject] = {}
     asked_sources: dict[str, JsonObject] = {}
 
-    def is_joined(self, policies: Iterable[str]) -> bool:
-        """Return whether this is one member that joined an exchange: other policies of the run train elsewhere."""
-        return bool(self.exchange) and set(self.placement) != set(policies)
+    @property
+    def joined_source(self) -> str:
+        """Return the source that joined alone; empty for any other run."""
+        return "" if self.joined in self.placement else self.joined
 
     def to_json(self) -> dict[str, object]:
         """Return the stored form; without sources, that of versions that had none."""
         value = super().to_json()
-        for key in ("sources", "asked_sources", "joined_source"):
+        for key in ("sources", "asked_sources", "joined"):
             if not value[key]:
                 del value[key]
         return value

@@ -36,7 +36,8 @@ class PeerLink:
     `stopping` is polled during a wait; True ends the wait with RoundAbortedError. `missing_peers`: the rounds in
     which the policy continued without a peer. `waited_for`: seconds waited per peer; `arrivals`: those of the last
     read. `staleness`: how many rounds a peer may be behind before the policy waits for it; `reads`: the newest
-    round read of each peer, by round. `how_to_start`: for a user who has started only this policy."""
+    round read of each peer, by round. `how_to_start`: for a user who has started only this policy, of peers that are
+    not `asked` sources."""
 
     exchange: Exchange
     peers: Sequence[str]
@@ -46,6 +47,7 @@ class PeerLink:
     staleness: int = 0
     reads: ReadLog = field(default_factory=ReadLog)
     how_to_start: str = ""
+    asked: Collection[str] = ()
     wait_seconds: float = 0.0
     waited_for: Counter[str] = field(default_factory=Counter)
     arrivals: dict[str, float] = field(default_factory=dict)
@@ -160,8 +162,9 @@ class PeerLink:
 
     def _absent(self, peers: Sequence[str]) -> None:
         """Say for whom a script waits and how to start it; a command's supervisor has started the peers itself."""
-        if self.how_to_start:
-            self._warn(f"waiting for {', '.join(peers)}, which has published nothing yet. {self.how_to_start}")
+        startable = [peer for peer in peers if peer not in self.asked]
+        if self.how_to_start and startable:
+            self._warn(f"waiting for {', '.join(startable)}, which has published nothing yet. {self.how_to_start}")
 
     def _slow(self, message: str) -> None:
         self.set_phase(message)

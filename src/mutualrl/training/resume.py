@@ -69,7 +69,7 @@ class PolicyProgress:
         """Return the first round that a policy may still need. Policies that joined a bucket do not see each other's
         checkpoints: each publishes its own need, that of its copy in the bucket included, if the recipe wants one."""
         roots = {policy.name: self.run.policy(policy.name).root for policy in recipe.policies}
-        store, staleness, joined = record_store(self.run), recipe.exchange.staleness, self.run.info().is_joined(roots)
+        store, staleness, joined = record_store(self.run), recipe.exchange.staleness, bool(self.run.info().joined)
         if joined:
             own = oldest_needed([roots[self.policy]], staleness)
             if recipe.exchange.checkpoints:

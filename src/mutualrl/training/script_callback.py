@@ -44,7 +44,8 @@ class ScriptRunCallback(TrainerCallback):  # type: ignore[misc]  # TRL and trans
         if not state.is_world_process_zero:
             return
         sharing, script = self._sharing, self._script
-        script.join(script.info(state.max_steps, self._reward_names(), self._resample))
+        served = [source.settle(args.max_completion_length) for source in sharing.threads]
+        script.join(script.info(state.max_steps, self._reward_names(), self._resample, served))
         files = script.run.policy(sharing.link.policy)
         files.root.mkdir(parents=True, exist_ok=True)
         self._held.enter_context(hold(files.lock, f"{script.run.root}, policy {sharing.link.policy!r},"))
@@ -56,7 +57,7 @@ class ScriptRunCallback(TrainerCallback):  # type: ignore[misc]  # TRL and trans
             rounds = state.global_step * args.gradient_accumulation_steps
             sharing.link.missing_peers.readmit_all(rounds // (args.steps_per_generation * args.num_iterations))
         for source in sharing.threads:
-            source.start(args.max_completion_length)
+            source.start()
         self._began = time.monotonic()
 
     def on_train_end(self, args: Args, state: State, control: Control, **kwargs: object) -> None:

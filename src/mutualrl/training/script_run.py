@@ -17,6 +17,7 @@ from mutualrl.recipes.differences import by_dotted_key
 from mutualrl.regimes import Regime
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.regimes.resample import Resample
+from mutualrl.sources.section import ServedSource
 from mutualrl.storage.files import create_checksummed, write_atomic
 from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import RunDirectory, command_line, versions
@@ -34,10 +35,19 @@ class ScriptRun:
     seed: int
     whiten: bool = False
 
-    def info(self, steps: int, rewards: Sequence[str], resample: Resample | None = None) -> RunInfo:
-        """Return the content of run.json. Its recipe has what the scripts share; each has its own model and trainer."""
+    def info(
+        self,
+        steps: int,
+        rewards: Sequence[str],
+        resample: Resample | None = None,
+        served: Sequence[ServedSource] = (),
+    ) -> RunInfo:
+        """Return the content of run.json. Its recipe has what the scripts share, `served` sources too; each has its own
+        model and trainer."""
+        sources = [source.model_dump(mode="json") for source in served]
         recipe = yaml_file.dump(
             {
+                **({"sources": sources} if sources else {}),
                 "policies": [{"name": name} for name in self.policies],
                 "regime": {"name": self.regime.name, **self.regime.model_dump(mode="json")},
                 "task": {"name": "script", "reward": list(rewards)},

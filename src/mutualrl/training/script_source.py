@@ -10,18 +10,23 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from pathlib import Path
 
 from mutualrl.console.lines import notify
-from mutualrl.errors import MutualRLError, RoundAbortedError, RunDirectoryError
+from mutualrl.errors import MachineError, MutualRLError, RoundAbortedError, RunDirectoryError, SourceLostError
+from mutualrl.records import Rollout
 from mutualrl.regimes import Regime
 from mutualrl.see import Exchange, Heartbeat, MissingPeers
 from mutualrl.see.exchange import claimed_attempt
 from mutualrl.see.liveness import Phase
 from mutualrl.sources.questions import Budget
 from mutualrl.sources.script import ServedRows
+from mutualrl.sources.section import ServedSource
+from mutualrl.storage.accounts import Account
+from mutualrl.storage.files import try_read_json, write_json
 from mutualrl.storage.rundir import RunDirectory, hold
 from mutualrl.training.peers import PeerLink
-from mutualrl.training.source_member import Served, SourceMember, budget_left
+from mutualrl.training.source_member import Answering, Served, SourceMember, budget_left
 
 RETRY_SECONDS = 0.5  # between two attempts to hold the lock
 
@@ -37,7 +42,7 @@ class ScriptSource:
     learners: Sequence[str]
     regime: Regime
     run_seed: int
-    failure: MutualRLError | None = None
+    failure: Exception | None = None
     _ended: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -46,11 +51,15 @@ class ScriptSource:
         """Return the source's name."""
         return self.rows.name
 
-    def start(self, longest: int | None) -> None:
-        """Begin to ask, or to wait for the lock. `longest`: tokens of an answer, if the source names none."""
+    def settle(self, longest: int | None) -> ServedSource:
+        """Return the source with what it leaves open; `longest`: tokens of an answer, if it names none."""
         section = self.rows.section
         settled = {"samples": section.samples or 1, "max_tokens": section.max_tokens or longest}
         self.rows = replace(self.rows, section=section.model_copy(update=settled))
+        return self.rows.section
+
+    def start(self) -> None:
+        """Begin to ask, or to wait for the lock."""
         self._ended.clear()
         self._thread = threading.Thread(target=self._run, name=f"mutualrl source {self.name}", daemon=True)
         self._thread.start()
@@ -62,9 +71,13 @@ class ScriptSource:
             self._thread.join()
 
     def require(self) -> None:
-        """Raise what ended the thread, under `on_source_loss: fail`."""
-        if self.failure is not None and self.rows.section.on_source_loss == "fail":
+        """Raise what ended the thread: a question without an answer under `on_source_loss: fail`, or an error of its
+        own. A server that is away ends nothing under `continue`."""
+        if isinstance(self.failure, MutualRLError):
             raise self.failure
+        if self.failure is not None:
+            name = type(self.failure).__name__
+            raise SourceLostError(f"source {self.name!r}: {name}: {self.failure}") from self.failure
 
     def _run(self) -> None:
         directory = self.run.asked_source(self.name)
@@ -77,9 +90,8 @@ class ScriptSource:
                 return
             except RunDirectoryError:  # another script holds it
                 self._ended.wait(RETRY_SECONDS)
-            except MutualRLError as error:
+            except Exception as error:  # noqa: BLE001  (whatever it is, the training that waits for it must know)
                 self.failure = error
-                notify(f"source {self.name!r}: {error}")
                 return
 
     def _answer(self) -> None:
@@ -94,17 +106,52 @@ class ScriptSource:
         heartbeat = Heartbeat(store, self.name)
         heartbeat.set(Phase.LOADING)
         heartbeat.start()
-        link = PeerLink(exchange, self.learners, heartbeat, self._ended.is_set, MissingPeers(store, self.name))
-        section = self.rows.section
-        used = budget_left(exchange, section, ()).used
+        first = max(exchange.rounds(self.name), default=-1) + 1
+        missing = MissingPeers(store, self.name)
+        missing.readmit_all(first)
+        link = PeerLink(exchange, self.learners, heartbeat, self._ended.is_set, missing)
+        section = self._settled()
+        budget = Budget(section.budget_tokens, budget_left(exchange, section, {first}).used)
+        regimes = dict.fromkeys(self.learners, self.regime)
+        member = SourceMember(section, link, regimes, self.rows.prompts, Unreachable(), self.run_seed)
         try:
-            answering = Served(section, link, self.rows.prompts, Budget(section.budget_tokens, used), self.run_seed)
-            try:
-                regimes = dict.fromkeys(self.learners, self.regime)
-                member = SourceMember(section, link, regimes, self.rows.prompts, answering, self.run_seed)
-                for number in count(max(exchange.rounds(self.name), default=-1) + 1):
-                    member.run_round(number)
-            finally:
-                answering.close()
+            for number in count(first):
+                if isinstance(member.answering, Unreachable):
+                    member.answering = self._opened(section, link, budget)
+                member.run_round(number)
         finally:
+            member.answering.close()
             heartbeat.stop(Phase.FINISHED)
+
+    def _opened(self, section: ServedSource, link: PeerLink, budget: Budget) -> Answering:
+        """Return the served model; a stand-in while its server is away, so that no round waits for it. Raises
+        MachineError in place of that under `on_source_loss: fail`."""
+        try:
+            answering = Served(section, link, self.rows.prompts, budget, self.run_seed)
+        except MachineError as error:
+            if section.on_source_loss == "fail":
+                raise
+            notify(f"source {self.name!r}: {error}; tried again in the next round (on_source_loss: continue)")
+            return Unreachable()
+        if section.model is None:
+            write_json(self._model_file, {"model": answering.model})
+        return answering
+
+    def _settled(self) -> ServedSource:
+        """Return the source with the server's name of the model that the run began with."""
+        known = try_read_json(self._model_file) or {}
+        model = self.rows.section.model or known.get("model")
+        return self.rows.section.model_copy(update={"model": model if isinstance(model, str) else None})
+
+    @property
+    def _model_file(self) -> Path:
+        return self.run.asked_source(self.name) / "model.json"
+
+
+class Unreachable(Answering):
+    """Stands in for a served model that cannot be reached: no question is asked."""
+
+    def answer(self, round_index: int, prompt_ids: Sequence[str]) -> tuple[list[Rollout], Account]:
+        """Return nothing, and what was left out."""
+        count = len(prompt_ids)
+        return [], Account(prompts=count, questions=count, left_out=count)

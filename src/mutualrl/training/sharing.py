@@ -141,6 +141,7 @@ class Sharing:
             [*peers, *asked],
             Heartbeat(exchange.store, policy),
             missing_peers=MissingPeers(exchange.store, policy) if asked else MissingPeers(),
+            asked=tuple(asked),
             staleness=staleness,
             reads=ReadLog(exchange.store, policy),
             how_to_start=(

@@ -87,6 +87,11 @@ class Served(Answering):
             progress=link.advance,
         )
 
+    @property
+    def model(self) -> str | None:
+        """Return the server's name of the model."""
+        return self._model.model
+
     async def _opened(self, on_request: Callable[[], None]) -> ServedModel:
         model = ServedModel(self._source, key_of(self._source.api_key_env, self._source.name), on_request)
         await model.settle_model()
@@ -232,6 +237,11 @@ class SourceMember:
         for learner, shard in shards.items():
             regime = self.regimes[learner]
             wanted.append(regime.unsolved(shard) if self.section.gated else set(shard.prompt_ids))
+        if unknown := sorted(set().union(*wanted) - set(self.prompts)):
+            raise PlanMismatchError(
+                f"source {self.section.name!r} has no row of prompt {unknown[0]!r}, which a policy trains on; give it "
+                "the training set of the policies"
+            )
         mine = None if self.section.weight is None else self.weights
         share = PromptShare(self.section.name, self.section.column, mine)
         confirmed = self.confirmed(number)
@@ -340,7 +350,7 @@ def remaining_rounds(
     read, which policies that joined a bucket have published."""
     total = recipe.rounds(int(info.fingerprint.get("optimizer_steps_per_round", 1)))
     names = [policy.name for policy in recipe.policies]
-    if info.is_joined(names):
+    if info.joined:
         first = published_need(exchange.store, names, info.run_id)
     else:
         files = [run.policy(name) for name in recipe.readers_of(section)]

@@ -235,7 +235,7 @@ def _train(
 
 
 def _exchange(run: RunDirectory, recipe: Recipe, info: RunInfo, policy: str, attempt: int) -> Exchange:
-    alone = info.is_joined(p.name for p in recipe.policies)  # peers join from other machines, possibly later
+    alone = bool(info.joined)  # peers join from other machines, possibly later
     section = recipe.run
     dispensable = frozenset(each.name for each in recipe.asked_sources if each.on_source_loss == "continue")
     timeouts = WaitTimeouts(

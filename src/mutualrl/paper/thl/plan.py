@@ -115,7 +115,7 @@ def _pairs(request: ThlRequest, recipe: Recipe | None) -> tuple[tuple[Endpoint, 
 def _suites(requested: str | None, pairs: tuple[tuple[Endpoint, Endpoint], ...]) -> tuple[str, ...]:
     known = (TOKENIZERS, *SUITES, EXAMPLE, "all")
     if requested is not None and requested not in known:
-        raise UsageError(f"--suite {requested}: expected one of: {', '.join(known)}")
+        raise UsageError(f"--suite {requested}: expected one of: {', '.join(known)}, turns")
     without_weights = [end.name for pair in pairs for end in pair if not end.has_model]
     if requested == TOKENIZERS or (requested is None and without_weights):
         return ()

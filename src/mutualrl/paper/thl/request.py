@@ -45,7 +45,8 @@ class ThlRequest(WithPlot):
         str | None,
         Option(
             "tokenizers (no model needed), mass, length, scripts, ratio, sequence, all (default, of models: these); "
-            "example: one text, word by word."
+            "example: one text, word by word; turns: what chat templates keep of conversations with tools and "
+            "reasoning (names of models, or files *.jinja)."
         ),
     ] = None
     anchor: Annotated[str | None, Option("Alignment: span (default), word, char, paper, paper-fallback.")] = None

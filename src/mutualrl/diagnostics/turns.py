@@ -1,0 +1,185 @@
+"""What survives a chat template: nine kinds of conversations as a learner's tokens (`thl-check --suite turns`).
+
+Kept: TRL reads the same message back from the tokens that would be trained, and results stand between them whole.
+Markers: the template's own `{% generation %}` blocks, by which supervised training masks, against what is sampled.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers.utils import get_json_schema
+from trl.chat_template_utils import add_response_schema
+
+from mutualrl.adapter.rendering import Renderer, Unrenderable
+from mutualrl.console.display import cell
+from mutualrl.engines.transformers_engine import load_tokenizer
+from mutualrl.errors import UsageError
+from mutualrl.storage.files import JsonObject
+from mutualrl.tasks.calculator import calculate
+from mutualrl.tasks.messages import Message, ToolCall
+from mutualrl.tiny import path_of, resolve_path
+
+KEPT = "kept"
+DEFAULT = ("tiny:jan", "tiny:kim")
+_ASKED = Message("user", "What is three times four?")
+_CALL = ToolCall("calculate", {"operation": "times", "a": 3, "b": 4})
+_OTHER = ToolCall("calculate", {"operation": "plus", "a": 5, "b": 6})
+_RESULT = Message("tool", "12", name="calculate")
+_SAID = Message("assistant", "It is twelve.")
+
+#: by kind: the prompt, and what follows it
+KINDS: dict[str, tuple[list[Message], list[Message]]] = {
+    "plain": ([_ASKED], [_SAID]),
+    "system prompt": ([Message("system", "Answer in words."), _ASKED], [_SAID]),
+    "several turns": ([_ASKED], [_SAID, Message("user", "And plus one?"), Message("assistant", "Thirteen.")]),
+    "call": ([_ASKED], [Message("assistant", "", tool_calls=(_CALL,)), _RESULT, _SAID]),
+    "call beside content": ([_ASKED], [Message("assistant", "Let me see.", tool_calls=(_CALL,)), _RESULT, _SAID]),
+    "parallel calls": (
+        [_ASKED],
+        [
+            Message("assistant", "", tool_calls=(_CALL, _OTHER)),
+            _RESULT,
+            Message("tool", "11", name="calculate"),
+            _SAID,
+        ],
+    ),
+    "reasoning": ([_ASKED], [Message("assistant", "It is twelve.", reasoning="Three fours are twelve.")]),
+    "reasoning and a call": (
+        [_ASKED],
+        [Message("assistant", "", reasoning="I need the product.", tool_calls=(_CALL,)), _RESULT, _SAID],
+    ),
+    "two calls in turn": (
+        [_ASKED],
+        [
+            Message("assistant", "", tool_calls=(_CALL,)),
+            _RESULT,
+            Message("assistant", "", tool_calls=(_OTHER,)),
+            Message("tool", "11", name="calculate"),
+            _SAID,
+        ],
+    ),
+}
+
+
+@dataclass(frozen=True)
+class TemplateCheck:
+    """What a template keeps, by kind of conversation: `kept`, or what is lost. `end`: what ends a turn; `markers`: its
+    marks of what is generated, against what is sampled."""
+
+    name: str
+    end: str
+    reasoning_key: str
+    kinds: dict[str, str]
+    markers: str
+
+    @property
+    def keeps_all(self) -> bool:
+        """Return whether every kind is kept."""
+        return all(found == KEPT for found in self.kinds.values())
+
+
+def check_turns(names: Sequence[str], *, trust_remote_code: bool = False) -> list[TemplateCheck]:
+    """Check models, tokenizers, or files of a template (`*.jinja`). Raises UsageError for one without a template."""
+    return [check_template(name, tokenizer_of(name, trust_remote_code=trust_remote_code)) for name in names]
+
+
+def tokenizer_of(name: str, *, trust_remote_code: bool = False) -> Any:
+    """Return the tokenizer of a name. A file of a template has that of `tiny:jan`, and TRL's parser of its family if it
+    has one."""
+    if name.endswith((".jinja", ".jinja2")):
+        tokenizer = copy.deepcopy(load_tokenizer(str(path_of("jan"))))
+        try:
+            tokenizer.chat_template = Path(name).read_text(encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{name}: cannot be read: {error.strerror}") from None
+        tokenizer.response_template = None
+    else:
+        tokenizer = load_tokenizer(resolve_path(name), trust_remote_code=trust_remote_code)
+    if not tokenizer.chat_template:
+        raise UsageError(f"{name}: has no chat template; expected a chat model, or a file of a template (*.jinja)")
+    if getattr(tokenizer, "response_template", None) is None:
+        _add_parser(tokenizer, name)
+    return tokenizer
+
+
+def _add_parser(tokenizer: Any, name: str) -> None:
+    """Add TRL's parser of a known template. TRL's training templates have that of the template beside them; of others
+    the texts are compared."""
+    template, beside = tokenizer.chat_template, Path(name.replace("_training.jinja", ".jinja"))
+    known = [template, *([beside.read_text(encoding="utf-8")] if str(beside) != name and beside.exists() else [])]
+    for each in known:
+        tokenizer.chat_template = each
+        try:
+            add_response_schema(tokenizer)
+            break
+        except ValueError:
+            continue
+    tokenizer.chat_template = template
+
+
+def check_template(name: str, tokenizer: Any) -> TemplateCheck:
+    """Return what a tokenizer's template keeps."""
+    renderer = Renderer(tokenizer, [schema()])
+    kinds: dict[str, str] = {}
+    for kind, (prompt, after) in KINDS.items():
+        try:
+            renderer.row(prompt, after)
+            kinds[kind] = KEPT
+        except Unrenderable as reason:
+            kinds[kind] = str(reason)
+    return TemplateCheck(name, renderer.end, renderer.reasoning_key, kinds, markers(tokenizer, renderer))
+
+
+def schema() -> JsonObject:
+    """Return the schema of the conversations' tool."""
+    found: JsonObject = get_json_schema(calculate)
+    return found
+
+
+def markers(tokenizer: Any, renderer: Renderer) -> str:
+    """Return how a template's generation markers mark a plain answer: `as sampled`, `more` or `less` than is sampled,
+    or `none`."""
+    if "generation %}" not in tokenizer.chat_template and "generation -%}" not in tokenizer.chat_template:
+        return "none"
+    prompt, after = KINDS["plain"]
+    try:
+        sampled = renderer.answer(prompt, after[0])
+    except Unrenderable:
+        return "not comparable"
+    chats = [{"role": message.role, "content": message.text} for message in (*prompt, *after)]
+    found = tokenizer.apply_chat_template(
+        chats, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, tools=[schema()]
+    )
+    marked = [token for token, mask in zip(found["input_ids"], found["assistant_masks"], strict=True) if mask]
+    text = tokenizer.decode(marked)
+    if text == sampled:
+        return "as sampled"
+    return "more" if len(text) > len(sampled) else "less"
+
+
+def as_json(check: TemplateCheck) -> JsonObject:
+    """Return a check as a JSON object."""
+    return {**asdict(check), "keeps_all": check.keeps_all}
+
+
+def markdown(checks: Sequence[TemplateCheck]) -> str:
+    """Return the table of kinds by template, then what is lost."""
+    names = [cell(Path(check.name).name) for check in checks]
+    lines = [f"| conversation | {' | '.join(names)} |", "|---|" + "---|" * len(checks)]
+    for kind in KINDS:
+        marks = ["kept" if check.kinds[kind] == KEPT else "lost" for check in checks]
+        lines.append(f"| {kind} | {' | '.join(marks)} |")
+    lines.append(f"| markers | {' | '.join(check.markers for check in checks)} |")
+    lines.append(f"| end of a turn | {' | '.join(f'`{cell(check.end)}`' for check in checks)} |")
+    lost = [
+        f"- {name}, {kind}: {cell(found)}"
+        for name, check in zip(names, checks, strict=True)
+        for kind, found in check.kinds.items()
+        if found != KEPT
+    ]
+    return "\n".join([*lines, "", *lost])
