@@ -38,7 +38,7 @@ def conversation(random_: random.Random) -> tuple[list[Message], list[Message], 
 @pytest.mark.parametrize("family", ["jan", "kim"])
 def test_what_is_trained_are_the_sampled_bodies_with_their_end_tokens(family: str) -> None:
     """2,000 random conversations: the trained ids, decoded, have the sentinels of the answers in order and no result,
-    each body ends with the end token, and the whole row is the concatenation of its pieces."""
+    each body ends with the end token, and the whole row is the concatenation of its segments."""
     rows, random_ = renderer(f"tiny:{family}"), random.Random(0)
     tokenizer = rows.tokenizer
     for _ in range(1000):
@@ -50,9 +50,9 @@ def test_what_is_trained_are_the_sampled_bodies_with_their_end_tokens(family: st
         assert trained.count("<eos>") == sum(message.role == "assistant" for message in after)
         rest = tokenizer.decode([token for token, mask in zip(row.ids, row.mask, strict=True) if not mask])
         assert not any(sentinel in rest for sentinel in sentinels)
-        for piece in row.pieces:
-            assert piece.ids == tokenizer.encode(piece.text, add_special_tokens=False)
-            assert not piece.sampled or piece.ids[-1] == tokenizer.eos_token_id
+        for segment in row.segments:
+            assert segment.ids == tokenizer.encode(segment.text, add_special_tokens=False)
+            assert not segment.sampled or segment.ids[-1] == tokenizer.eos_token_id
         results = [message.text for message in after if message.role == "tool"]
         assert all(f"<tool>{result}<eos>" in rest for result in results)
 

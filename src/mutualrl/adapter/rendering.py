@@ -1,9 +1,9 @@
 """A conversation as a learner's tokens, built as TRL's loop builds its own rollouts.
 
 TRL samples after a rendered prompt, appends what its template puts between a call and the next answer, and samples on:
-the context is a concatenation of pieces, never one rendering of the whole conversation, in which templates change
+the context is a concatenation of segments, never one rendering of the whole conversation, in which templates change
 earlier turns. So each answer's text is a difference of two renderings, up to and including the answer and before it
-with the generation prompt, and each piece is tokenized apart. The end token is sampled, so it belongs to the answer.
+with the generation prompt, and each segment is tokenized apart. The end token is sampled, so it belongs to the answer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Unrenderable(ValueError):  # noqa: N818  (a verdict on a conversation, not
     """A conversation that a template cannot keep, with the reason."""
 
 
-class Piece(NamedTuple):
+class Segment(NamedTuple):
     """Part of a row: an answer, which the model samples, or what the template puts between two."""
 
     text: str
@@ -42,17 +42,17 @@ class Row:
     """A conversation as TRL would have sampled it."""
 
     prompt_ids: list[int]
-    pieces: list[Piece]
+    segments: list[Segment]
 
     @property
     def ids(self) -> list[int]:
         """Return the completion's token ids."""
-        return [token for piece in self.pieces for token in piece.ids]
+        return [token for segment in self.segments for token in segment.ids]
 
     @property
     def mask(self) -> list[int]:
         """Return 1 for each token that the model samples, 0 for the others."""
-        return [int(piece.sampled) for piece in self.pieces for _ in piece.ids]
+        return [int(segment.sampled) for segment in self.segments for _ in segment.ids]
 
 
 class Renderer:
@@ -71,7 +71,7 @@ class Renderer:
     def row(self, prompt: Sequence[Message], after: Sequence[Message]) -> Row:
         """Return the row of a conversation, of which the model answers in `after`. Raises Unrenderable."""
         self._require_plain_text([*prompt, *after])
-        pieces: list[Piece] = []
+        segments: list[Segment] = []
         prompt_ids = self._encoded(self._rendered(prompt, begin=True))
         context = list(prompt_ids)
         place = 0
@@ -79,8 +79,8 @@ class Renderer:
             message = after[place]
             if message.role in ASSISTANT:
                 text = self.answer([*prompt, *after[:place]], message)
-                piece = Piece(text, self._encoded(text), sampled=True)
-                self._require_kept(message, piece, context)
+                segment = Segment(text, self._encoded(text), sampled=True)
+                self._require_kept(message, segment, context)
                 place += 1
             else:
                 results = []
@@ -88,10 +88,10 @@ class Renderer:
                     results.append(after[place])
                     place += 1
                 text = self.between(results)
-                piece = Piece(text, self._encoded(text), sampled=False)
-            pieces.append(piece)
-            context += piece.ids
-        return Row(prompt_ids, pieces)
+                segment = Segment(text, self._encoded(text), sampled=False)
+            segments.append(segment)
+            context += segment.ids
+        return Row(prompt_ids, segments)
 
     def answer(self, before: Sequence[Message], message: Message) -> str:
         """Return what the model samples for a message, with its end token. Raises Unrenderable."""
@@ -132,10 +132,10 @@ class Renderer:
                 if any(token in text for text in texts):
                     raise Unrenderable(f"a text has the control token {token!r}")
 
-    def _require_kept(self, message: Message, piece: Piece, context: list[int]) -> None:
+    def _require_kept(self, message: Message, segment: Segment, context: list[int]) -> None:
         """Raise Unrenderable unless TRL reads the message back from its tokens as it was."""
         if _has_parser(self.tokenizer):
-            read = parse_response(self.tokenizer, piece.ids, prefix=context, tools=self._tools)
+            read = parse_response(self.tokenizer, segment.ids, prefix=context, tools=self._tools)
             calls = [(call["function"]["name"], call["function"]["arguments"]) for call in read.get("tool_calls") or ()]
             named = [(call.name, call.arguments) for call in message.tool_calls]
             expected = [(name, dict(arguments)) for name, arguments in named if isinstance(arguments, Mapping)]
@@ -148,11 +148,11 @@ class Renderer:
                 raise Unrenderable("the reasoning is left out or changed")
             return
         for what, text in (("content", message.text), ("reasoning", message.reasoning)):
-            if text.strip() not in piece.text:
+            if text.strip() not in segment.text:
                 raise Unrenderable(f"the {what} is left out or changed")
         for call in message.tool_calls:
             values = call.arguments.values() if isinstance(call.arguments, Mapping) else [call.arguments]
-            if call.name not in piece.text or any(str(value) not in piece.text for value in values):
+            if call.name not in segment.text or any(str(value) not in segment.text for value in values):
                 raise Unrenderable("a call is left out or changed")
 
     def _end_of_turn(self) -> str:
