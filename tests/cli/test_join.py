@@ -229,11 +229,13 @@ def test_a_source_is_taken_over_where_rounds_are_deleted(tmp_path: Path) -> None
     again by the machine that takes it over."""
     pytest.importorskip("openai")
     url = f"file://{tmp_path}/bucket"
-    settings = ("run.steps=16", "run.save_every=2", "run.keep_rounds=1")
+    pool = tmp_path / "one.yaml"
+    pool.write_text('policies: [{name: ada, model: "tiny:ada"}]\ntask: arithmetic\n')
+    settings = ("run.steps=16", "run.save_every=2", "run.keep_rounds=1", "round.prompts=8")
     assignments = [part for each in settings for part in ("--set", each)]
     with served(Endpoint(teacher, delay=0.02)) as endpoint:
-        keys = ("--model", "tiny:ada", "--source", f"teacher=served:{endpoint.url}", *assignments)
-        command = [sys.executable, "-m", "mutualrl", "join", url, "--regime", "sgt", "--task", "arithmetic", *keys]
+        keys = ("--source", f"teacher=served:{endpoint.url}", *assignments)
+        command = [sys.executable, "-m", "mutualrl", "join", url, "--regime", "sgt", "--pool", str(pool), *keys]
         command += ["--set", "exchange.heartbeat_seconds=1", "--set", "run.round_timeout=60", "--seed", "0"]
 
         def start(member: str, name: str) -> subprocess.Popen[bytes]:
