@@ -128,6 +128,32 @@ def test_a_tokenizer_without_a_template_is_refused_by_name() -> None:
         tokenizer_of("tiny:ada")
 
 
+def test_conversations_of_a_file_are_counted_and_their_losses_explained(cli_here: Cli, tmp_path: Path) -> None:
+    call = {"type": "function", "function": {"name": "calculate", "arguments": {"operation": "plus", "a": 1, "b": 2}}}
+    asked = {"role": "user", "content": "one and two"}
+    said = {"role": "assistant", "content": "three"}
+    run = [asked, {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "3"}, said]
+    rows = [
+        {"messages": [asked, said]},
+        {"messages": run, "tools": [schema()]},
+        {"messages": [asked, {**said, "reasoning_content": "one and two are three"}]},
+    ]
+    path = tmp_path / "runs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shown = cli_here("thl-check", "--suite", "turns", "--rollouts", path)
+    assert shown.returncode == 3
+    assert "| jan | 3 | 2 |" in shown.stdout.replace("tiny:", "")
+    assert "1: the reasoning is left out or changed" in shown.stdout
+    whole = cli_here(
+        "thl-check", "--suite", "turns", "--rollouts", path, "--source", TEMPLATES / "qwen3_training.jinja", "--json"
+    )
+    assert json.loads(whole.stdout)["templates"][0]["kept"] == 3
+    path.write_text('{"text": "x"}\n')
+    refused = cli_here("thl-check", "--suite", "turns", "--rollouts", path)
+    assert refused.returncode == 2
+    assert "row 1: found no conversation with an answer" in refused.stderr
+
+
 def table_of_trl() -> str:
     """Return the table of docs/agents.md: all of TRL's training templates."""
     paths = sorted(TEMPLATES.glob("*_training.jinja"))

@@ -7,10 +7,11 @@ Markers: the template's own `{% generation %}` blocks, by which supervised train
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers.utils import get_json_schema
 from trl.chat_template_utils import add_response_schema
@@ -18,10 +19,13 @@ from trl.chat_template_utils import add_response_schema
 from mutualrl.adapter.rendering import Renderer, Unrenderable
 from mutualrl.console.display import cell
 from mutualrl.engines.transformers_engine import load_tokenizer
-from mutualrl.errors import UsageError
+from mutualrl.errors import DataError, UsageError
+from mutualrl.sources.layouts import CONVERSATIONS
 from mutualrl.storage.files import JsonObject
 from mutualrl.tasks.calculator import calculate
+from mutualrl.tasks.files import file_rows
 from mutualrl.tasks.messages import Message, ToolCall
+from mutualrl.tasks.trajectories import read_conversation
 from mutualrl.tiny import path_of, resolve_path
 
 KEPT = "kept"
@@ -83,9 +87,16 @@ class TemplateCheck:
         return all(found == KEPT for found in self.kinds.values())
 
 
-def check_turns(names: Sequence[str], *, trust_remote_code: bool = False) -> list[TemplateCheck]:
-    """Check models, tokenizers, or files of a template (`*.jinja`). Raises UsageError for one without a template."""
-    return [check_template(name, tokenizer_of(name, trust_remote_code=trust_remote_code)) for name in names]
+def check_turns(
+    names: Sequence[str], rollouts: Path | None = None, *, trust_remote_code: bool = False
+) -> list[TemplateCheck] | list[FileCheck]:
+    """Check models, tokenizers, or files of a template (`*.jinja`), with the nine kinds or the conversations of a file.
+    Raises UsageError for one without a template, DataError for a file without conversations."""
+    tokenizers = {name: tokenizer_of(name, trust_remote_code=trust_remote_code) for name in names}
+    if rollouts is None:
+        return [check_template(name, tokenizer) for name, tokenizer in tokenizers.items()]
+    conversations = recorded(rollouts)
+    return [check_file(name, tokenizer, conversations) for name, tokenizer in tokenizers.items()]
 
 
 def tokenizer_of(name: str, *, trust_remote_code: bool = False) -> Any:
@@ -120,6 +131,71 @@ def _add_parser(tokenizer: Any, name: str) -> None:
         except ValueError:
             continue
     tokenizer.chat_template = template
+
+
+class Recorded(NamedTuple):
+    """A conversation of a file: its prompt, what follows it, and the schemas of its tools."""
+
+    prompt: list[Message]
+    after: list[Message]
+    tools: list[JsonObject]
+
+
+@dataclass(frozen=True)
+class FileCheck:
+    """How many conversations of a file a template keeps, and of the others how many are lost for each reason."""
+
+    name: str
+    kept: int
+    lost: dict[str, int]
+
+    @property
+    def keeps_all(self) -> bool:
+        """Return whether every conversation is kept."""
+        return not self.lost
+
+
+def recorded(path: Path) -> list[Recorded]:
+    """Return the conversations of a file: rows with `messages` (or another column of sources' layouts) and `tools`.
+    Raises DataError for a row without."""
+    found = []
+    for number, row in file_rows(path):
+        column = next((name for name in CONVERSATIONS if isinstance(row.get(name), list)), None)
+        read = None if column is None else read_conversation(row[column])
+        if read is None or not read.after:
+            raise DataError(
+                f"{path}, row {number}: found no conversation with an answer; expected a list of messages in one of "
+                f"{', '.join(CONVERSATIONS)}"
+            )
+        tools = row.get("tools")
+        schemas = [each for each in tools if isinstance(each, dict)] if isinstance(tools, list) else []
+        found.append(Recorded(read.messages[: len(read.messages) - len(read.after)], read.after, schemas))
+    return found
+
+
+def check_file(name: str, tokenizer: Any, conversations: Sequence[Recorded]) -> FileCheck:
+    """Return what a tokenizer's template keeps of the conversations of a file."""
+    lost: Counter[str] = Counter()
+    for each in conversations:
+        try:
+            Renderer(tokenizer, each.tools).row(each.prompt, each.after)
+        except Unrenderable as reason:
+            lost[str(reason)] += 1
+    return FileCheck(name, len(conversations) - lost.total(), dict(lost.most_common()))
+
+
+def file_markdown(checks: Sequence[FileCheck]) -> str:
+    """Return the table of a file's conversations by template, then why they are lost."""
+    lines = ["| template | conversations | kept |", "|---|---|---|"]
+    for check in checks:
+        total = check.kept + sum(check.lost.values())
+        lines.append(f"| {cell(Path(check.name).name)} | {total:,} | {check.kept:,} |")
+    reasons = [
+        f"- {cell(Path(check.name).name)}, {count:,}: {cell(reason)}"
+        for check in checks
+        for reason, count in check.lost.items()
+    ]
+    return "\n".join([*lines, "", *reasons])
 
 
 def check_template(name: str, tokenizer: Any) -> TemplateCheck:
@@ -162,13 +238,18 @@ def markers(tokenizer: Any, renderer: Renderer) -> str:
     return "more" if len(text) > len(sampled) else "less"
 
 
-def as_json(check: TemplateCheck) -> JsonObject:
+def as_json(check: TemplateCheck | FileCheck) -> JsonObject:
     """Return a check as a JSON object."""
     return {**asdict(check), "keeps_all": check.keeps_all}
 
 
-def markdown(checks: Sequence[TemplateCheck]) -> str:
-    """Return the table of kinds by template, then what is lost."""
+def markdown(checks: Sequence[TemplateCheck] | Sequence[FileCheck]) -> str:
+    """Return the table of kinds, or of a file's conversations, by template, then what is lost."""
+    files = [check for check in checks if isinstance(check, FileCheck)]
+    return file_markdown(files) if files else _kinds([c for c in checks if isinstance(c, TemplateCheck)])
+
+
+def _kinds(checks: Sequence[TemplateCheck]) -> str:
     names = [cell(Path(check.name).name) for check in checks]
     lines = [f"| conversation | {' | '.join(names)} |", "|---|" + "---|" * len(checks)]
     for kind in KINDS:

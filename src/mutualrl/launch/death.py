@@ -42,17 +42,23 @@ def own_error(run: RunDirectory, policy: str, code: int | None, where: str) -> M
         return None if crash is None else RewardError(f"policy {policy!r}: {crash}{where}")
     if failure[0] in (DIED, *CONSEQUENCES):
         return None
-    return recorded_error(policy, failure, code, where)
+    return recorded_error(member(run, policy), failure, code, where)
 
 
-def recorded_error(policy: str, failure: tuple[str, str], code: int | None, where: str) -> MutualRLError:
-    """Return a recorded failure as an error with its kind and exit code; an unknown kind counts as a lost peer."""
+def member(run: RunDirectory, name: str) -> str:
+    """Return a member's name for messages: of a policy, or of a source that is asked."""
+    return f"{'source' if run.asked_source(name).is_dir() else 'policy'} {name!r}"
+
+
+def recorded_error(who: str, failure: tuple[str, str], code: int | None, where: str) -> MutualRLError:
+    """Return a recorded failure of `who` as an error with its kind and exit code; an unknown kind counts as a lost
+    peer."""
     kind, message = failure
     ended = "" if code is None else f" (exit code {code})"
     exit_code = exit_code_of(kind)
     if exit_code is None:
         kind, exit_code = PeerLostError.kind, PeerLostError.exit_code
-    return RecordedError(kind, exit_code, f"policy {policy!r} failed{ended}: {message}{where}")
+    return RecordedError(kind, exit_code, f"{who} failed{ended}: {message}{where}")
 
 
 def describe_death(run: RunDirectory, policy: str, code: int) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from mutualrl.errors import PeerLostError, RewardError
-from mutualrl.launch.death import CONSEQUENCES, describe_death, failure_of, own_error, recorded_error, tail
+from mutualrl.launch.death import CONSEQUENCES, describe_death, failure_of, member, own_error, recorded_error, tail
 from mutualrl.launch.group import ProcessGroup, ProcessTag, agent, clear_attempt, end, next_attempt
 from mutualrl.launch.launcher import Launcher, ManagedPolicy
 from mutualrl.launch.life import Die, Event, Finish, Tick
@@ -152,7 +152,7 @@ class PolicySupervisor(Launcher[SupervisedPolicy]):
             return
         time.sleep(CAUSE_SECONDS)  # handle the cause first
         if not self._another_died(managed):
-            raise recorded_error(managed.name, failure, code, f"\nlog: {log}")
+            raise recorded_error(member(self.run, managed.name), failure, code, f"\nlog: {log}")
 
     def _is_consequence(self, managed: SupervisedPolicy) -> bool:
         """Return whether a policy has ended because another did, according to its own failure file."""

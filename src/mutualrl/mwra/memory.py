@@ -158,8 +158,8 @@ class _Device:
             self.gradients,
             self.optimizer,
             self.reference,
-            logprobs=stays + self.gathered + self.casts(0) + self.work.tokens * self._norms + self.scoring(0),
-            forward=stays + before + self.gathered + self.casts(1) + self.saved + self.scoring(1),
+            logprobs=stays + self.gathered + self.casts(0) + self.work.tokens * self._norms + self.scoring,
+            forward=stays + before + self.gathered + self.casts(1) + self.saved + self.scoring,
             backward=stays + self.gathered + self.backward(before),
             update=stays + (0 if self.strategy in ZERO else self.gradients) + self.update,
             generation=stays + self.generation if self.work.sampled else 0.0,
@@ -175,11 +175,6 @@ class _Device:
     @property
     def trained(self) -> int:
         return self.shape.parameters if self.work.adapters is None else self.work.adapters
-
-    @property
-    def stored(self) -> int:
-        """Return the number of weights, adapters included."""
-        return self.shape.parameters + (self.work.adapters or 0)
 
     @property
     def _sharding(self) -> int:
@@ -273,7 +268,7 @@ class _Device:
     def layer(self) -> float:
         """Return what a layer keeps for its backward."""
         shape, unit = self.shape, self._unit
-        inputs = 5 * unit if self.casting else 2 * unit if self._residual == unit else 0  # q, k, v, gate and up
+        inputs = (5 if self.casting else 2) * unit  # of q, k, v, gate and up, each cast apart
         per_token = 2 * self._norms + inputs * shape.hidden
         per_token += 5 * unit * shape.query  # q, repeated k and v, output, its copy
         per_token += 4 * unit * shape.intermediate  # gate, its activation, up, product
@@ -305,8 +300,9 @@ class _Device:
         casts = self._unit * width * self.shape.hidden if self.casting else 0
         return self._unit * tokens * width + casts
 
-    def scoring(self, passes: int) -> float:
-        """Return what the head takes without (0) and with (1) a backward to come."""
+    @property
+    def scoring(self) -> float:
+        """Return what the head takes in a forward: a tile, or whole logits and their log-probs in fp32."""
         logits = self.work.rows * self.work.completion * self.shape.vocabulary
         whole = 2 * _FULL * logits if self.work.full_logits else 0.0
         return max(self._tile, whole)

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from mutualrl.errors import RunDirectoryError, UsageError
 from mutualrl.recipes import yaml_file
 from mutualrl.recipes.differences import by_dotted_key
+from mutualrl.recipes.free import may_differ
 from mutualrl.regimes import Regime
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.regimes.resample import Resample
 from mutualrl.sources.section import ServedSource
-from mutualrl.storage.files import create_checksummed, write_atomic
+from mutualrl.storage.files import JsonObject, create_checksummed, write_atomic
 from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import RunDirectory, command_line, versions
 
@@ -83,8 +84,8 @@ class ScriptRun:
                 f"{self.run.root} is a run of `mutualrl train`; give Sharing.over a directory of its own"
             )
         where = str(self.run.run_json)
-        theirs = by_dotted_key({"run_id": other.run_id, **yaml_file.parse_mapping(other.recipe, where)})
-        ours = by_dotted_key({"run_id": info.run_id, **yaml_file.parse_mapping(info.recipe, where)})
+        theirs = by_dotted_key({"run_id": other.run_id, **_decisive(yaml_file.parse_mapping(other.recipe, where))})
+        ours = by_dotted_key({"run_id": info.run_id, **_decisive(yaml_file.parse_mapping(info.recipe, where))})
         differing = []
         for key in {**theirs, **ours}:
             if theirs.get(key) != ours.get(key):
@@ -94,3 +95,12 @@ class ScriptRun:
                 f"the scripts of {self.run.root} must agree and differ: {'; '.join(differing)}. Settings of one policy "
                 "alone need a recipe (mutualrl train)"
             )
+
+
+def _decisive(recipe: JsonObject) -> JsonObject:
+    """Return a recipe without what may change of its served sources when a script starts again, as in a recipe."""
+    sources = [
+        {key: value for key, value in source.items() if not may_differ(ServedSource, key, "resume")}
+        for source in recipe.get("sources", ())
+    ]
+    return {**recipe, **({"sources": sources} if sources else {})}

@@ -49,6 +49,10 @@ class ThlRequest(WithPlot):
             "reasoning (names of models, or files *.jinja)."
         ),
     ] = None
+    rollouts: Annotated[
+        Path | None,
+        Option("Conversations for the suite turns: rows with `messages` and `tools`; nine kinds by default."),
+    ] = None
     anchor: Annotated[str | None, Option("Alignment: span (default), word, char, paper, paper-fallback.")] = None
     limit: Annotated[int | None, Option("Maximum number of texts, spans, sequences, prompts per suite.", min=1)] = None
     trust_remote_code: Annotated[bool, TRUST_REMOTE_CODE] = False
