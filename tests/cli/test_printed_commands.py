@@ -22,6 +22,7 @@ from made_runs import made_run
 from mutualrl.sources.recorded import embedded
 from mutualrl.study.sweep_directory import SWEEP
 from mutualrl.tasks import TaskSource, get_task
+from mutualrl.tiny import path_of
 from runs import FinishedRun
 
 PAGES = (REPOSITORY / "README.md", REPOSITORY / "SKILL.md", *sorted((REPOSITORY / "docs").glob("*.md")))
@@ -37,6 +38,8 @@ ELSEWHERE = {
     "init my-run": "tests/cli/test_skill.py",
     "paper/": "tests/recipes/test_paper_values.py",
 }
+#: commands whose check fails on what the workspace has: the embedded families have no reasoning
+FAILS = "--suite turns"
 #: what the errors say that are right here: data of the hub, and packages that are not installed
 ABSENT = ("cannot be loaded from the hub: HF_HUB_OFFLINE is set", "bitsandbytes, for", "tensorboard, for")
 
@@ -87,6 +90,10 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, tiny: dict[str, Path], u
     shutil.copytree(REPOSITORY / "examples", root / "examples")
     for name, directory in (("ada", "Qwen/Qwen3-0.6B-Base"), ("bob", "checkpoints/my-llama")):
         shutil.copytree(tiny[name], root / directory)
+    shutil.copytree(path_of("jan"), root / "Qwen/Qwen3-0.6B")
+    (root / "my_template.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}<eos>{% endfor %}")
+    chat = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
+    (root / "runs.jsonl").write_text(json.dumps({"messages": chat}) + "\n")
     (root / "my-pool.yaml").write_text(block(REPOSITORY / "docs" / "your-own.md", "# my-pool.yaml"))
     (root / "my_rewards.py").write_text(block(REPOSITORY / "docs" / "your-own.md", "# my_rewards.py"))
     problems = [{"problem": f"{i}+1:", "answer": str(i + 1)} for i in range(2000)]
@@ -147,7 +154,8 @@ def test_printed_command_runs(
         words += ["--samples", "2", "--max-new-tokens", "4"]
     result = cli_here(*words)
     absent = any(text in result.stderr for text in ABSENT)
-    assert result.returncode == 0 or absent, f"{result.stdout}\n{result.stderr}"
+    failed = FAILS in command and result.returncode == 3
+    assert result.returncode == 0 or absent or failed, f"{result.stdout}\n{result.stderr}"
 
 
 def test_pages_and_recipes_print_commands() -> None:
