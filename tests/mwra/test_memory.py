@@ -115,6 +115,18 @@ def test_zero_has_its_bucket_and_its_gradients_from_the_start() -> None:
     assert result.backward >= stays + 2 * 1992 + head + 2 * 500
 
 
+def test_flash_attention_reads_no_mask(tmp_path: Path) -> None:
+    """128 bytes of the mask; per layer that keeps it, in bf16."""
+    for checkpointing, masks in ((True, 128), (False, 128 + 2 * 2 * 128)):
+        with_mask, without = (
+            estimate(SMALL, replace(WORK, checkpointing=checkpointing, squares=squares), strategy="ddp", ranks=1)
+            for squares in (True, False)
+        )
+        assert with_mask.forward - without.forward == masks
+    flash = "trainer.model_init_kwargs={attn_implementation: flash_attention_2}"
+    assert first(recipe(tmp_path, flash)).backward < first(recipe(tmp_path)).backward
+
+
 def test_generation_has_the_cache_and_the_logits() -> None:
     """Six rows of eight tokens, two layers, four keys of 4 bytes (rotated in fp32) and four values of 2."""
     work = replace(WORK, sampled=6)

@@ -58,7 +58,8 @@ def work_of(recipe: Recipe, allocation: Allocation, prompt: int) -> Work:
     beta = float(settings.get("beta") or 0.0)
     nll = recipe.regime_of(allocation.policy).traits.adds_nll_rows
     optimizer = str(settings.get("optim") or _FUSED)
-    dtype = (settings.get("model_init_kwargs") or {}).get("dtype")
+    loading = settings.get("model_init_kwargs") or {}
+    dtype, attention = loading.get("dtype"), str(loading.get("attn_implementation") or "sdpa")
     return Work(
         rows=batch.per_device,
         prompt=prompt,
@@ -73,6 +74,7 @@ def work_of(recipe: Recipe, allocation: Allocation, prompt: int) -> Work:
         step="foreach" if optimizer == "adamw_torch" else "fused",
         weight=_DTYPES.get(str(dtype), 4),
         moments=_OPTIMIZERS[optimizer],
+        squares="flash" not in attention,
     )
 
 

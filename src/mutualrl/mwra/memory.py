@@ -60,7 +60,8 @@ class Work:
     logits. `half`: mixed precision. `adapters`: number of LoRA weights, if only these are trained; `rank` theirs.
     `step`: how AdamW computes (`adamw_torch_fused`, TRL's default; all weights at once, as `adamw_torch` on a GPU; one
     after the other), and `moments` the numbers that the optimizer keeps per weight. `weight`: bytes per weight as the
-    model is loaded. `bucket`: gradients that DeepSpeed reduces together."""
+    model is loaded. `squares`: attention reads a mask, a square per row, as SDPA does where rows are padded. `bucket`:
+    gradients that DeepSpeed reduces together."""
 
     rows: int
     prompt: int
@@ -75,6 +76,7 @@ class Work:
     step: Step = "fused"
     moments: int = 2
     weight: int = _FULL
+    squares: bool = True
     bucket: int = _BUCKET
 
     @property
@@ -279,7 +281,7 @@ class _Device:
     @property
     def mask(self) -> float:
         """Return the entries of the attention mask: a square per row."""
-        return self.work.rows * (self.work.prompt + self.work.completion) ** 2
+        return self.work.rows * (self.work.prompt + self.work.completion) ** 2 if self.work.squares else 0.0
 
     @property
     def saved(self) -> float:
