@@ -271,7 +271,9 @@ def test_dry_run_estimates_the_memory_of_available_models(
     assert result.exit_code == 0, result.stderr
     memory = json.loads(result.stdout)["memory"]["the recipe's hardware: 4 GPUs"]
     for estimate in memory.values():
-        assert estimate["optimizer"] == 7 * estimate["weights"] > 0  # 2 + 12 bytes against 2, all sharded
+        # ZeRO-3: an fp32 copy and two moments, 12 bytes, against 2 for weights and 2 for gradients, all sharded
+        assert estimate["optimizer"] == 6 * estimate["weights"] == 6 * estimate["gradients"] > 0
+        assert estimate["peak"] == estimate[estimate["instant"]] > estimate["optimizer"]
 
 
 def test_recipes_and_batch_scripts_are_copied(cli_here: Cli, tmp_path: Path) -> None:

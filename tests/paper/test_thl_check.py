@@ -313,7 +313,7 @@ def test_help_states_the_defaults(cli_here: Cli) -> None:
         "Maximum number of prompts (256).",
         "Responses per prompt (5).",
         "span (default), word, char, paper, paper-fallback.",
-        "all (default, of models: these); example: one text, word by word.",
+        "all (default, of models: these); example: one text, word by word; turns:",
     ):
         assert message in shown
 

@@ -166,4 +166,4 @@ def table_of_trl() -> str:
 
 def test_documented_table_is_of_the_installed_templates() -> None:
     text = (REPOSITORY / "docs" / "agents.md").read_text()
-    assert table_of_trl() in text, "write test_turns.table_of_trl() into docs/agents.md"
+    assert table_of_trl() in text, "write test_chat_templates.table_of_trl() into docs/agents.md"
