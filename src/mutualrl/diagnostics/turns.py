@@ -133,7 +133,7 @@ def _add_parser(tokenizer: Any, name: str) -> None:
     tokenizer.chat_template = template
 
 
-class Recorded(NamedTuple):
+class FileConversation(NamedTuple):
     """A conversation of a file: its prompt, what follows it, and the schemas of its tools."""
 
     prompt: list[Message]
@@ -155,7 +155,7 @@ class FileCheck:
         return not self.lost
 
 
-def recorded(path: Path) -> list[Recorded]:
+def recorded(path: Path) -> list[FileConversation]:
     """Return the conversations of a file: rows with `messages` (or another column of sources' layouts) and `tools`.
     Raises DataError for a row without."""
     found = []
@@ -169,11 +169,11 @@ def recorded(path: Path) -> list[Recorded]:
             )
         tools = row.get("tools")
         schemas = [each for each in tools if isinstance(each, dict)] if isinstance(tools, list) else []
-        found.append(Recorded(read.messages[: len(read.messages) - len(read.after)], read.after, schemas))
+        found.append(FileConversation(read.messages[: len(read.messages) - len(read.after)], read.after, schemas))
     return found
 
 
-def check_file(name: str, tokenizer: Any, conversations: Sequence[Recorded]) -> FileCheck:
+def check_file(name: str, tokenizer: Any, conversations: Sequence[FileConversation]) -> FileCheck:
     """Return what a tokenizer's template keeps of the conversations of a file."""
     lost: Counter[str] = Counter()
     for each in conversations:
