@@ -140,16 +140,23 @@ def test_conversations_of_a_file_are_counted_and_their_losses_explained(cli_here
     ]
     path = tmp_path / "runs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    shown = cli_here("thl-check", "--suite", "turns", "--rollouts", path)
+    shown = cli_here("thl-check", "--suite", "turns", "--conversations", path)
     assert shown.returncode == 3
     assert "| jan | 3 | 2 |" in shown.stdout.replace("tiny:", "")
     assert "1: the reasoning is left out or changed" in shown.stdout
     whole = cli_here(
-        "thl-check", "--suite", "turns", "--rollouts", path, "--source", TEMPLATES / "qwen3_training.jinja", "--json"
+        "thl-check",
+        "--suite",
+        "turns",
+        "--conversations",
+        path,
+        "--source",
+        TEMPLATES / "qwen3_training.jinja",
+        "--json",
     )
     assert json.loads(whole.stdout)["templates"][0]["kept"] == 3
     path.write_text('{"text": "x"}\n')
-    refused = cli_here("thl-check", "--suite", "turns", "--rollouts", path)
+    refused = cli_here("thl-check", "--suite", "turns", "--conversations", path)
     assert refused.returncode == 2
     assert "row 1: found no conversation with an answer" in refused.stderr
 

@@ -26,7 +26,7 @@ def _turns(request: ThlRequest) -> None:
     named = [name for name in (request.source, request.target) if name is not None]
     if request.asked.pool is not None and not named:
         named = [policy.model for policy in resolve(request.asked).policies]
-    checks = check_turns(named or DEFAULT, request.rollouts, trust_remote_code=request.trust_remote_code)
+    checks = check_turns(named or DEFAULT, request.conversations, trust_remote_code=request.trust_remote_code)
     if request.as_json:
         emit({"templates": [as_json(check) for check in checks]})
     else:
@@ -40,8 +40,8 @@ def thl_check(request: ThlRequest) -> None:
     if request.suite == TURNS:
         _turns(request)
         return
-    if request.rollouts is not None:
-        raise UsageError("--rollouts: only --suite turns reads conversations; add it, or omit the option")
+    if request.conversations is not None:
+        raise UsageError("--conversations: only --suite turns reads conversations; add it, or omit the option")
     directory = None if request.plot is None else directory_for(request.plot)
     console = prose()
     result = check(request, console)

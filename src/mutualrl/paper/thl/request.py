@@ -49,7 +49,7 @@ class ThlRequest(WithPlot):
             "reasoning (names of models, or files *.jinja)."
         ),
     ] = None
-    rollouts: Annotated[
+    conversations: Annotated[
         Path | None,
         Option("Conversations for the suite turns: rows with `messages` and `tools`; nine kinds by default."),
     ] = None
