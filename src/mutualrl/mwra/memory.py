@@ -1,9 +1,8 @@
 """Training memory of one device: a formula of the model's shape and of what the device computes at once.
 
 Checked by `benchmarks/memory.py` against torch's memory trackers and against processes (docs/operations.md, "Memory").
-Symbols, per decoder layer: H hidden size, Q and K width of all query and of all key heads, I intermediate size; V the
-vocabulary, n tokens of a pass (rows x length), N tokens that are scored. Bytes everywhere. Not counted: the CUDA
-context, fragmentation, communication buffers of NCCL, and what vLLM keeps beside its fraction.
+`query` and `key` are the widths of all query and of all key heads. Bytes everywhere. Not counted: the CUDA context,
+fragmentation, communication buffers of NCCL, and what vLLM keeps beside its fraction.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class Work:
     `micro_batches` per optimizer step; `sampled` rows generated together (0: an engine generates).
 
     `full_logits`: a pass scores extra rows or requests at another temperature than the sampling's, which needs whole
-    logits. `half`: mixed precision. `adapters`: number of LoRA weights, if only these are trained; `rank` theirs.
+    logits. `half`: mixed precision. `adapters`: number of LoRA weights, if only these are trained.
     `step`: how AdamW computes (`adamw_torch_fused`, TRL's default; all weights at once, as `adamw_torch` on a GPU; one
     after the other), and `moments` the numbers that the optimizer keeps per weight. `weight`: bytes per weight as the
     model is loaded. `squares`: attention reads a mask, a square per row, as SDPA does where rows are padded. `bucket`:
@@ -145,7 +144,7 @@ def estimate(shape: ModelShape, work: Work, *, strategy: Strategy, ranks: int) -
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """The parts of an estimate, named as in the module's docstring."""
+    """The parts of an estimate, each a property."""
 
     shape: ModelShape
     work: Work
@@ -153,8 +152,9 @@ class _Device:
     ranks: int
 
     def estimate(self) -> MemoryEstimate:
+        """Return the whole estimate."""
         stays = self.weights + self.optimizer + self.reference + self.buffers
-        before = self.gradients if self.work.micro_batches > 1 and self.strategy not in ZERO else 0.0
+        before = self._growing if self.work.micro_batches > 1 else 0.0
         return MemoryEstimate(
             self.weights,
             self.gradients,
@@ -163,7 +163,7 @@ class _Device:
             logprobs=stays + self.gathered + self.casts(0) + self.work.tokens * self._norms + self.scoring,
             forward=stays + before + self.gathered + self.casts(1) + self.saved + self.scoring,
             backward=stays + self.gathered + self.backward(before),
-            update=stays + (0 if self.strategy in ZERO else self.gradients) + self.update,
+            update=stays + self._growing + self.update,
             generation=stays + self.generation if self.work.sampled else 0.0,
         )
 
@@ -203,9 +203,14 @@ class _Device:
     @property
     def gradients(self) -> float:
         if self.strategy in ZERO:
-            return (_HALF if self.work.half else _FULL) * self.trained / self.ranks
+            return self._trained_size * self.trained / self.ranks
         copies = 2 if self.strategy == "ddp" and self.ranks > 1 else 1  # DDP's buckets
         return copies * self._trained_size * self.trained / self._sharding
+
+    @property
+    def _growing(self) -> float:
+        """Return the gradients that a backward allocates; DeepSpeed's are among its buffers."""
+        return 0.0 if self.strategy in ZERO else self.gradients
 
     @property
     def buffers(self) -> float:
@@ -224,7 +229,7 @@ class _Device:
     def reference(self) -> float:
         if not self.work.reference:
             return 0.0
-        size = _HALF if self.strategy in ZERO and self.work.half else self.work.weight
+        size = self._stored_size if self.strategy in ZERO else self.work.weight
         return size * self.shape.parameters / self._sharding
 
     # ---- weights in use
@@ -305,32 +310,26 @@ class _Device:
     @property
     def scoring(self) -> float:
         """Return what the head takes in a forward: a tile, or whole logits and their log-probs in fp32."""
-        logits = self.work.rows * self.work.completion * self.shape.vocabulary
-        whole = 2 * _FULL * logits if self.work.full_logits else 0.0
-        return max(self._tile, whole)
+        return max(self._tile, 2 * _FULL * self._logits)
+
+    @property
+    def _logits(self) -> int:
+        """Return the number of logits where they are needed whole."""
+        return self.work.rows * self.work.completion * self.shape.vocabulary if self.work.full_logits else 0
 
     def backward(self, before: float) -> float:
         """Return the backward's peak: at the head, where all activations are there, or in a recomputed layer, or at the
         embedding, where all gradients are."""
         shape, work = self.shape, self.work
-        trains_head = work.adapters is None
-        gradient = _FULL * shape.matrix if trains_head else 0.0
-        logits = work.rows * work.completion * shape.vocabulary
-        head = self._tile + gradient + work.tokens * _FULL * shape.hidden
-        if work.full_logits:
-            head = max(head, 3 * _FULL * logits)
+        gradient = _FULL * shape.matrix if work.adapters is None else 0.0
+        head = max(self._tile + gradient + work.tokens * _FULL * shape.hidden, 3 * _FULL * self._logits)
         saved = self.saved + (0 if work.checkpointing else self.casts(1)) + self._reducing
         held = self._held
         layer = self.layer if work.checkpointing else 0.0
         passing = work.tokens * self._unit * 3 * shape.intermediate
         in_layer = saved - self.tail + layer + passing + held + self._layer_weights
-        return max(
-            before + saved + head,
-            max(before, held) + in_layer,
-            max(before, self.gradients if self.strategy not in ZERO else 0.0)
-            + (2 * gradient if self.strategy not in SHARDED else held + gradient)
-            + self._reducing,
-        )
+        at_embedding = self._growing + self._reducing + gradient + (held if self.strategy in SHARDED else gradient)
+        return max(before + saved + head, max(before, held) + in_layer, at_embedding)
 
     @property
     def _reducing(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterable
 from pathlib import Path
@@ -91,26 +92,25 @@ def adapter_weights(policy: Policy, lora: LoraSection) -> int:
 
 
 def _empty_model(policy: Policy) -> PreTrainedModel | None:
+    return _built(resolve_path(policy.model), policy.revision, policy.trust_remote_code)
+
+
+@functools.lru_cache(maxsize=8)
+def _built(source: str, revision: str | None, trusted: bool) -> PreTrainedModel | None:
+    """Return a model without weights, built once: a start asks for its sizes, its adapters and its layers."""
     import torch
     import transformers
 
-    source, local = resolve_path(policy.model), True
-    if not Path(source).is_dir():
-        local = hub_problem() is not None
+    local = Path(source).is_dir() or hub_problem() is not None
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
         config = transformers.AutoConfig.from_pretrained(
-            source,
-            revision=policy.revision or "main",
-            trust_remote_code=policy.trust_remote_code,
-            local_files_only=local,
+            source, revision=revision or "main", trust_remote_code=trusted, local_files_only=local
         )
         with torch.device("meta"):
-            model: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(
-                config, trust_remote_code=policy.trust_remote_code
-            )
+            model: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
     except Exception:  # noqa: BLE001  (not available, not supported by transformers, or code of the model's own)
         return None
     finally:
