@@ -61,8 +61,8 @@ class Join(Request, WithJson):
     anywhere, at any time.
 
     The first process creates the run; the others compare their recipe and data with it. The same command resumes
-    after a stop or a crash, from this policy's last checkpoint. Example: mutualrl join s3://my-bucket/run-1 --policy
-    ada --regime sgt --pool tiny
+    after a stop or a crash: a policy from its last checkpoint, a source from the rounds that it has published.
+    Example: mutualrl join s3://my-bucket/run-1 --policy ada --regime sgt --pool tiny
     """
 
     exchange: Annotated[

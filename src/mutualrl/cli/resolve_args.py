@@ -58,9 +58,9 @@ def _require_member(recipe: Recipe, member: str, *, restart: bool) -> None:
         raise UsageError(f"--policy {member}: the recipe has {', '.join(policies)}{sources}")
 
 
-def default_directory(url: str, policy: str) -> Path:
-    """Return the default run directory of a policy that joins an exchange."""
-    return Path("runs") / f"{url.rstrip('/').rpartition('/')[2]}-{policy}"
+def default_directory(url: str, member: str) -> Path:
+    """Return the default run directory of a member that joins an exchange."""
+    return Path("runs") / f"{url.rstrip('/').rpartition('/')[2]}-{member}"
 
 
 def require_joined(path: Path, url: str, policy: str) -> None:

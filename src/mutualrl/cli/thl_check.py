@@ -6,12 +6,14 @@ import typer
 
 from mutualrl.cli.output import emit, prose
 from mutualrl.console.display import print_text
+from mutualrl.console.options import given
 from mutualrl.console.plots import directory_for
 from mutualrl.errors import UsageError
 from mutualrl.paper.thl.request import ThlRequest
 from mutualrl.paper.thl.thl_check import check
 
 TURNS = "turns"
+OF_TURNS = ("--suite", "--source", "--target", "--pool", "--conversations", "--trust-remote-code", "--json")
 
 
 def _turns(request: ThlRequest) -> None:
@@ -19,9 +21,7 @@ def _turns(request: ThlRequest) -> None:
     from mutualrl.diagnostics.turns import DEFAULT, as_json, check_turns, markdown
     from mutualrl.recipes import resolve
 
-    given = {"--text": request.text, "--prompts": request.prompts, "--anchor": request.anchor, "--limit": request.limit}
-    given |= {"--plot": request.plot, "--task": request.asked.task, "--data": request.asked.data}
-    if unused := [option for option, value in given.items() if value is not None]:
+    if unused := [option for option in given(request) if option not in OF_TURNS]:
         raise UsageError(f"{', '.join(unused)}: no effect with --suite {TURNS}, which has conversations of its own")
     named = [name for name in (request.source, request.target) if name is not None]
     if request.asked.pool is not None and not named:

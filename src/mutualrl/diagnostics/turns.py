@@ -7,6 +7,7 @@ Markers: the template's own `{% generation %}` blocks, by which supervised train
 from __future__ import annotations
 
 import copy
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -158,7 +159,7 @@ class FileCheck:
 def recorded(path: Path) -> list[FileConversation]:
     """Return the conversations of a file: rows with `messages` (or another column of sources' layouts) and `tools`.
     Raises DataError for a row without."""
-    found = []
+    conversations = []
     for number, row in file_rows(path):
         column = next((name for name in CONVERSATIONS if isinstance(row.get(name), list)), None)
         read = None if column is None else read_conversation(row[column])
@@ -169,16 +170,20 @@ def recorded(path: Path) -> list[FileConversation]:
             )
         tools = row.get("tools")
         schemas = [each for each in tools if isinstance(each, dict)] if isinstance(tools, list) else []
-        found.append(FileConversation(read.messages[: len(read.messages) - len(read.after)], read.after, schemas))
-    return found
+        prompt = read.messages[: len(read.messages) - len(read.after)]
+        conversations.append(FileConversation(prompt, read.after, schemas))
+    return conversations
 
 
 def check_file(name: str, tokenizer: Any, conversations: Sequence[FileConversation]) -> FileCheck:
     """Return what a tokenizer's template keeps of the conversations of a file."""
     lost: Counter[str] = Counter()
+    renderers: dict[str, Renderer] = {}  # one per set of tools, which most files have once
     for each in conversations:
+        tools = json.dumps(each.tools)
+        renderer = renderers.get(tools) or renderers.setdefault(tools, Renderer(tokenizer, each.tools))
         try:
-            Renderer(tokenizer, each.tools).row(each.prompt, each.after)
+            renderer.row(each.prompt, each.after)
         except Unrenderable as reason:
             lost[str(reason)] += 1
     return FileCheck(name, len(conversations) - lost.total(), dict(lost.most_common()))
@@ -213,8 +218,8 @@ def check_template(name: str, tokenizer: Any) -> TemplateCheck:
 
 def schema() -> JsonObject:
     """Return the schema of the conversations' tool."""
-    found: JsonObject = get_json_schema(calculate)
-    return found
+    of_tool: JsonObject = get_json_schema(calculate)
+    return of_tool
 
 
 def markers(tokenizer: Any, renderer: Renderer) -> str:
@@ -228,10 +233,10 @@ def markers(tokenizer: Any, renderer: Renderer) -> str:
     except Unrenderable:
         return "not comparable"
     chats = [{"role": message.role, "content": message.text} for message in (*prompt, *after)]
-    found = tokenizer.apply_chat_template(
+    encoded = tokenizer.apply_chat_template(
         chats, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, tools=[schema()]
     )
-    marked = [token for token, mask in zip(found["input_ids"], found["assistant_masks"], strict=True) if mask]
+    marked = [token for token, mask in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True) if mask]
     text = tokenizer.decode(marked)
     if text == sampled:
         return "as sampled"
@@ -250,6 +255,7 @@ def markdown(checks: Sequence[TemplateCheck] | Sequence[FileCheck]) -> str:
 
 
 def _kinds(checks: Sequence[TemplateCheck]) -> str:
+    """Return the table of the nine kinds by template, then what is lost."""
     names = [cell(Path(check.name).name) for check in checks]
     lines = [f"| conversation | {' | '.join(names)} |", "|---|" + "---|" * len(checks)]
     for kind in KINDS:

@@ -22,7 +22,7 @@ def write_stop_request(run: RunDirectory) -> None:
 def request_stop(run: RunDirectory, console: Console, *, policies: bool = True) -> None:
     """Request every worker to save a checkpoint and exit. `policies`: there are any, not a source alone."""
     write_stop_request(run)
-    what = "each policy finishes its step and saves a checkpoint" if policies else "the answers so far are stored"
+    what = "each policy finishes its step and saves a checkpoint" if policies else "what the source has published stays"
     console.print(f"Stopping: {what} (again to stop immediately)")
 
 
@@ -32,7 +32,7 @@ def stopped(run: RunDirectory, recipe: Recipe, launch: Launch, request: StopSign
     checkpoints = ", ".join(
         f"{name} at {'the start' if step is None else f'step {step}'}" for name, step in steps.items()
     )
-    saved = f"checkpoints: {checkpoints}" if steps else "the answers of its rounds are published"
+    saved = f"checkpoints: {checkpoints}" if steps else "what it has published stays"
     cause = f"by {request.name}" if request.received else "at the request of another process"
     command = f"mutualrl train --resume --run-dir {run.root}"
     if launch.member is not None and recipe.bucket is not None:
