@@ -2,32 +2,38 @@
 
     python benchmarks/agents.py              # everything, twenty minutes on 2 cores; resumes after an interruption
     python benchmarks/agents.py --table      # the table of the existing pieces
+    python benchmarks/agents.py --trajectories   # the run learnt itself, or replayed, against the plan; as long
 
-It runs `mutualrl sweep benchmarks/sweeps/agents.yaml` on the embedded pool `tiny-tools`, and writes
-`benchmarks/results/agents.json` and `.md`.
+It runs `mutualrl sweep benchmarks/sweeps/agents.yaml` (or `agents-trajectories.yaml`) on the embedded pool
+`tiny-tools`, and writes `benchmarks/results/agents.json` and `.md` (or `agents-trajectories.json` and `.md`).
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import harness
 import sweep_results as sweeps
-
-COMMAND = "python benchmarks/agents.py"
 
 
 def main() -> None:
     """Make the missing runs, and write the table."""
     parser = sweeps.options(__doc__, "agents")
     parser.add_argument("--add", action="store_true", help="the same, added to the pieces in the results file")
+    parser.add_argument("--trajectories", action="store_true", help="sgt and guided on runs, against plans")
     args = harness.parse(parser)
-    file = sweeps.SWEEPS / "agents.yaml"
+    name, command = "agents", "python benchmarks/agents.py"
+    if args.trajectories:
+        name, command = "agents-trajectories", f"{command} --trajectories"
+        args.runs = Path("runs") / name if args.runs == Path("runs") / "agents" else args.runs
+    file = sweeps.SWEEPS / f"{name}.yaml"
     if args.smoke:
-        file = sweeps.smoke_sweep("agents", ("plan",), args.out)
+        file = sweeps.smoke_sweep(name, ("plan",), args.out)
         args.runs = args.out / "runs"
     if not args.table:
         sweeps.run_sweep(file, args.runs)
-    content, comparison = sweeps.added_to("agents", args.runs) if args.add else sweeps.of_sweep(args.runs)
-    sweeps.write("agents", COMMAND, content, comparison, args.out)
+    content, comparison = sweeps.added_to(name, args.runs) if args.add else sweeps.of_sweep(args.runs)
+    sweeps.write(name, command, content, comparison, args.out)
 
 
 if __name__ == "__main__":

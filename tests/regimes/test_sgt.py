@@ -80,7 +80,12 @@ def test_prompts_are_gated_and_counted() -> None:
         return [Candidate("bob", 0, "long" if prompt == "p4" else "ok", True)]
 
     got = gated_prompts(
-        own, peers, successes, lambda cs: [None if c.text == "long" else (1, 2) for c in cs], DEFAULT, uses={}
+        own,
+        peers,
+        successes,
+        lambda cs: [None if c.text == "long" else EncodedCandidate(c, (1, 2)) for _, c in cs],
+        DEFAULT,
+        uses={},
     )
     assert requested == ["p1", "p4"]  # texts are fetched only for gated prompts
     ((prompt_id, (candidate,)),) = got.encoded
@@ -93,7 +98,12 @@ def test_prompt_at_its_use_cap_is_skipped() -> None:
     success = [Candidate("b", 0, "t", True)]
     for used, pairs in ((1, 1), (2, 0)):
         got = gated_prompts(
-            {"p": [0.0]}, {"p": [1.0]}, lambda _: success, lambda cs: [(1,)] * len(cs), rule, uses={"p": used}
+            {"p": [0.0]},
+            {"p": [1.0]},
+            lambda _: success,
+            lambda cs: [EncodedCandidate(c, (1,)) for _, c in cs],
+            rule,
+            uses={"p": used},
         )
         assert len(got.encoded) == pairs
         assert got.spent == 1 - pairs

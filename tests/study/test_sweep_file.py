@@ -171,6 +171,7 @@ def test_shipped_sweeps_are_valid(tmp_path: Path) -> None:
     by_name = {path.stem: read_sweep(path) for path in sweeps.glob("*.yaml") if "arms:" in path.read_text()}
     assert sorted(by_name) == [
         "agents",
+        "agents-trajectories",
         "hints",
         "hints-countdown",
         "hints-countdown-controls",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from mutualrl.adapter.data import as_dataset
 from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.records import Prompt, Rollout
 from mutualrl.see import Exchange
+from mutualrl.sources.source import Source
 from mutualrl.tasks import TaskSource, get_task
 from mutualrl.tasks.boxed import boxed_reward
 from mutualrl.tasks.calculator import calculate
@@ -108,10 +110,19 @@ def publish_plans(root: Path, rounds: Sequence[Sequence[str]], messages: Callabl
 
 
 def trainer_of(
-    output: Path, exchange: Path, kind: type[MutualGRPOTrainer] = Scripted, *, keys: Any = None, **settings: Any
+    output: Path,
+    exchange: Path,
+    kind: type[MutualGRPOTrainer] = Scripted,
+    *,
+    keys: Any = None,
+    regime: str = "hinted",
+    sources: Sequence[Source] = (),
+    **settings: Any,
 ) -> Any:
-    """Build a trainer of `hinted` with these settings; all eight prompts are in every round. `keys`: of GRPOConfig."""
+    """Build a trainer of a regime with these settings; all eight prompts are in every round. `keys`: of GRPOConfig."""
     own = dict(keys or {})
+    if regime == "hinted":
+        settings = {"hint": "plan", "samples": 1, "weight": 0.3, **settings}
     tools = {"tools": own.pop("tools", [calculate])} if "environment_factory" not in own else {}
     tools |= {key: own.pop(key) for key in ("environment_factory", "reward_funcs", "train_dataset") if key in own}
     tokenizer = load_tokenizer(str(JAN))
@@ -126,7 +137,7 @@ def trainer_of(
         args=config(output, **{"max_completion_length": 64, "max_steps": 1, "beta": 0.0, "max_grad_norm": 1e9, **own}),
         processing_class=tokenizer,
         callbacks=[logs],
-        sharing=sharing(exchange, "hinted", **{"hint": "plan", "samples": 1, "weight": 0.3, **settings}),
+        sharing=replace(sharing(exchange, regime, sources=sources, **settings), max_length=None),
         **arguments,
     )
     trainer.logs = logs.rows

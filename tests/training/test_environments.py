@@ -378,26 +378,37 @@ def test_tool_descriptions_count_towards_the_prompt_length(callers: Path, tmp_pa
         assert (f"train prompts is within task.max_prompt_tokens ({limit})" in result.stderr) == (code == 2)
 
 
-@pytest.mark.parametrize("regime", ["sgt", "prp", "guided", "hacpo", "swarm"])
+@pytest.mark.parametrize("regime", ["prp", "hacpo", "swarm"])
 def test_regime_that_learns_texts_rejects_multi_turn_tasks(
     untrained: Path, tmp_path: Path, cli_here: Cli, regime: str
 ) -> None:
     result = cli_here("train", recipe(untrained, tmp_path, regime), "--dry-run")
     assert result.returncode == 2
     assert f"task.environment: regime '{regime}' learns texts, not trajectories with tools" in result.stderr
-    assert "expected hinted, which shows them as a hint" in result.stderr
+    assert "expected hinted, which shows a peer's run as a hint, sgt, which learns it" in result.stderr
 
 
-def test_settings_of_hinted_that_need_texts_or_tools_are_rejected(
+@pytest.mark.parametrize(
+    ("regime", "setting", "message"),
+    [
+        ("hinted", "hint=plan", "regime.hint: found 'plan', calls of tools, of which the task has none"),
+        ("sgt", "turns=1", "regime.turns: found 1, of a run with tools, of which the task has none"),
+        ("guided", "turns=2", "regime.turns: found 2, of a run with tools, of which the task has none"),
+    ],
+)
+def test_settings_that_need_tools_are_rejected_without(cli_here: Cli, regime: str, setting: str, message: str) -> None:
+    plain = cli_here("train", "--regime", regime, "--set", f"regime.{setting}", "--dry-run")
+    assert plain.returncode == 2
+    assert message in plain.stderr
+
+
+def test_the_setting_of_sgt_that_scores_texts_is_rejected_with_tools(
     untrained: Path, tmp_path: Path, cli_here: Cli
 ) -> None:
-    path = recipe(untrained, tmp_path, "hinted")
-    result = cli_here("train", path, "--set", "regime.fallback=sgt", "--dry-run")
+    path = recipe(untrained, tmp_path, "sgt")
+    result = cli_here("train", path, "--set", "regime.pick=lowest_nll", "--dry-run")
     assert result.returncode == 2
-    assert "regime.fallback: found 'sgt', which learns texts, not trajectories with tools" in result.stderr
-    plain = cli_here("train", "--regime", "hinted", "--set", "regime.hint=plan", "--dry-run")
-    assert plain.returncode == 2
-    assert "regime.hint: found 'plan', calls of tools, of which the task has none" in plain.stderr
+    assert "regime.pick: found 'lowest_nll', which scores texts, not runs with tools" in result.stderr
 
 
 @pytest.mark.parametrize("options", [("--set", "regime.hint=plan"), ("--set", "regime.hint=none"), ()])

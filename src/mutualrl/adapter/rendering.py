@@ -62,7 +62,7 @@ class Renderer:
         self.tokenizer = tokenizer
         self._tools = list(tools) or None
         self._settings = dict(settings or {})
-        template = str(tokenizer.chat_template or "")
+        template = str(self._settings.get("chat_template") or tokenizer.chat_template or "")
         used = [key for key in REASONING_KEYS if re.search(rf"\b{key}\b", template)]
         self.reasoning_key = used[0] if used else REASONING_KEYS[0]
         self.end = self._end_of_turn()

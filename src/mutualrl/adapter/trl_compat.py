@@ -28,7 +28,7 @@ from trl.trainer.utils import RepeatSampler
 
 from mutualrl.adapter import fsdp2
 from mutualrl.tasks.messages import Message
-from mutualrl.tasks.trajectories import of_completion
+from mutualrl.tasks.trajectories import as_chats, of_completion
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -97,14 +97,27 @@ ASSUMPTIONS = (
 )
 
 
+class Replay(NamedTuple):
+    """Turns of a peer's run that a rollout began with, called again in its environment: messages, none of them sampled;
+    token ids between the prompt's and the completion's. `diverged`: a result was not the run's, and ended it;
+    `too_long`: there was no room for it, and the rollout began without."""
+
+    messages: tuple[Message, ...] = ()
+    ids: tuple[int, ...] = ()
+    diverged: bool = False
+    too_long: bool = False
+
+
 class Turns(NamedTuple):
     """What a row of a batch has with tools: its prompt, with an environment's observation; its messages; which tokens
-    of its completion were sampled, each 0 or 1; the name of its environment, None for the only one."""
+    of its completion were sampled, each 0 or 1; the name of its environment, None for the only one. `replay`: with what
+    it began, whose messages are the first, and whose tokens are not in the completion."""
 
     prompt: Any
     messages: tuple[Message, ...]
     mask: list[int]
     environment: str | None = None
+    replay: Replay = Replay()
 
 
 class GenerationBatch(NamedTuple):
@@ -145,6 +158,8 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
 
     _pending: GenerationBatch | None = None  # scored, until TRL has computed its advantages
     _generated: tuple[list[Any], list[list[int]] | None] = ([], None)  # the prompts of the last batch, and masks
+    _replayed: list[Replay] | None = None  # of the last batch
+    _beginnings: list[Replay] | None = None  # while it is sampled
 
     def compute_rewards(self, score: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Hook: return the rewards that `score()` computes with TRL's reward functions."""
@@ -154,6 +169,11 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
     prefixes: list[tuple[int, ...]] | None = None
     #: what the model is shown in place of the prompts, which have an environment's observation; None: the prompts
     shown: Callable[[list[Any]], list[Any]] | None = None
+
+    def replayed(self, prompts: list[Any]) -> list[Replay] | None:
+        """Hook: return with which replayed turns each rollout begins, after the environments were reset and before it
+        is sampled; None if no row of any rank has some."""
+        return None
 
     def calling(self, tool: str) -> AbstractContextManager[None]:
         """Hook: the context of a call of a tool."""
@@ -188,6 +208,8 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
         score = super()._calculate_rewards
         turns = self._turns_of(completions) if self.tools else None  # first: reward functions may change messages
+        if turns is not None and self._replayed is not None:  # rewards judge the whole run
+            completions = [[*as_chats(row.replay.messages), *of] for row, of in zip(turns, completions, strict=True)]
         rewards = self.compute_rewards(lambda: score(inputs, prompts, completions, completion_ids_list))
         self._pending = GenerationBatch(inputs, completion_ids_list, rewards, turns=turns)
         return rewards
@@ -196,8 +218,11 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
         prompts, masks = self._generated
         assert masks is not None
         names = self._batch_environments if self.environment_factories is not None else [None] * len(completions)
-        rows = zip(prompts, completions, masks, names, strict=True)
-        return [Turns(prompt, of_completion(each), list(mask), name) for prompt, each, mask, name in rows]
+        replays = [Replay()] * len(prompts) if self._replayed is None else self._replayed
+        rows = []
+        for prompt, each, mask, name, replay in zip(prompts, completions, masks, names, replays, strict=True):
+            rows.append(Turns(prompt, (*replay.messages, *of_completion(each)), list(mask), name, replay))
+        return rows
 
     def _generate_and_score_completions(self, inputs: Any) -> Inputs:
         batch, generation = self.make_round(inputs)
@@ -216,7 +241,9 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
         self, prompt_ids: Any, images: Any, fields: Any, num_generations: int, *args: Any, **kwargs: Any
     ) -> Any:
         """Sample completions. If `prefixes` is set, sample from each prompt with its prefix, and prepend the prefix to
-        the completion. The prompts of a group then differ, so each is sampled once."""
+        the completion. The prompts of a group then differ, as with replayed turns, so each is sampled once."""
+        if self._beginnings is not None:
+            num_generations = 1
         with fsdp2.readable_weights(self) if self.use_vllm else fsdp2.whole_weights(self.model):
             return self._sample_prefixed(
                 super()._generate_single_turn, prompt_ids, images, fields, num_generations, *args, **kwargs
@@ -248,7 +275,9 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
         """Generate as TRL does, from what is shown; mask prefixes like tool tokens: in the context, but not trained
         on."""
         shown = prompts if self.shown is None else self.shown(prompts)
-        prompt_ids, completion_ids, mask, *rest = super()._generate(shown)
+        self._replayed = self.replayed(prompts)
+        with replaced(self, {"_beginnings": self._replayed}):
+            prompt_ids, completion_ids, mask, *rest = super()._generate(shown)
         self._generated = prompts, mask
         if self.prefixes is not None:
             mask = [
@@ -256,6 +285,13 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
                 for prefix, ids in zip(self.prefixes, completion_ids, strict=True)
             ]
         return prompt_ids, completion_ids, mask, *rest
+
+    def _tokenize_prompts(self, prompts: Any) -> Any:
+        """Tokenize as TRL does, each prompt followed by the turns that are replayed."""
+        prompt_ids, *rest = super()._tokenize_prompts(prompts)
+        if self._beginnings is not None:
+            prompt_ids = [[*ids, *replay.ids] for ids, replay in zip(prompt_ids, self._beginnings, strict=True)]
+        return prompt_ids, *rest
 
     def _tool_call_loop(self, *args: object, **kwargs: object) -> object:
         """Run TRL's loop with every call of a tool in its context."""

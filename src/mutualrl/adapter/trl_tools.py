@@ -5,14 +5,23 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import GenerationConfig
 from transformers.utils import get_json_schema
 from trl import GRPOTrainer
+from trl.chat_template_utils import parse_response
 
-from mutualrl.adapter.trl_compat import GenerationBatch, HookedGRPOTrainer, Inputs, replaced
+from mutualrl.adapter.trl_compat import (
+    GenerationBatch,
+    HookedGRPOTrainer,
+    Inputs,
+    Replay,
+    replaced,
+    tokenizer_of,
+)
 from mutualrl.engines.sampling import Sampling
+from mutualrl.tasks.trajectories import of_completion
 
 Environments = dict[Any, list[Any]]  # instances by name
 
@@ -60,6 +69,13 @@ def environment_name(trainer: GRPOTrainer, row: int) -> str:
     return "" if not trainer.environments else type(trainer.environments[row]).__name__
 
 
+def rendering_settings(trainer: GRPOTrainer) -> dict[str, Any]:
+    """Return the arguments with which TRL renders conversations: its own form of the template, where that changes
+    earlier turns, and the user's arguments."""
+    template = {} if trainer.chat_template is None else {"chat_template": trainer.chat_template}
+    return {**template, **trainer.chat_template_kwargs}
+
+
 def tool_schemas(trainer: GRPOTrainer, environment: str | None) -> str:
     """Return the tools that the model has in an environment (None: the only one, or none) as JSON."""
     tools = trainer.tools if trainer.environment_factories is None else trainer._env_tools[environment]
@@ -75,8 +91,7 @@ def observed(trainer: GRPOTrainer, row: Inputs, environments: Environments) -> A
     pool = environments[name]
     if not pool:
         pool.append(trainer.environment_factories[name]())
-    several = None not in trainer.environment_factories
-    observation = pool[0].reset(**{key: value for key, value in row.items() if not several or key != "environment"})
+    observation = pool[0].reset(**_reset_arguments(trainer, row))
     if observation is None:
         return prompt
     content = prompt[-1]["content"]
@@ -85,6 +100,78 @@ def observed(trainer: GRPOTrainer, row: Inputs, environments: Environments) -> A
     if isinstance(observation, str) and isinstance(content, list):
         observation = [{"type": "text", "text": observation}]
     return [*prompt[:-1], {**prompt[-1], "content": content + observation}]
+
+
+class RecordedTurn(NamedTuple):
+    """Turn of a run: the token ids of the model's message, with its end token, and the results that followed."""
+
+    ids: list[int]
+    results: list[str]
+
+
+class _Recorded:
+    """What TRL's loop samples while a run is acted again: the run's next message, as long as results are the run's.
+    `said`: the messages so far, to which TRL appends."""
+
+    def __init__(self, turns: Sequence[RecordedTurn], said: list[Inputs]) -> None:
+        self._turns, self._said = list(turns), said
+        self._place = 0
+        self.diverged = False
+
+    def __call__(self, *_: object, **__: object) -> tuple[list[list[int]], None]:
+        results = of_completion(self._last_results())
+        self.diverged = [each.text for each in results] != self._turns[self._place].results
+        self._place += 1
+        ended = self.diverged or self._place == len(self._turns)
+        return [[] if ended else list(self._turns[self._place].ids)], None
+
+    def _last_results(self) -> list[Inputs]:
+        begin = max(place for place, message in enumerate(self._said) if message["role"] != "tool") + 1
+        return self._said[begin:]
+
+
+def act_again(
+    trainer: HookedGRPOTrainer, row: int, prompt_ids: Sequence[int], turns: Sequence[RecordedTurn], most: int
+) -> Replay:
+    """Return what TRL's own loop makes of a run's turns in the environment of a row of the batch: it parses each
+    message, calls its tools and appends their results. The first result that is not the run's is the last.
+
+    `most`: maximum number of tokens of turns and results. The environment has acted even if there is no room.
+    """
+    environments = trainer.environment_factories is not None
+    name = trainer._batch_environments[row] if environments else None
+    tools = trainer._env_tools[name] if environments else trainer.tools
+    first = list(turns[0].ids)
+    said: list[Inputs] = [parse_response(tokenizer_of(trainer), first, prefix=list(prompt_ids), tools=tools)]
+    recorded = _Recorded(turns, said)
+    alone: Inputs = {
+        "_generate_single_turn": recorded,
+        "max_tool_calling_iterations": len(turns),
+        "max_completion_length": most,
+        "_sync_tool_dicts": [trainer._sync_tool_dicts[row]],
+        "_async_tool_dicts": [trainer._async_tool_dicts[row]],
+    }
+    if environments:
+        alone["_batch_environments"] = [name]
+    with replaced(trainer, alone):
+        acted: Any = trainer._tool_call_loop([[]], [list(prompt_ids)], [first], [said], None, None, {})
+    _, (messages,), (ids,), *_ = acted
+    if messages[-1]["role"] != "tool":
+        return Replay(too_long=True)
+    given = tuple(message._replace(sampled=False) for message in of_completion(messages))
+    return Replay(given, tuple(ids), recorded.diverged)
+
+
+def reset_again(trainer: GRPOTrainer, row: int, data: Inputs) -> None:
+    """Reset the environment of a row of the batch with its data row, as it was before turns were acted in it."""
+    if trainer.environments is not None:
+        trainer.environments[row].reset(**_reset_arguments(trainer, data))
+
+
+def _reset_arguments(trainer: GRPOTrainer, row: Inputs) -> Inputs:
+    """Return the columns that TRL gives an environment's reset."""
+    several = None not in trainer.environment_factories
+    return {key: value for key, value in row.items() if not several or key != "environment"}
 
 
 def sampled_and_scored(

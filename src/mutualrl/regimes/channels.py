@@ -72,6 +72,11 @@ class Channels(Regime):
         guide = next(part for part in self.regimes if part.traits.guides)
         return guide.prefixes(_of_part(view, guide))
 
+    def replays(self, view: GuideView) -> list[str]:
+        """Return the turns that the part which has some replays."""
+        guide = next(part for part in self.regimes if part.traits.guides)
+        return guide.replays(_of_part(view, guide))
+
     def row_metrics(self, statistics: RowStatistics) -> dict[str, float]:
         """Return the parts' metrics of the extra rows."""
         return {key: value for part in self.regimes for key, value in part.row_metrics(statistics).items()}
@@ -87,6 +92,10 @@ class Channels(Regime):
     def needs_source(self) -> bool:
         """Return whether a part cannot run without a source."""
         return any(part.needs_source() for part in self.regimes)
+
+    def renders_trajectories(self) -> bool:
+        """Return whether a part makes trajectories the learner's tokens."""
+        return any(part.renders_trajectories() for part in self.regimes)
 
     def uses_ratios(self) -> bool:
         """Return whether a part weighs rows by ratios."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
-from mutualrl.records import Ids, Rollout, plain_ids
+from mutualrl.records import Rollout, plain_ids
 from mutualrl.regimes.peers import peer_rollouts
 from mutualrl.regimes.round import RoundView
 from mutualrl.seeds import seeded
+from mutualrl.tasks.trajectories import first_turns_of
 
 
 class GateRule(Protocol):
@@ -84,20 +85,22 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class EncodedCandidate:
-    """Candidate in the learner's vocabulary."""
+    """Candidate in the learner's vocabulary. `mask`: of a run, which tokens are the model's turns."""
 
     candidate: Candidate
     ids: tuple[int, ...]
+    mask: tuple[bool, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Gated:
     """Prompts whose gate opened, sorted (`opened`), those with candidates in the learner's vocabulary and these
-    candidates (`encoded`), and counts."""
+    candidates (`encoded`), and counts: of texts that are `unencodable`, of runs that are `unrenderable`."""
 
     prompts: int
     opened: tuple[str, ...]
     unencodable: int
+    unrenderable: int
     spent: int
     encoded: tuple[tuple[str, tuple[EncodedCandidate, ...]], ...]
 
@@ -164,7 +167,7 @@ def gated_prompts(
     own: Mapping[str, Sequence[float]],
     peer_rewards: Mapping[str, Sequence[float]],
     successes: Callable[[str], Sequence[Candidate]],
-    encode: Callable[[Sequence[Candidate]], Sequence[Ids | None]],
+    encode: Callable[[Sequence[tuple[str, Candidate]]], Sequence[EncodedCandidate | None]],
     rule: GateRule,
     *,
     uses: Mapping[str, int],
@@ -172,9 +175,9 @@ def gated_prompts(
     """Gate every prompt of a round and encode the successes on each gated one in the learner's vocabulary.
 
     `own` and `peer_rewards` map a prompt id to its rewards (the learner's group; all peers' rollouts together).
-    `successes(prompt_id)` returns the successes, called for gated prompts only; `encode` returns all of them as the
-    learner's ids, None for one that is too long or cannot be encoded (removed before the draw). `uses` counts the pairs
-    of each prompt so far; a prompt at its maximum is skipped.
+    `successes(prompt_id)` returns the successes, called for gated prompts only; `encode` returns all of them, with
+    their prompts' ids, in the learner's vocabulary, None for one that is too long or cannot be encoded (removed before
+    the draw). `uses` counts the pairs of each prompt so far; a prompt at its maximum is skipped.
     """
     candidates: list[tuple[str, Candidate]] = []
     opened: list[str] = []
@@ -188,19 +191,46 @@ def gated_prompts(
             continue
         candidates += [(prompt_id, candidate) for candidate in successes(prompt_id)]
     by_prompt: dict[str, list[EncodedCandidate]] = {}
-    unencodable = 0
-    for (prompt_id, candidate), ids in zip(candidates, encode([c for _, c in candidates]), strict=True):
-        if ids is not None and len(ids):
-            by_prompt.setdefault(prompt_id, []).append(EncodedCandidate(candidate, plain_ids(ids)))
-        else:
+    unencodable = unrenderable = 0
+    for (prompt_id, candidate), each in zip(candidates, encode(candidates), strict=True):
+        if each is not None:
+            by_prompt.setdefault(prompt_id, []).append(each)
+        elif candidate.run is None:
             unencodable += 1
+        else:
+            unrenderable += 1
     encoded = tuple((prompt_id, tuple(each)) for prompt_id, each in by_prompt.items())
-    return Gated(len(own), tuple(opened), unencodable, spent, encoded)
+    return Gated(len(own), tuple(opened), unencodable, unrenderable, spent, encoded)
+
+
+def encode_candidates(
+    view: RoundView, candidates: Sequence[tuple[str, Candidate]], turns: int | None = None
+) -> list[EncodedCandidate | None]:
+    """Return candidates, with their prompts' ids, in the learner's vocabulary; None for one that it cannot encode or
+    use. `turns`: of a run, the number of the model's turns that are kept; None: all."""
+    texts = [(each.text, each.ended) for _, each in candidates if each.run is None]
+    kept = [
+        (prompt_id, replace(each, run=first_turns_of(each.run, turns)))
+        for prompt_id, each in candidates
+        if each.run is not None
+    ]
+    runs = [(prompt_id, each.run) for prompt_id, each in kept if each.run is not None]
+    rows = iter(view.transfer.encode(texts))
+    trajectories = iter(zip(kept, view.transfer.encode_runs(runs) if runs else (), strict=True))
+    results: list[EncodedCandidate | None] = []
+    for _, candidate in candidates:
+        if candidate.run is None:
+            ids = next(rows)
+            results.append(None if ids is None or not len(ids) else EncodedCandidate(candidate, plain_ids(ids)))
+        else:
+            (_, shortened), row = next(trajectories)
+            results.append(None if row is None else EncodedCandidate(shortened, row.ids, row.mask))
+    return results
 
 
 # ---- successes of this round and of earlier ones
 
-#: remembered success: policy, rollout, round, reward, text, ended
+#: remembered success: policy, rollout, round, reward, text, ended, and of a run its messages as JSON
 Remembered = list[Any]
 
 
@@ -234,9 +264,9 @@ def successes_of(view: RoundView, memory: Mapping[str, Sequence[Remembered]] | N
                 (text,), (messages,) = peer.texts([rollout.row]), peer.messages([rollout.row])
                 if text is not None:
                     result.append(Candidate(rollout.policy, rollout.index, text, rollout.ended, run=messages))
-        for name, index, round_index, reward, text, ended in memory.get(prompt_id, []):
+        for name, index, round_index, reward, text, ended, run in memory.get(prompt_id, []):
             if reward > above:
-                result.append(Candidate(name, index, text, ended, round_index))
+                result.append(Candidate(name, index, text, ended, round_index, run))
         return result
 
     return Successes(rewards, candidates)
@@ -264,7 +294,8 @@ def memory_after(view: RoundView, rounds: int, rule: GateRule) -> dict[str, list
         eligible = eligible and (rule.gate == "relative" or rollout.reward > rule.success_above)
         key = rollout.policy, rollout.prompt_id
         if eligible and (key not in best or rollout.reward > best[key][3]):
-            best[key] = [rollout.policy, rollout.index, view.round, rollout.reward, text, rollout.ended]
+            (run,) = view.peers[rollout.policy].messages([rollout.row])
+            best[key] = [rollout.policy, rollout.index, view.round, rollout.reward, text, rollout.ended, run]
     for (name, prompt_id), entry in best.items():
         others = [other for other in memory.get(prompt_id, []) if other[0] != name]
         memory[prompt_id] = sorted([*others, entry], key=lambda success: (success[0], success[2]))

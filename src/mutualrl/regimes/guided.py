@@ -5,6 +5,10 @@ all of the learner's rollouts on a prompt fail and a peer succeeds, that success
 until the learner succeeds on the prompt without a prefix. When the prompt recurs, a fraction `share` of its rollouts
 start from a prefix of the success, of random length up to the fraction `max_prefix` of it. The prefix is masked from
 the loss; the continuation is the learner's own on-policy sample, in one group with the other rollouts.
+
+With tools, a prefix is whole turns of a peer's run. They are replayed in the learner's environment before it samples:
+its tools are called with the peer's arguments, and a result that differs from the peer's ends the replay. Sources:
+Guided-OPD (arXiv 2606.15912), TCOD (arXiv 2604.24005), ReOPD (arXiv 2607.04763).
 """
 
 from __future__ import annotations
@@ -15,24 +19,27 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from mutualrl.records import Ids, PublishSchema, Rollout
+from mutualrl.records import PublishSchema, Rollout
 from mutualrl.regimes.advantages import group_by_prompt
 from mutualrl.regimes.gating import (
     AllFail,
     Candidate,
     DrawKey,
+    EncodedCandidate,
     Gated,
     draw_candidate,
+    encode_candidates,
     gated_prompts,
     require_ordered,
     successes_of,
     unsolved_by,
 )
-from mutualrl.regimes.regime import SUCCESS_ABOVE, Problem, Regime, Settings, setting
+from mutualrl.regimes.regime import SUCCESS_ABOVE, Problem, Regime, Settings, no_turns_problems, setting
 from mutualrl.regimes.round import GuideView, Plan, RoundView
 from mutualrl.rollouts import Rollouts
 from mutualrl.seeds import seeded
 from mutualrl.storage.metrics import Metric
+from mutualrl.tasks.trajectories import as_json, beginning, from_json, turns_of
 from mutualrl.traits import RegimeTraits
 
 
@@ -41,14 +48,15 @@ class Guided(AllFail, Regime):
 
     name = "guided"
     summary = "where the gate opened before, some own rollouts begin with a prefix of a peer's success"
-    traits = RegimeTraits(guides=True, accepts_sources=True)
+    traits = RegimeTraits(guides=True, accepts_sources=True, reads_trajectories=True)
     pick: ClassVar[Literal["uniform"]] = "uniform"
     metrics = (
         Metric("guided/gate_rate", "fraction", "prompts whose gate opened", role="gate_rate"),
         Metric("guided/rollouts", "rollouts", "own rollouts that began with a prefix"),
-        Metric("guided/prefix_tokens", "tokens", "tokens of the prefixes"),
+        Metric("guided/prefix_tokens", "tokens", "tokens of the prefixes; of replayed turns with their results"),
         Metric("guided/hints", "prompts", "prompts with a remembered success"),
         Metric("guided/unencodable", "rows", "successes that the learner cannot encode"),
+        Metric("guided/unrenderable", "rows", "runs with tools that its chat template cannot keep, or without a turn"),
         Metric("guided/unguided_reward", "reward", "mean over own rollouts without a prefix", "reward, unguided"),
         Metric("guided/unguided_accuracy", "fraction", "successes among own rollouts without a prefix"),
         Metric("guided/guided_reward", "reward", "mean over own rollouts with a prefix"),
@@ -56,7 +64,19 @@ class Guided(AllFail, Regime):
     )
 
     share: float = setting(0.5, "fraction of a prompt's rollouts that begin with a prefix", ge=0, lt=1)
-    max_prefix: float = setting(0.5, "longest prefix, as a fraction of the peer's success", gt=0, lt=1)
+    max_prefix: float = setting(
+        0.5,
+        "longest prefix, as a fraction of the peer's success: of its tokens, or with tools of its turns",
+        acts_with={"turns": None},
+        gt=0,
+        lt=1,
+    )
+    turns: int | None = setting(
+        None, "of a run with tools, the number of turns that are replayed; null: drawn, up to `max_prefix`", ge=1
+    )
+    decay_rounds: int | None = setting(
+        None, "rounds over which the longest prefix shrinks to nothing, linearly; null: it stays", ge=1
+    )
     memory: int = setting(1000, "rounds for which a success is remembered", ge=1)
     success_above: float = setting(SUCCESS_ABOVE, "a rollout with a reward above this is a success")
     failure_below: float = setting(0.2, "a rollout with a reward below this is a failure")
@@ -79,19 +99,48 @@ class Guided(AllFail, Regime):
 
         A prefix that fills the completion limit is dropped.
         """
+        result: list[tuple[int, ...]] = []
+        for success, draw in self._successes(view):
+            if success is None or isinstance(success, str):
+                result.append(())
+                continue
+            length = prefix_length(len(success), self.max_prefix * self._left(view.round), draw)
+            result.append(tuple(success[:length]) if length < view.max_length else ())
+        return result
+
+    def replays(self, view: GuideView) -> list[str]:
+        """Return the turns that each upcoming rollout begins with, as JSON; "" for one without: the last rollouts of a
+        group have some if a run is remembered."""
+        result = []
+        for success, draw in self._successes(view):
+            messages = from_json(success) if isinstance(success, str) else ()
+            total = turns_of(messages)
+            if self.turns is None:
+                number = prefix_length(total, self.max_prefix * self._left(view.round), draw)
+            else:
+                number = min(math.ceil(self.turns * self._left(view.round)), total - 1)
+            part = beginning(messages, number) if number > 0 else ()
+            result.append(as_json(part) if part else "")
+        return result
+
+    def _successes(self, view: GuideView) -> list[tuple[list[int] | str | None, float]]:
+        """Return the success that each upcoming rollout begins with, its tokens or its run as JSON (None: it has none),
+        and a draw from [0, 1)."""
         hints = view.state.get("hints", {})
         first_guided = view.group - guided_count(view.group, self.share)
-        result: list[tuple[int, ...]] = []
+        result: list[tuple[list[int] | str | None, float]] = []
         for prompt_id, index in zip(view.prompt_ids, view.indices, strict=True):
             hint = hints.get(prompt_id)
             if hint is None or index < first_guided or hint[0] < view.round - self.memory:
-                result.append(())
+                result.append((None, 0.0))
                 continue
-            ids = hint[1]
             draw = float(seeded(view.run_seed, view.round, f"{prompt_id}\x1f{index}", view.learner).random())
-            length = prefix_length(len(ids), self.max_prefix, draw)
-            result.append(tuple(ids[:length]) if length < view.max_length else ())
+            result.append((hint[1], draw))
         return result
+
+    def _left(self, round_index: int) -> float:
+        """Return the fraction of the longest prefix that is left in a round."""
+        return 1.0 if self.decay_rounds is None else max(0.0, 1.0 - round_index / self.decay_rounds)
 
     def plan(self, view: RoundView) -> Plan:
         """Return the successes to remember, and the rewards of guided and unguided rollouts separately. Advantages are
@@ -107,6 +156,7 @@ class Guided(AllFail, Regime):
             "guided/prefix_tokens": float(sum(rollout.prefix for rollout in guided)),
             "guided/hints": float(len(hints)),
             "guided/unencodable": float(gated.unencodable),
+            **({"guided/unrenderable": float(gated.unrenderable)} if view.rollouts.tools() else {}),
             **reward_metrics("unguided", [rollout.reward for rollout in unguided], self.success_above),
             **reward_metrics("guided", [rollout.reward for rollout in guided], self.success_above),
         }
@@ -116,6 +166,14 @@ class Guided(AllFail, Regime):
         """Return the prompts on which all rollouts without a prefix failed."""
         own = rollouts.where([not prefix for prefix in rollouts.prefixes])
         return unsolved_by(group_by_prompt(own.prompt_ids, own.rewards), self)
+
+    def renders_trajectories(self) -> bool:
+        """Return True: a run's turns are rendered with the learner's chat template."""
+        return True
+
+    def turns_problems(self, *, turns: bool) -> list[Problem]:
+        """Return the setting that needs tools."""
+        return [] if turns else no_turns_problems(self.turns)
 
     def problems(self, trainer: Settings) -> list[Problem]:
         """Return (key, problem) for a share too small to prefix one rollout of a group."""
@@ -133,8 +191,9 @@ class Guided(AllFail, Regime):
         def successes(prompt_id: str) -> list[Candidate]:
             return available.candidates(prompt_id, self.success_above)
 
-        def encode(candidates: Sequence[Candidate]) -> list[Ids | None]:
-            return view.transfer.encode([(candidate.text, candidate.ended) for candidate in candidates])
+        def encode(candidates: Sequence[tuple[str, Candidate]]) -> list[EncodedCandidate | None]:
+            encoded = encode_candidates(view, candidates)
+            return [each if each is not None and _has_a_beginning(each.candidate.run) else None for each in encoded]
 
         return gated_prompts(rewards, available.rewards, successes, encode, self, uses={})
 
@@ -146,8 +205,13 @@ class Guided(AllFail, Regime):
                 hints[prompt_id] = hint
         for prompt_id, encoded in gated.encoded:
             drawn = draw_candidate(encoded, self, DrawKey(view.run_seed, view.round, prompt_id, view.learner))
-            hints[prompt_id] = [view.round, list(drawn.ids)]
+            hints[prompt_id] = [view.round, drawn.candidate.run or list(drawn.ids)]
         return hints
+
+
+def _has_a_beginning(run: str | None) -> bool:
+    """Return whether the first turn of a run can be replayed, and another follows it; True for a text."""
+    return run is None or (turns_of(from_json(run)) > 1 and bool(beginning(from_json(run), 1)))
 
 
 def guided_count(group: int, share: float) -> int:

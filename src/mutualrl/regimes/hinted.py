@@ -186,6 +186,10 @@ class Hinted(AllFail, Regime):
         """Return whether a success may arrive late: not where answers join the advantages of their round's group."""
         return not self.by_policy_gradient
 
+    def renders_trajectories(self) -> bool:
+        """Return whether SGT's pairs follow."""
+        return self.fallback == "sgt"
+
     def uses_ratios(self) -> bool:
         """Return whether answers are weighed by ratios to what they were sampled with."""
         return self.by_policy_gradient and self.hint != "none"
@@ -210,12 +214,8 @@ class Hinted(AllFail, Regime):
         return problems
 
     def turns_problems(self, *, turns: bool) -> list[Problem]:
-        """Return why SGT cannot follow it with tools, or why there is no plan without them."""
+        """Return why there is no plan without tools."""
         problems: list[Problem] = []
-        if turns and self.fallback == "sgt":
-            problems.append(
-                ("regime.fallback", "found 'sgt', which learns texts, not trajectories with tools; leave it out")
-            )
         if not turns and self.hint in PLANS:
             problem = (
                 f"found {self.hint!r}, calls of tools, of which the task has none; expected task.tools or another hint"

@@ -39,9 +39,11 @@ def _encoded(view: RoundView, prompt_id: str, above: float) -> list[EncodedCandi
     for rollout in view.rollouts:
         own_success = rollout.reward > above and not rollout.prefix
         if rollout.prompt_id == prompt_id and own_success and rollout.token_ids is not None and len(rollout.token_ids):
-            text = view.transfer.text_of(rollout.token_ids)
-            candidate = Candidate(view.learner, rollout.index, text, rollout.ended)
-            encoded.append(EncodedCandidate(candidate, plain_ids(rollout.token_ids)))
+            acted = rollout.messages is not None
+            text = (rollout.text or "") if acted else view.transfer.text_of(rollout.token_ids)
+            candidate = Candidate(view.learner, rollout.index, text, rollout.ended, run=rollout.messages)
+            mask = None if rollout.mask is None else tuple(rollout.mask.tolist())
+            encoded.append(EncodedCandidate(candidate, plain_ids(rollout.token_ids), mask))
     return encoded
 
 

@@ -93,6 +93,11 @@ class Regime(BaseModel):
         the loss; `Rollout.prefix` is their number."""
         return [()] * len(view.prompt_ids)
 
+    def replays(self, view: GuideView) -> list[str]:
+        """Return, in a task with tools, the messages that each upcoming rollout begins with, as JSON and ending with
+        results of tools; "" for one without. Its tools are called again. `Rollout.prefix` is their number of tokens."""
+        return [""] * len(view.prompt_ids)
+
     def row_metrics(self, statistics: RowStatistics) -> Mapping[str, float]:
         """Return metrics of the extra rows of an optimizer step."""
         return {}
@@ -112,6 +117,11 @@ class Regime(BaseModel):
 
     def needs_source(self) -> bool:
         """Return whether it cannot run without a source."""
+        return False
+
+    def renders_trajectories(self) -> bool:
+        """Return whether a peer's trajectory with tools becomes the learner's tokens: its chat template must keep it,
+        and a file's run must be confirmed before."""
         return False
 
     def uses_ratios(self) -> bool:
@@ -136,8 +146,8 @@ class Regime(BaseModel):
         if not turns or "text" not in self.publishes().fields or self.traits.reads_trajectories:
             return []
         problem = (
-            f"regime {self.name!r} learns texts, not trajectories with tools: a peer's turns cannot be rendered by the "
-            "learner's chat template; expected hinted, which shows them as a hint, or xgrpo, which shares rewards only"
+            f"regime {self.name!r} learns texts, not trajectories with tools; expected hinted, which shows a peer's "
+            "run as a hint, sgt, which learns it, guided, which begins with its turns, or xgrpo, which shares rewards"
         )
         return [("turns", problem)]
 
@@ -235,6 +245,13 @@ class Regime(BaseModel):
             f"found true, but regime {cls.name!r} sets the advantages of dropped groups to 0 and weighs the others by "
             "their number, which whitening would undo; expected false"
         ]
+
+
+def no_turns_problems(turns: int | None) -> list[Problem]:
+    """Return the problem of a regime's setting `turns` in a task without any."""
+    if turns is None:
+        return []
+    return [("regime.turns", f"found {turns}, of a run with tools, of which the task has none; leave it out")]
 
 
 def success_above(regime: Regime) -> float:

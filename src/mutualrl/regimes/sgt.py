@@ -15,9 +15,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+import numpy as np
 from pydantic import model_validator
 
-from mutualrl.records import Ids, PublishSchema
+from mutualrl.records import PublishSchema
 from mutualrl.regimes.advantages import group_by_prompt
 from mutualrl.regimes.gating import (
     Candidate,
@@ -25,6 +26,7 @@ from mutualrl.regimes.gating import (
     EncodedCandidate,
     Gated,
     draw_candidate,
+    encode_candidates,
     gated_prompts,
     memory_after,
     remembered,
@@ -34,10 +36,11 @@ from mutualrl.regimes.gating import (
     unsolved_by,
 )
 from mutualrl.regimes.own_success import open_prompts, own_successes, still_open
-from mutualrl.regimes.regime import SUCCESS_ABOVE, Regime, setting
+from mutualrl.regimes.regime import SUCCESS_ABOVE, Problem, Regime, no_turns_problems, setting
 from mutualrl.regimes.round import ExtraRow, Passage, Plan, Requests, RoundView, RowSource, RowStatistics
 from mutualrl.rollouts import Rollouts
 from mutualrl.storage.metrics import Metric
+from mutualrl.tasks.trajectories import from_json, said
 from mutualrl.traits import RegimeTraits
 
 
@@ -47,7 +50,7 @@ class SGT(Regime):
     name = "sgt"
     summary = "where the learner fails entirely, a peer's verified success joins the loss"
     level = "outcome"
-    traits = RegimeTraits(accepts_sources=True, adds_nll_rows=True)
+    traits = RegimeTraits(accepts_sources=True, reads_trajectories=True, adds_nll_rows=True)
     metrics = (
         Metric(
             "sgt/gate_rate",
@@ -57,6 +60,7 @@ class SGT(Regime):
         ),
         Metric("sgt/pairs", "rows", "pairs that joined the loss", role="rescues"),
         Metric("sgt/unencodable", "rows", "successes that the learner cannot encode"),
+        Metric("sgt/unrenderable", "rows", "runs with tools that the learner's chat template cannot keep"),
         Metric("sgt/remembered", "rows", "pairs with a success of an earlier round"),
         Metric("sgt/nll", "nats per token", "mean NLL of the pairs"),
     )
@@ -97,6 +101,9 @@ class SGT(Regime):
         "mean", "reduction of a pair's NLL over its tokens (sum in the paper's equation)"
     )
     max_uses_per_prompt: int | None = setting(None, "maximum number of pairs per prompt over the run", ge=1)
+    turns: int | None = setting(
+        None, "of a run with tools, the number of the peer's first turns that are learnt; null: the whole run", ge=1
+    )
     normalize: Literal["pairs", "prompts"] = setting(
         "pairs", "unit that the NLL is averaged over; only with prompts does the gate rate bound SGT's perturbation"
     )
@@ -128,6 +135,17 @@ class SGT(Regime):
         """Return whether the texts are a source's only."""
         return self.teacher == "source"
 
+    def turns_problems(self, *, turns: bool) -> list[Problem]:
+        """Return the settings that need tools, or texts."""
+        if turns and self.pick == "lowest_nll":
+            problem = "found 'lowest_nll', which scores texts, not runs with tools; expected uniform or shortest"
+            return [("regime.pick", problem)]
+        return [] if turns else no_turns_problems(self.turns)
+
+    def renders_trajectories(self) -> bool:
+        """Return True, but for the learner's own successes."""
+        return self.teacher != "own"
+
     def unsolved(self, rollouts: Rollouts) -> list[str]:
         """Return the prompts on which the learner's part of the gate is open."""
         return unsolved_by(group_by_prompt(rollouts.prompt_ids, rollouts.rewards), self)
@@ -154,7 +172,7 @@ class SGT(Regime):
         rows = tuple(self._row(prompt_id, pair, view.round) for prompt_id, pair in pairs)
         if self.max_uses_per_prompt is not None:
             state["uses"] = _counted(uses, rows)
-        metrics = _metrics(gated, rows)
+        metrics = _metrics(gated, rows, acting=bool(view.rollouts.tools()))
         if self.memory and self.teacher != "own":
             metrics["sgt/remembered"] = float(sum(row.source.round != view.round for row in rows))
         return Plan(rows=rows, metrics=metrics, state=state or None)
@@ -173,8 +191,8 @@ class SGT(Regime):
         def successes(prompt_id: str) -> list[Candidate]:
             return texts.candidates(prompt_id, reward_to_exceed(own_groups[prompt_id], self))
 
-        def encode(candidates: Sequence[Candidate]) -> list[Ids | None]:
-            return view.transfer.encode([(candidate.text, candidate.ended) for candidate in candidates])
+        def encode(candidates: Sequence[tuple[str, Candidate]]) -> list[EncodedCandidate | None]:
+            return encode_candidates(view, candidates, self.turns)
 
         uses: Mapping[str, int] = view.state.get("uses", {})
         return gated_prompts(own_groups, available.rewards, successes, encode, self, uses=uses)
@@ -195,7 +213,9 @@ class SGT(Regime):
             weight=self.weight,
             mean="rows" if self.normalize == "pairs" else "prompts",
             reduce=self.reduce,
-            text=candidate.text,
+            mask=None if pair.mask is None else np.array(pair.mask, dtype=np.bool_),
+            text=candidate.text if candidate.run is None else said(from_json(candidate.run)),
+            messages=candidate.run or "",
         )
 
 
@@ -209,12 +229,14 @@ def _compared(gated: Gated) -> list[Passage]:
     return passages
 
 
-def _metrics(gated: Gated, rows: Sequence[ExtraRow]) -> dict[str, float]:
-    return {
+def _metrics(gated: Gated, rows: Sequence[ExtraRow], *, acting: bool) -> dict[str, float]:
+    """Return the metrics of a round. `acting`: with tools."""
+    metrics = {
         "sgt/gate_rate": gated.gated / max(gated.prompts, 1),
         "sgt/pairs": float(len(rows)),
         "sgt/unencodable": float(gated.unencodable),
     }
+    return metrics | ({"sgt/unrenderable": float(gated.unrenderable)} if acting else {})
 
 
 def _counted(uses: Mapping[str, int], rows: Sequence[ExtraRow]) -> dict[str, int]:

@@ -27,6 +27,14 @@ class Aligned(NamedTuple):
     clipped: float = 0.0
 
 
+class EncodedRun(NamedTuple):
+    """A peer's run on the learner's T tokens, as the learner would have sampled it. `mask`, shape (T,): the tokens of
+    its own turns; results of tools are context."""
+
+    ids: tuple[int, ...]
+    mask: tuple[bool, ...]
+
+
 class Transfer(Protocol):
     """Tokenizer Heterogeneity Layer for one learner: texts and traces of peers on the learner's tokens."""
 
@@ -36,6 +44,11 @@ class Transfer(Protocol):
 
     def to_learner_ids(self, text: str, ended: bool) -> Ids | None:
         """Return the learner's ids of one response, as `encode` does."""
+        ...
+
+    def encode_runs(self, runs: Sequence[tuple[str, str]]) -> list[EncodedRun | None]:
+        """Return every run (prompt id, messages as JSON) on the learner's tokens; None where its chat template cannot
+        keep it, or it is too long."""
         ...
 
     def align(self, rollouts: Sequence[Rollout], ids: Sequence[Ids], anchor: str) -> list[Aligned]:
@@ -61,6 +74,10 @@ class UnavailableTransfer:
     def to_learner_ids(self, text: str, ended: bool) -> Ids | None:
         """Raise UsageError: there is no tokenizer."""
         raise UsageError("this round has no tokenizer: give RoundView a `transfer`")
+
+    def encode_runs(self, runs: Sequence[tuple[str, str]]) -> list[EncodedRun | None]:
+        """Raise UsageError: there is no chat template."""
+        raise UsageError("this round has no chat template: give RoundView a `transfer`")
 
     def align(self, rollouts: Sequence[Rollout], ids: Sequence[Ids], anchor: str) -> list[Aligned]:
         """Raise UsageError: there are no tokenizers of the peers."""

@@ -60,6 +60,12 @@ OVER_CALLS = Metric(
 #: metrics of rollouts with tools, beside TRL's tools/call_frequency and tools/failure_frequency
 TOOLS = (TURNS, INVALID_CALLS, OVER_CALLS)
 
+REPLAYS = Metric("replays/made", "rollouts", "that began with turns of a peer's run, called again")
+DIVERGED = Metric("replays/diverged", "rollouts", "of these whose last result was not the run's")
+REPLAYS_TOO_LONG = Metric("replays/too_long", "rollouts", "without room for the turns, which began without")
+#: metrics of rollouts that begin with replayed turns
+REPLAYED = (REPLAYS, DIVERGED, REPLAYS_TOO_LONG)
+
 RESAMPLE_ATTEMPTS = Metric("resample/attempts", "batches", "that the round sampled beside its own")
 RESAMPLE_DROPPED = Metric("resample/dropped", "groups", "of equal rewards that were sampled and are not trained on")
 RESAMPLE_MISSING = Metric("resample/missing", "groups", "of equal rewards that are left in the batch")
@@ -72,7 +78,7 @@ REQUESTED = (PASSAGES, PASSAGE_TOKENS, TEXTS_SCORED, SAMPLES, SAMPLED_TOKENS, SA
 #: all of them, in the order of the documentation
 FRAMEWORK = (
     *(DEAD, REVIVED, ROUND, PEERS, BYTES, WAIT, LAG, LATE_ROWS, EXTRA_ROWS, EXTRA_TOKENS, TAUGHT),
-    *(*REQUESTED, TOO_LONG, CHANGED, REASONING, *TOOLS, *RESAMPLE, SAMPLE_SECONDS),
+    *(*REQUESTED, TOO_LONG, CHANGED, REASONING, *TOOLS, *REPLAYED, *RESAMPLE, SAMPLE_SECONDS),
 )
 
 

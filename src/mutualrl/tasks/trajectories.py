@@ -166,6 +166,39 @@ def from_json(text: str | None) -> tuple[Message, ...]:
     return tuple(message for message in messages if message is not None)
 
 
+def first_turns(messages: Sequence[Message], turns: int | None) -> tuple[Message, ...]:
+    """Return a run up to and including the model's message of this number; all of it with None, or if it has fewer."""
+    places = [place for place, message in enumerate(messages) if message.role in ASSISTANT]
+    return tuple(messages if turns is None or turns >= len(places) else messages[: places[turns - 1] + 1])
+
+
+def first_turns_of(run: str, turns: int | None) -> str:
+    """Return the same of a stored trajectory."""
+    return run if turns is None else as_json(first_turns(from_json(run), turns))
+
+
+def turns_of(messages: Sequence[Message]) -> int:
+    """Return the number of the model's messages."""
+    return sum(message.role in ASSISTANT for message in messages)
+
+
+def beginning(messages: Sequence[Message], turns: int) -> tuple[Message, ...]:
+    """Return the model's first messages, each with the results that followed it; none if the last of them has no
+    result, or one is not a tool's: such turns cannot be replayed."""
+    places = [place for place, message in enumerate(messages) if message.role in ASSISTANT]
+    part = tuple(messages[: places[turns]] if turns < len(places) else messages)
+    results = [message for message in part if message.role not in ASSISTANT]
+    acted = all(message.tool_calls for message in part if message.role in ASSISTANT)
+    if not part or part[-1].role in ASSISTANT or not acted or any(message.role != "tool" for message in results):
+        return ()
+    return part
+
+
+def as_chats(messages: Iterable[Message]) -> list[JsonObject]:
+    """Return messages in the form of chats."""
+    return [_as_chat(message) for message in messages]
+
+
 def of_completion(completion: Sequence[Mapping[str, object]]) -> tuple[Message, ...]:
     """Return the messages of a completion of TRL, of which the assistant's are sampled."""
     messages = [read_message(message) for message in completion]

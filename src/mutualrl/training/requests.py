@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -66,10 +66,14 @@ class PromptRows:
         observes at a reset with its row."""
         if prompt_id in known:
             return known[prompt_id]
+        environment = environment_of(self._trainer, self.row(prompt_id))
+        return np.array(prompt_tokens(self._trainer, self.prompt(prompt_id), environment), dtype=np.int32)
+
+    def prompt(self, prompt_id: str) -> Any:
+        """Return a prompt from the data, with what an environment observes at a reset with its row."""
         row = self.row(prompt_id)
         with_environment = self._trainer.environment_factories is not None
-        prompt = observed(self._trainer, row, self.environments) if with_environment else row["prompt"]
-        return np.array(prompt_tokens(self._trainer, prompt, environment_of(self._trainer, row)), dtype=np.int32)
+        return observed(self._trainer, row, self.environments) if with_environment else row["prompt"]
 
     def _by_id(self) -> dict[str, int]:
         if self._numbers is None:

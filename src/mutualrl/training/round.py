@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from mutualrl.adapter.trl_compat import (
     GenerationBatch,
     HookedGRPOTrainer,
     Inputs,
+    Replay,
     Turns,
     log_value,
     micro_step,
@@ -31,7 +32,15 @@ from mutualrl.adapter.trl_compat import (
     tokenizer_of,
     total_rewards,
 )
-from mutualrl.adapter.trl_tools import environment_name, tool_schemas
+from mutualrl.adapter.trl_tools import (
+    RecordedTurn,
+    act_again,
+    environment_name,
+    environment_of,
+    prompt_tokens,
+    reset_again,
+    tool_schemas,
+)
 from mutualrl.console.lines import notify
 from mutualrl.errors import RegimeError, RoundAbortedError
 from mutualrl.records import Ids, Rollout, row_id
@@ -41,7 +50,7 @@ from mutualrl.regimes.losses import BY_ROWS
 from mutualrl.regimes.round import PHASES
 from mutualrl.rollouts import Rollouts
 from mutualrl.see.liveness import Phase
-from mutualrl.storage.metrics import LATE_ROWS, LEFT_OUT, REQUESTED, SAMPLE_SECONDS, of_source
+from mutualrl.storage.metrics import LATE_ROWS, LEFT_OUT, REPLAYED, REQUESTED, SAMPLE_SECONDS, of_source
 from mutualrl.tasks.messages import ends_in_reasoning
 from mutualrl.tasks.trajectories import as_json, said
 from mutualrl.thl import Decoder, end_token, ended, last_tokens
@@ -58,6 +67,8 @@ from mutualrl.training.round_prompts import (
     require_one_group_per_id,
     require_same_prompts,
 )
+from mutualrl.training.run_rows import RunEncoder
+from mutualrl.training.samples import longest_sequence
 from mutualrl.training.sharing import Sharing
 from mutualrl.training.source_rounds import unverified, with_rewards
 from mutualrl.training.split_transfer import SplitTransfer
@@ -73,11 +84,12 @@ HEAVY = ("prompt", "text", "messages", "tools", "token_ids", "mask", "logprobs")
 
 
 class OwnRound(NamedTuple):
-    """The learner's rollouts of a round, and the token ids of their prompts."""
+    """The learner's rollouts of a round, and the token ids of their prompts; with tools also these as messages."""
 
     number: int
     rollouts: Rollouts
     prompts: Prompts
+    chats: Mapping[str, Any] = {}
 
 
 class SharedRound(NamedTuple):
@@ -91,7 +103,8 @@ class SharedRound(NamedTuple):
 @dataclass
 class Rounds:
     """The rounds of one policy. `transfer`: the THL of the current round; texts end as the policy ends its own.
-    `counts`: what the regime requested in it, also for late rounds. `tools`: the schemas of each environment's."""
+    `counts`: what the regime requested in it, also for late rounds. `tools`: the schemas of each environment's.
+    `runs`: encodes peers' runs with tools."""
 
     trainer: HookedGRPOTrainer
     sharing: Sharing
@@ -100,6 +113,7 @@ class Rounds:
     transfer: TokenTransfer
     counts: Counter[str] = field(default_factory=Counter)
     tools: dict[str | None, str] = field(default_factory=dict)
+    runs: RunEncoder | None = None
 
     @classmethod
     def of(cls, trainer: HookedGRPOTrainer, sharing: Sharing, extra_rows: ExtraRows) -> Rounds:
@@ -107,6 +121,9 @@ class Rounds:
         limit = trainer.args.max_completion_length if sharing.max_length is None else sharing.max_length
         transfer = TokenTransfer(tokenizer_of(trainer), limit, sharing.tokenizers)
         rounds = cls(trainer, sharing, extra_rows, PromptRows(trainer), transfer)
+        if trainer.tools:
+            rounds.runs = RunEncoder(trainer, rounds.prompt_rows, rounds.schemas_of)
+            rounds.transfer = replace(transfer, runs=rounds.runs)
         rounds._begin_transfer()
         return rounds
 
@@ -148,7 +165,10 @@ class Rounds:
             parts.append([replace(rollouts[row], advantage=0.0) for row in dropped.rows])
         number = micro_step(self.trainer) // micro_steps_per_round(self.trainer)
         rows = [rollout for part in parts for rollout in part]
-        return OwnRound(number, Rollouts.of(rows, self.sharing.link.policy, number), prompts)
+        chats = {
+            row_id(row): turns.prompt for row, turns in zip(generation.inputs, generation.turns or (), strict=False)
+        }
+        return OwnRound(number, Rollouts.of(rows, self.sharing.link.policy, number), prompts, chats)
 
     def _rollouts(self, batch: Inputs, generation: GenerationBatch, prompts: Prompts) -> list[Rollout]:
         """Return this rank's rollouts of a batch; store their prompts' token ids in `prompts`."""
@@ -167,6 +187,9 @@ class Rounds:
             prefix = 0 if trainer.prefixes is None else len(trainer.prefixes[row])
             key = row_id(example)
             shown = prompt_ids[row][prompt_mask[row] != 0].astype(np.int32)
+            if generation.turns is not None and (given := generation.turns[row].replay.ids):
+                shown, prefix = shown[: -len(given)], len(given)
+                ids = np.array([*given, *ids], dtype=np.int32)
             remember(prompts, key, shown, environment_name(trainer, row))
             rollout = Rollout(
                 prompt_id=key,
@@ -200,7 +223,7 @@ class Rounds:
             text=said(turns.messages),
             messages=as_json(turns.messages),
             tools=self.schemas_of(turns.environment),
-            mask=np.array(turns.mask, dtype=np.bool_),
+            mask=np.array([*[0] * len(turns.replay.ids), *turns.mask], dtype=np.bool_),
             length=sum(turns.mask),
         )
 
@@ -218,19 +241,21 @@ class Rounds:
         if schema is not None:
             part = exchange.write_part(mine.number, mine.rollouts.published(schema), accelerator.process_index)
         ends = last_tokens(zip(mine.rollouts.token_ids, mine.rollouts.ended, strict=True))
-        by_rank = gather_object([(part, mine.rollouts.without(*HEAVY), mine.prompts, ends)])
+        by_rank = gather_object([(part, mine.rollouts.without(*HEAVY), mine.prompts, ends, mine.chats)])
         prompts: Prompts = {}
-        for _, _, rank_prompts, rank_ends in by_rank:
+        chats: dict[str, Any] = {}
+        for _, _, rank_prompts, rank_ends, rank_chats in by_rank:
+            chats |= rank_chats
             self.sharing.memory.end_tokens.update(rank_ends)
             for prompt_id, ids in rank_prompts.items():
                 remember(prompts, prompt_id, ids)
-        rollouts = Rollouts.join([light for _, light, _, _ in by_rank])
+        rollouts = Rollouts.join([light for _, light, *_ in by_rank])
         require_one_group_per_id(rollouts)
         if schema is not None and accelerator.is_main_process:
             exchange.commit(mine.number, [entry[0] for entry in by_rank], self.trainer.state.global_step)
         complete = self._gathered_on_main_rank(mine.rollouts.without("logprobs"))
         self._begin_transfer(next(iter(prompts.values()), None))
-        return OwnRound(mine.number, complete or rollouts, prompts)
+        return OwnRound(mine.number, complete or rollouts, prompts, chats)
 
     def wait(self, own: OwnRound) -> PeerRounds:
         """Wait for the peers' rounds and read them, on the main rank. On a stop request, every rank raises
@@ -280,6 +305,8 @@ class Rounds:
     def view(self, shared: SharedRound) -> RoundView:
         """Return the regime's view of a round; complete on the main rank, which has the peers."""
         trainer, sharing = self.trainer, self.sharing
+        if self.runs is not None:
+            self.runs.begin(shared.own.chats, shared.own.prompts)
         other: frozenset[str] = frozenset()
         if not sharing.same_prompts:
             seen = {prompt_id for peer in shared.peers.values() for prompt_id in peer.prompt_ids}
@@ -387,11 +414,45 @@ class Rounds:
 
     def prefixes(self, inputs: Sequence[Inputs]) -> list[tuple[int, ...]] | None:
         """Return the prefix of each of this rank's next rollouts; None if no rank has any."""
-        trainer, sharing = self.trainer, self.sharing
-        if not sharing.regime.traits.guides:
+        if not self.sharing.regime.traits.guides or self.runs is not None:
             return None
+        prefixes = self.sharing.regime.prefixes(self._guide_view(inputs))
+        return prefixes if any(gather_object([any(prefixes)])) else None  # all ranks must sample in the same mode
+
+    def replays(self, inputs: Sequence[Inputs], prompts: Sequence[Any]) -> list[Replay] | None:
+        """Act the turns again with which each of this rank's next rollouts begins, in the environments of TRL's batch;
+        None if no rank has any. `prompts`: as messages, with what the environments observed."""
+        runs = self.runs
+        if not self.sharing.regime.traits.guides or runs is None:
+            return None
+        given = self.sharing.regime.replays(self._guide_view(inputs))
+        replays = []
+        for row, (data, prompt, run) in enumerate(zip(inputs, prompts, given, strict=True)):
+            replays.append(self._replay(row, data, prompt, runs.turns(row_id(data), prompt, run)) if run else Replay())
+        made = [each for each in replays if each.ids]
+        counts = (len(made), sum(each.diverged for each in made), sum(each.too_long for each in replays))
+        for metric, ranks in zip(REPLAYED, zip(*gather_object([counts]), strict=True), strict=True):
+            log_value(self.trainer, metric.key, float(sum(ranks)))
+        return replays if any(gather_object([bool(made)])) else None  # all ranks must sample in the same mode
+
+    def _replay(self, row: int, data: Inputs, prompt: Any, turns: Sequence[RecordedTurn] | None) -> Replay:
+        """Act turns again in the environment of a row; None: those that cannot be rendered."""
+        trainer = self.trainer
+        ids = prompt_tokens(trainer, prompt, environment_of(trainer, data))
+        longest = longest_sequence(trainer) - trainer.max_completion_length - len(ids)
+        most = min(trainer.max_completion_length, longest)
+        if turns is None or sum(len(turn.ids) for turn in turns) >= most:
+            return Replay(too_long=True)
+        replay = act_again(trainer, row, ids, turns, most)
+        if replay.too_long:
+            reset_again(trainer, row, data)
+        return replay
+
+    def _guide_view(self, inputs: Sequence[Inputs]) -> GuideView:
+        """Return the regime's view of this rank's next rollouts."""
+        trainer, sharing = self.trainer, self.sharing
         first = trainer.accelerator.process_index * len(inputs)
-        view = GuideView(
+        return GuideView(
             round=micro_step(trainer) // micro_steps_per_round(trainer),
             learner=sharing.link.policy,
             run_seed=sharing.run_seed,
@@ -401,8 +462,6 @@ class Rounds:
             max_length=trainer.max_completion_length,
             state=copy.deepcopy(sharing.memory.state),
         )
-        prefixes = sharing.regime.prefixes(view)
-        return prefixes if any(gather_object([any(prefixes)])) else None  # all ranks must sample in the same mode
 
     def whiten(self, batch: Inputs, generation: GenerationBatch) -> None:
         """Whiten TRL's advantages over the round's rollouts of all ranks (`round.whiten_advantages`)."""

@@ -9,7 +9,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 
 from mutualrl.records import Ids, Rollout
-from mutualrl.regimes.transfer import Aligned
+from mutualrl.regimes.transfer import Aligned, EncodedRun
 from mutualrl.training.transfer import EncodedResponse, Response, TokenTransfer
 
 if TYPE_CHECKING:
@@ -79,6 +79,10 @@ class SplitTransfer:
     def to_learner_ids(self, text: str, ended: bool) -> Ids | None:
         """Return the learner's ids of one response."""
         return self.transfer.to_learner_ids(text, ended)
+
+    def encode_runs(self, runs: Sequence[tuple[str, str]]) -> list[EncodedRun | None]:
+        """Return every run on the learner's tokens: those of gated prompts are few, and are not split."""
+        return self.transfer.encode_runs(runs)
 
     def align(self, rollouts: Sequence[Rollout], ids: Sequence[Ids], anchor: str) -> list[Aligned]:
         """Align peers' traces, as `TokenTransfer.align` does."""

@@ -75,7 +75,8 @@ def tool_metrics(
         for row, ids, turns in zip(part.inputs, part.completion_ids, part.turns or (), strict=True):
             own = [token for token, sampled in zip(ids, turns.mask, strict=True) if sampled]
             opened = 0 if pattern is None else len(pattern.findall(tokenizer.decode(own)))
-            counts = count(turns.messages, opened, names[turns.environment], row.get(NEEDS_TOOL))
+            sampled = [message for message in turns.messages if message.sampled]
+            counts = count(sampled, opened, names[turns.environment], row.get(NEEDS_TOOL))
             total = [before + new for before, new in zip(total, counts, strict=True)]
     sums = trainer.accelerator.reduce(torch.tensor(total, device=trainer.accelerator.device), reduction="sum")
     return ToolCounts(*sums.tolist()).metrics()

@@ -18,6 +18,7 @@ from mutualrl.adapter.trl_compat import (
     GenerationBatch,
     HookedGRPOTrainer,
     Inputs,
+    Replay,
     buffered_batches,
     log_value,
     micro_step,
@@ -85,6 +86,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
             _require_loadable(arguments)
         super().__init__(*args, **kwargs)
         self._called: list[str] = []  # tools that are running
+        self._of_batch: list[Inputs] = []  # data rows that are sampled
         self.sharing = sharing
         self.checkpointer = checkpointer
         self.resample = resample
@@ -160,10 +162,16 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
 
     def on_generate(self, inputs: list[Inputs]) -> None:
         """Set the phase to generating, and the rollouts' prefixes if the regime has any."""
-        self.prefixes = None
+        self.prefixes, self._of_batch = None, inputs
         if self.rounds is not None and self.model.training:
             self.rounds.sharing.link.set_phase(Phase.GENERATING)
             self.prefixes = self.rounds.prefixes(inputs)
+
+    def replayed(self, prompts: list[Any]) -> list[Replay] | None:
+        """Act the turns again with which the rollouts begin, if the regime has any."""
+        if self.rounds is None or not self.model.training:
+            return None
+        return self.rounds.replays(self._of_batch, prompts)
 
     def make_round(self, inputs: list[Inputs]) -> tuple[Inputs, GenerationBatch]:
         """Sample a round; with `resample`, until the rewards of every group differ or the attempts are spent."""

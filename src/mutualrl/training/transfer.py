@@ -12,7 +12,7 @@ import numpy as np
 from mutualrl.errors import UsageError
 from mutualrl.records import Ids, Rollout, plain_ids
 from mutualrl.regimes.hints import CHARACTERS_PER_TOKEN, first_tokens
-from mutualrl.regimes.transfer import Aligned
+from mutualrl.regimes.transfer import Aligned, EncodedRun
 from mutualrl.tasks.messages import continued
 from mutualrl.thl import Anchor, align_logprobs, decode_completion, retokenize
 from mutualrl.thl.rows import Traced, align_spans, encode_exactly
@@ -22,9 +22,13 @@ from mutualrl.thl.text import end_id
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from mutualrl.training.run_rows import RunEncoder
+
 Response = tuple[str, bool]  # text, whether it had ended
 #: texts per call of the tokenizer: enough for every core, and the tokenizer's own records of them stay small
 CHUNK = 128
+#: why a run is left out that is longer than the learner's completions
+TOO_LONG = "it is too long"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class TokenTransfer:
     end-of-sequence token. `opened`: the learner's prompts end within a block of reasoning that they open: what is
     taught does not open it again, and has its end. `refused`: numbers of texts that were `too_long`, that the tokenizer
     `changed`, or that have no `reasoning` where it is opened, since it was last cleared. `encoded`: the round's texts
-    so far: a regime's requests and its plan ask for the same ones.
+    so far: a regime's requests and its plan ask for the same ones. `runs`: encodes runs with tools; None without tools.
     """
 
     learner: PreTrainedTokenizerBase
@@ -56,6 +60,7 @@ class TokenTransfer:
     opened: bool = False
     refused: Counter[str] = field(default_factory=Counter)
     encoded: dict[Response, EncodedResponse] = field(default_factory=dict)
+    runs: RunEncoder | None = None
 
     def missing(self, responses: Iterable[Response]) -> list[Response]:
         """Return the distinct responses that are not encoded yet."""
@@ -106,6 +111,15 @@ class TokenTransfer:
     def to_learner_ids(self, text: str, ended: bool) -> Ids | None:
         """Return the learner's ids of one response, as `encode` does."""
         return self.encode([(text, ended)])[0]
+
+    def encode_runs(self, runs: Sequence[tuple[str, str]]) -> list[EncodedRun | None]:
+        """Return every run (prompt id, messages) on the learner's tokens; None where it cannot keep it. Without tools
+        there is no run that it could have sampled."""
+        if self.runs is None:
+            return [None] * len(runs)
+        rows = self.runs.encode(runs, self.max_length)
+        self.refused["too_long"] += rows.count(TOO_LONG)
+        return [None if isinstance(row, str) else row for row in rows]
 
     def align(self, rollouts: Sequence[Rollout], ids: Sequence[Ids], anchor: str) -> list[Aligned]:
         """Align peers' traces to the tokens of `encode`.
