@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import trl
 
 from conftest import REPOSITORY, Cli
 from mutualrl.adapter.rendering import Renderer, Unrenderable
 from mutualrl.diagnostics.turns import KEPT, KINDS, check_template, check_turns, schema, tokenizer_of
 from mutualrl.errors import UsageError
+from mutualrl.regimes.losses import row_nll
 from mutualrl.tasks.messages import Message, ToolCall
 from mutualrl.tiny import path_of
 
@@ -159,6 +161,56 @@ def test_conversations_of_a_file_are_counted_and_their_losses_explained(cli_here
     refused = cli_here("thl-check", "--suite", "turns", "--conversations", path)
     assert refused.returncode == 2
     assert "row 1: found no conversation with an answer" in refused.stderr
+
+
+def pieces_of(message: Message) -> list[str]:
+    """Return what the model says in a message, each part once."""
+    arguments = [str(value) for call in message.tool_calls for value in dict(call.arguments).values()]
+    names = [call.name for call in message.tool_calls]
+    return [text for text in (message.reasoning, message.text, *names, *arguments) if text]
+
+
+@pytest.fixture(scope="module")
+def jan() -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(path_of("jan"))
+
+
+def test_only_the_models_turns_have_a_gradient_with_every_template_and_kind(jan: Any) -> None:
+    """For each of TRL's templates and each kind that it keeps: the ids whose log-probs have a gradient, decoded, are the
+    model's messages and end where a turn ends; no result and no text of a user has one. By a tiny model's own loss."""
+    kept = 0
+    for path in sorted(TEMPLATES.glob("*_training.jinja")):
+        rows = renderer(str(path))
+        for kind, (prompt, after) in KINDS.items():
+            try:
+                row = rows.row(prompt, after)
+            except Unrenderable:
+                continue
+            kept += 1
+            ids, mask = torch.tensor([row.prompt_ids + row.ids]), torch.tensor([row.mask]).bool()
+            logits = jan(ids).logits[:, len(row.prompt_ids) - 1 : -1]
+            logps = torch.log_softmax(logits, -1).gather(2, ids[:, len(row.prompt_ids) :, None])[..., 0]
+            logps.retain_grad()
+            row_nll(logps, mask).sum().backward()
+            learnt = logps.grad[0] != 0
+            trained = rows.tokenizer.decode(ids[0, len(row.prompt_ids) :][learnt])
+            context = rows.tokenizer.decode(ids[0, len(row.prompt_ids) :][~learnt])
+            place = 0
+            for message in after:
+                if message.role == "assistant":
+                    for piece in sorted(pieces_of(message), key=trained[place:].find):
+                        found = trained.find(piece, place)
+                        assert found >= 0, (path.name, kind, piece)
+                        place = found
+                else:
+                    assert message.text in context, (path.name, kind)
+            said = "".join(segment.text for segment in row.segments if segment.sampled)
+            assert trained == said, (path.name, kind)
+            for segment in row.segments:
+                assert not segment.sampled or segment.text.endswith(("|>", ">", "]", rows.end)), (path.name, kind)
+    assert kept >= 100
 
 
 def table_of_trl() -> str:

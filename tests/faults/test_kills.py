@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from conftest import PATIENCE, make_once
+from mutualrl.tasks import TaskSource, get_task
 from runs import SHORT, FinishedRun, Run, members, stop_at, stopped, verify_intact, wait_until
 
 LOGS = ("rescues.jsonl", "samples.jsonl")
@@ -56,6 +57,12 @@ class Room:
 '''
 #: replaced by a file with ROOM
 ROOM_FILE = "ROOM_FILE"
+#: replaced by a file with 16 problems, all of them in every round
+ROWS_FILE = "ROWS_FILE"
+RECURRING = (
+    *("--set", "task.name=dataset", "--set", f"task.data={ROWS_FILE}", "--set", f"task.validation_data={ROWS_FILE}"),
+    *("--set", "task.tools=mutualrl.tasks.calculator:calculate"),
+)
 IN_A_ROOM = ("--set", f"task.environment={ROOM_FILE}:Room", "--set", "task.tools=[]", "--set", "task.reward=[]")
 TAUGHT = ("loss", "reward", "num_tokens", "ppo_kl", "hinted/samples", "hinted/confirmed")
 CALLED = (*TAUGHT, "tools/turns", "tools/over_calls", "tools/call_frequency")
@@ -75,6 +82,17 @@ KINDS: dict[str, Kind] = {
     ),
     "tools": Kind(hinted("--pool", "tiny-tools"), ("jan", "kim"), CALLED),
     "environment": Kind(hinted("--pool", "tiny-tools", *IN_A_ROOM), ("jan", "kim"), CALLED),
+    "learnt runs": Kind(
+        ("--regime", "sgt", "--pool", "tiny-tools", *RECURRING, "--set", "regime.memory=2"),
+        ("jan", "kim"),
+        ("loss", "reward", "num_tokens", "ppo_kl", "sgt/pairs", "sgt/unrenderable", "tools/turns"),
+    ),
+    "replayed runs": Kind(
+        ("--regime", "guided", "--pool", "tiny-tools", *RECURRING, *IN_A_ROOM),
+        ("jan", "kim"),
+        ("loss", "reward", "num_tokens", "replays/made", "guided/guided_reward", "guided/prefix_tokens"),
+        LOGS[1:],
+    ),
     "hints": Kind(hinted("--pool", "tiny-hints"), ("hal", "ivy"), (*TAUGHT, "hinted/hint_nll"), LOGS[:1]),
     "hints by gradient": Kind(
         hinted("--pool", "tiny-hints", "--set", "regime.loss=policy_gradient"), ("hal", "ivy"), TAUGHT, LOGS[:1]
@@ -128,6 +146,10 @@ IN_CALLS: Kills = (("in-a-tool-call", "worker", 100), ("in-a-tool-call", "superv
 IN_SAMPLES: Kills = (("in-generation", "worker", 3), ("after-generation", "supervisor", 1))
 
 
+#: after a replay's calls, in the second round and in the third
+IN_REPLAYS: Kills = (("in-a-replay", "worker", 3), ("in-a-replay", "supervisor", 12))
+
+
 def case(kind: str, name: str, kills: Kills, *marks: pytest.MarkDecorator) -> object:
     return pytest.param(KINDS[kind], kills, id=f"{kind}: {name}", marks=marks)
 
@@ -136,6 +158,8 @@ CASES = [
     case("text", "single", SINGLE, pytest.mark.slow),
     case("tools", "calls", IN_CALLS, pytest.mark.slow),
     case("environment", "calls", IN_CALLS, pytest.mark.extended),
+    case("replayed runs", "replays", IN_REPLAYS, pytest.mark.extended),
+    case("learnt runs", "calls", IN_CALLS, pytest.mark.release),
     case("hints", "samples", IN_SAMPLES, pytest.mark.release),
     case("hints by gradient", "samples", IN_SAMPLES, pytest.mark.release),
     *(
@@ -167,9 +191,18 @@ def unbroken_of(
 
 
 def options_of(kind: Kind, directory: Path) -> list[str]:
-    """Return its options, with a file of the environment where they name one."""
-    (directory / "room.py").write_text(ROOM)
-    return [option.replace(ROOM_FILE, str(directory / "room.py")) for option in kind.of]
+    """Return its options, with the files of the environment and of the problems where they name them."""
+    files = {ROOM_FILE: directory / "room.py", ROWS_FILE: directory / "rows.jsonl"}
+    files[ROOM_FILE].write_text(ROOM)
+    problems = get_task("calculator").read("train", TaskSource()).prompts[:16]
+    rows = [{"prompt": [{"role": "user", "content": each.text}], "answer": each.answer} for each in problems]
+    files[ROWS_FILE].write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = []
+    for option in kind.of:
+        for name, path in files.items():
+            option = option.replace(name, str(path))  # noqa: PLW2901
+        options.append(option)
+    return options
 
 
 def assert_equals_undisturbed(kind: Kind, run: Run, unbroken: FinishedRun) -> None:

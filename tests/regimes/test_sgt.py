@@ -229,7 +229,7 @@ def test_peer_success_is_reused_for_memory_rounds() -> None:
     settings = SGT(memory=2, gate="all")
     empty = PeerInMemory([("p", 0.0, None)])
     result = plan(view(OWN, {"bob": PeerInMemory([("p", 0.0, None), ("p", 1.0, "yes")])}, round=3), settings)
-    assert result.state == {"memory": {"p": [["bob", 1, 3, 1.0, "yes", True]]}}
+    assert result.state == {"memory": {"p": [["bob", 1, 3, 1.0, "yes", True, None]]}}
     for number, count in ((4, 1), (5, 1), (6, 0)):
         later = plan(view(OWN, {"bob": empty}, round=number, state=result.state), settings)
         assert len(later.rows) == count
@@ -244,7 +244,7 @@ def test_newer_success_of_a_peer_replaces_its_older_one() -> None:
     settings = SGT(memory=9)
     first = plan(view(OWN, {"bob": PeerInMemory([("p", 1.0, "old")])}), settings)
     second = plan(view(OWN, {"bob": PeerInMemory([("p", 1.0, "new")])}, round=1, state=first.state), settings)
-    assert second.state == {"memory": {"p": [["bob", 0, 1, 1.0, "new", True]]}}
+    assert second.state == {"memory": {"p": [["bob", 0, 1, 1.0, "new", True, None]]}}
 
 
 @pytest.mark.parametrize(

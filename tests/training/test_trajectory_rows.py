@@ -18,7 +18,6 @@ from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.records import Rollout
 from mutualrl.see import Exchange
 from mutualrl.sources.source import StoredSource
-from mutualrl.tasks.calculator import calculate
 from mutualrl.tasks.messages import Message, ToolCall
 from mutualrl.tasks.trajectories import as_json, from_json
 
@@ -309,7 +308,7 @@ def test_a_files_run_is_confirmed_by_acting_it_again(tmp_path: Path, rooms: Any,
         return as_json(messages)
 
     runs = [forged(prompt) if number % 2 else plan_of(prompt) for number, prompt in enumerate(PROMPTS)]
-    publish_plans(tmp_path / "x", [[]])
+    Exchange(tmp_path / "x", "bob", "script").publish(0, [Rollout(p.id, 0, 0.0, True) for p in PROMPTS], 0)
     keys = {"environment_factory": Told, "reward_funcs": []}
     kind = with_script(always_wrong)
     trainer = run(trainer_of(tmp_path / "a", tmp_path / "x", kind, keys=keys, regime=regime, sources=[source_of(runs)]))
@@ -318,7 +317,3 @@ def test_a_files_run_is_confirmed_by_acting_it_again(tmp_path: Path, rooms: Any,
     assert row["source/book/confirmed"] == 4
     assert row[f"{regime}/gate_rate"] == 0.5
     assert row["sgt/pairs" if regime == "sgt" else "guided/hints"] == 4
-
-
-def test_calculate_is_the_tool() -> None:
-    assert calculate("plus", 1, 1) == 2

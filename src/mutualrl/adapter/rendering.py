@@ -8,12 +8,18 @@ with the generation prompt, and each segment is tokenized apart. The end token i
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from trl.chat_template_utils import parse_response
+from trl.chat_template_utils import (
+    add_response_schema,
+    get_training_chat_template,
+    is_chat_template_prefix_preserving,
+    parse_response,
+)
 
 from mutualrl.storage.files import JsonObject
 from mutualrl.tasks.messages import Message
@@ -189,6 +195,17 @@ class Renderer:
 
     def _encoded(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+
+def as_trained(tokenizer: Any) -> Any:
+    """Return a tokenizer as TRL's trainer with tools has it: with a parser of its calls, and its template in the form
+    that leaves earlier turns as they are. Raises ValueError for a template that TRL does not know."""
+    trained = copy.deepcopy(tokenizer)
+    if not _has_parser(trained):
+        trained = add_response_schema(trained)
+    if not is_chat_template_prefix_preserving(trained):
+        trained.chat_template = get_training_chat_template(trained)
+    return trained
 
 
 def _has_parser(tokenizer: Any) -> bool:

@@ -503,6 +503,17 @@ def reward_rows(
         text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
         for prompt, text in zip(prompts, texts, strict=True)
     ]
+    return reward_completions(trainer, inputs, prompts, completions, ids)
+
+
+def reward_completions(
+    trainer: GRPOTrainer,
+    inputs: list[Inputs],
+    prompts: list[Any],
+    completions: list[Any],
+    ids: Sequence[Sequence[int]],
+) -> torch.Tensor:
+    """Return the same of completions as TRL has them, texts or messages."""
     no_logging = {"_log_completion_extra": lambda *_: None, "_log_metric": lambda *_: None}
     with replaced(trainer, no_logging):
         rewards: torch.Tensor = GRPOTrainer._calculate_rewards(trainer, inputs, prompts, completions, list(ids))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from transformers import GenerationConfig
@@ -22,6 +24,7 @@ from mutualrl.adapter.trl_compat import (
 )
 from mutualrl.engines.sampling import Sampling
 from mutualrl.tasks.trajectories import of_completion
+from mutualrl.tasks.turns import methods_of
 
 Environments = dict[Any, list[Any]]  # instances by name
 
@@ -82,16 +85,16 @@ def tool_schemas(trainer: GRPOTrainer, environment: str | None) -> str:
     return json.dumps([get_json_schema(tool) for tool in tools], ensure_ascii=False)
 
 
-def observed(trainer: GRPOTrainer, row: Inputs, environments: Environments) -> Any:
+def observed(trainer: GRPOTrainer, row: Inputs, environments: Environments, place: int = 0) -> Any:
     """Return a data row's prompt with what its environment observes at a reset with the row, as TRL builds it.
 
-    `environments`: instances by name, of which the first is reset.
+    `environments`: instances by name, of which that at `place` is reset.
     """
     name, prompt = environment_of(trainer, row), row["prompt"]
     pool = environments[name]
-    if not pool:
+    while len(pool) <= place:
         pool.append(trainer.environment_factories[name]())
-    observation = pool[0].reset(**_reset_arguments(trainer, row))
+    observation = pool[place].reset(**_reset_arguments(trainer, row))
     if observation is None:
         return prompt
     content = prompt[-1]["content"]
@@ -160,6 +163,29 @@ def act_again(
         return Replay(too_long=True)
     given = tuple(message._replace(sampled=False) for message in of_completion(messages))
     return Replay(given, tuple(ids), recorded.diverged)
+
+
+@contextmanager
+def acting(trainer: GRPOTrainer, inputs: Sequence[Inputs], environments: Environments) -> Iterator[list[Any]]:
+    """Make data rows TRL's batch, each with an environment that was reset with it; yield their prompts with what was
+    observed. `environments`: instances by name, reused by the next call."""
+    prompts = [observed(trainer, row, environments, place) for place, row in enumerate(inputs)]
+    names = [environment_of(trainer, row) for row in inputs]
+    own = [environments[name][place] for place, name in enumerate(names)]
+    synchronous, asynchronous = [], []
+    for environment in own:
+        tools = {tool.__name__: tool for tool in [*trainer._standalone_tools, *methods_of(environment)]}
+        coroutines = {name: tool for name, tool in tools.items() if inspect.iscoroutinefunction(tool)}
+        synchronous.append({name: tool for name, tool in tools.items() if name not in coroutines})
+        asynchronous.append(coroutines)
+    of_batch = {
+        "environments": own,
+        "_batch_environments": names,
+        "_sync_tool_dicts": synchronous,
+        "_async_tool_dicts": asynchronous,
+    }
+    with replaced(trainer, of_batch):
+        yield prompts
 
 
 def reset_again(trainer: GRPOTrainer, row: int, data: Inputs) -> None:

@@ -28,6 +28,7 @@ from mutualrl.launch.session import (
     require_same_plan,
     verify_finished_policies,
 )
+from mutualrl.launch.trajectories import check_trajectories
 from mutualrl.machine.devices import Machine
 from mutualrl.machine.extensions import build_locks, lock_note
 from mutualrl.machine.ray_cluster import require_capacity
@@ -144,6 +145,7 @@ def plan(
         made.check(lambda: _check_asked(made, launch, resumed))
         if resumed is None:
             made.check(lambda: _prepare_recorded(made))
+            made.check(lambda: _check_trajectories(made))
     if not rehearsed:
         digests = {name: source.digest for name, source in made.sources.items()}
         made.fingerprint |= source_digests(digests if resumed is None else recorded_digests(resumed.info(), recipe))
@@ -277,6 +279,13 @@ def _prepare_recorded(made: StartPlan) -> None:
         return
     made.sources = check_sources(made.recipe, made.inputs)
     made.notes += [source.note for source in made.sources.values()]
+
+
+def _check_trajectories(made: StartPlan) -> None:
+    """Check what chat templates keep of the runs that policies learn, where the models, whose tokenizers it needs, are
+    here."""
+    if made.inputs is not None and models_are_local(made.recipe):
+        made.notes += check_trajectories(made.recipe, made.inputs.prompts, made.sources)
 
 
 def models_are_local(recipe: Recipe) -> bool:

@@ -385,7 +385,8 @@ def _end_of_prompt(learner: Learner) -> str:
 
 
 def _learnable(responses: Sequence[tuple[str, RecordedText]], learner: Learner) -> Learnable:
-    """Return what a policy can learn of these responses (with their prompts' ids). Runs are shown to it as hints."""
+    """Return what a policy can learn of these responses (with their prompts' ids). Runs count as learnable: whether its
+    chat template keeps them is not asked here."""
     counts = dict.fromkeys(("encodable", "too_long", "changed"), 0)
     prompts, lengths = {prompt_id for prompt_id, each in responses if each.messages}, dict[str, int]()
     pairs = [(prompt_id, each.text) for prompt_id, each in responses if not each.messages]
@@ -460,14 +461,14 @@ def note_of(name: str, summary: JsonObject) -> str:
     elif summary["claimed"]:
         parts.append(
             f"{summary['confirmed']:,} successes by the file, on {summary['confirmed_prompts']:,} prompts: the "
-            "environment judges the learner's own runs only"
+            "environment judges what is acted in it only"
         )
     else:
         parts.append("their rewards depend on the learner or on training: each learner computes them in the round")
     if summary["turns"] and not summary["runs"]:
         parts.append("none of them is a run with tools: there is no plan in them (regime.hint: plan)")
     if summary["runs"]:
-        parts.append(f"{summary['runs']:,} are runs with tools, which are shown as hints")
+        parts.append(f"{summary['runs']:,} are runs with tools")
     for learner, counts in summary["learners"].items() if summary["runs"] < summary["texts"] else ():
         parts.append(learnable_note(learner, counts))
     if summary["skipped_files"]:

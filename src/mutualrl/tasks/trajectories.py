@@ -195,8 +195,16 @@ def beginning(messages: Sequence[Message], turns: int) -> tuple[Message, ...]:
 
 
 def as_chats(messages: Iterable[Message]) -> list[JsonObject]:
-    """Return messages in the form of chats."""
-    return [_as_chat(message) for message in messages]
+    """Return messages in the form of chats, as TRL has them."""
+    return [_as_chat(message._replace(sampled=False)) for message in messages]
+
+
+def messages_of(chats: Sequence[Mapping[str, object]]) -> list[Message]:
+    """Return the messages of a prompt. Raises ValueError for one with parts that are no text."""
+    messages = [read_message(chat) for chat in chats]
+    if any(message is None or message.others for message in messages):
+        raise ValueError("its prompt has parts that are no text")
+    return [message for message in messages if message is not None]
 
 
 def of_completion(completion: Sequence[Mapping[str, object]]) -> tuple[Message, ...]:

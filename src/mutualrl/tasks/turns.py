@@ -62,16 +62,19 @@ def load_tools(paths: Sequence[str]) -> list[Tool]:
 
 
 def visible_tools(tools: Sequence[Tool], environment: Environment | None) -> list[Tool]:
-    """Return the tools described to a model: the functions, and the public methods of an environment except `reset`
-    and `get_reward`, as TRL finds them."""
+    """Return the tools described to a model: the functions, and those of an environment."""
     if environment is None:
         return list(tools)
-    instance = environment()
+    return [*tools, *methods_of(environment())]
+
+
+def methods_of(environment: Any) -> list[Tool]:
+    """Return the tools of an environment: its public methods but `reset` and `get_reward`, as TRL finds them."""
     methods = []
-    for name, _ in inspect.getmembers(type(instance), inspect.isfunction):
+    for name, _ in inspect.getmembers(type(environment), inspect.isfunction):
         if not name.startswith("_") and name not in ("reset", "get_reward"):
-            methods.append(getattr(instance, name))
-    return [*tools, *methods]
+            methods.append(getattr(environment, name))
+    return methods
 
 
 def template_of(turns: TurnsSpec | None, rewards: Sequence[str]) -> dict[str, list[Tool]]:

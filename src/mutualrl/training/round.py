@@ -54,6 +54,7 @@ from mutualrl.storage.metrics import LATE_ROWS, LEFT_OUT, REPLAYED, REQUESTED, S
 from mutualrl.tasks.messages import ends_in_reasoning
 from mutualrl.tasks.trajectories import as_json, said
 from mutualrl.thl import Decoder, end_token, ended, last_tokens
+from mutualrl.training.acted_runs import claimed_runs, rewards_acted_again
 from mutualrl.training.extra_rows import ExtraRows
 from mutualrl.training.memory import PastRound
 from mutualrl.training.peers import PeerRounds
@@ -67,10 +68,10 @@ from mutualrl.training.round_prompts import (
     require_one_group_per_id,
     require_same_prompts,
 )
-from mutualrl.training.run_rows import RunEncoder
+from mutualrl.training.run_rows import Run, RunEncoder
 from mutualrl.training.samples import longest_sequence
 from mutualrl.training.sharing import Sharing
-from mutualrl.training.source_rounds import unverified, with_rewards
+from mutualrl.training.source_rounds import confirmed_by_acting, unverified, with_rewards
 from mutualrl.training.split_transfer import SplitTransfer
 from mutualrl.training.traces import behaviour_trace
 from mutualrl.training.transfer import TokenTransfer
@@ -525,8 +526,19 @@ class Rounds:
         return {name: shard for name, shard in peers.items() if name not in self.sharing.asked}
 
     def _verified(self, view: RoundView, shared: SharedRound) -> RoundView:
-        """Return the view with this policy's rewards of the texts of sources that are not verified."""
-        names = self.sharing.unverified
+        """Return the view with this policy's rewards of the texts of sources that are not verified. With an
+        environment, runs that become its tokens are acted again on the prompts that it may learn."""
+        names, runs = self.sharing.unverified, self.runs
+        if runs is not None and self.trainer.environment_factories is not None:
+            if not self.sharing.regime.renders_trajectories():
+                return view
+
+            def wanted() -> list[Run]:
+                return claimed_runs(view.peers, names, self.sharing.regime.unsolved(view.rollouts))
+
+            self.sharing.link.set_phase(f"{Phase.SCORING} runs of a source")
+            acted = rewards_acted_again(self.trainer, self.split.on_main_rank(wanted), runs)
+            return replace(view, peers=confirmed_by_acting(view.peers, names, acted))
         requests = self.split.on_main_rank(lambda: Requests(rewards=tuple(unverified(view.peers, names))))
         end = self.transfer.end_token_id
         results = results_of(self.trainer, requests, self.prompt_rows, shared.own.prompts, end_token_id=end)

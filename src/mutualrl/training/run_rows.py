@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mutualrl.adapter.rendering import Renderer, Unrenderable
+from mutualrl.adapter.rendering import Renderer
 from mutualrl.adapter.trl_compat import HookedGRPOTrainer, tokenizer_of
 from mutualrl.adapter.trl_tools import RecordedTurn, environment_of, rendering_settings
 from mutualrl.records import Ids, plain_ids
 from mutualrl.regimes.transfer import EncodedRun
-from mutualrl.tasks.messages import Message, read_message
-from mutualrl.tasks.trajectories import ASSISTANT, calls_of, from_json, names_of
+from mutualrl.tasks.trajectories import ASSISTANT, calls_of, from_json, messages_of, names_of
 from mutualrl.training.requests import PromptRows
 from mutualrl.training.transfer import TOO_LONG
 
@@ -63,7 +62,7 @@ class RunEncoder:
                 else:
                     turns[-1].results.append(message.text)
                 before = [*before, message]
-        except Unrenderable:
+        except ValueError:
             return None
         return turns
 
@@ -87,18 +86,10 @@ class RunEncoder:
             return "it calls a tool that the learner does not have"
         try:
             row = self.renderer(environment).row(messages_of(prompt), messages)
-        except Unrenderable as reason:
+        except ValueError as reason:
             return str(reason)
         if prompt_id in self.ids and row.prompt_ids != list(plain_ids(self.ids[prompt_id])):
             return "its prompt has other tokens than the round's"
         if max_length is not None and len(row.ids) > max_length:
             return TOO_LONG
         return EncodedRun(tuple(row.ids), tuple(map(bool, row.mask)))
-
-
-def messages_of(prompt: Sequence[Mapping[str, object]]) -> list[Message]:
-    """Return a prompt's messages. Raises Unrenderable for one that is no text."""
-    messages = [read_message(message) for message in prompt]
-    if any(message is None or message.others for message in messages):
-        raise Unrenderable("its prompt has parts that are no text")
-    return [message for message in messages if message is not None]

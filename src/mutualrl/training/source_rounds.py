@@ -78,18 +78,36 @@ def unverified(peers: Mapping[str, Rollouts], names: Collection[str]) -> list[Re
     return list(responses)
 
 
+def confirmed_by_acting(
+    peers: Mapping[str, Rollouts], names: Collection[str], acted: Mapping[tuple[str, str], float]
+) -> dict[str, Rollouts]:
+    """Return the peers with the rewards of some sources' runs (prompt id, messages) that were acted again; their other
+    rollouts are unconfirmed: NaN."""
+    scored = dict(peers)
+    for name in sorted(set(names) & set(peers)):
+        peer = peers[name]
+        runs = zip(peer.prompt_ids, peer.messages(range(len(peer))), strict=True)
+        rewards = [acted.get((prompt_id, run or ""), math.nan) for prompt_id, run in runs]
+        scored[name] = _rewarded(peer, rewards)
+    return scored
+
+
+def _rewarded(rollouts: Rollouts, rewards: Sequence[float]) -> Rollouts:
+    table = rollouts.table()
+    column = table.column_names.index("reward")
+    return Rollouts(table.set_column(column, SCHEMA.field("reward"), pa.array(rewards, pa.float64())))
+
+
 def with_rewards(peers: Mapping[str, Rollouts], names: Collection[str], results: Results) -> dict[str, Rollouts]:
     """Return the peers with the learner's rewards of the texts of some sources that have none."""
     scored = dict(peers)
     for name in sorted(set(names) & set(peers)):
-        table = peers[name].table()
         rewards = []
         for rollout in peers[name].rows("text"):
             response = (rollout.prompt_id, rollout.text or "", rollout.ended)
             known = not math.isnan(rollout.reward)
             rewards.append(rollout.reward if known else results.rewards.get(response, math.nan))
-        column = table.column_names.index("reward")
-        scored[name] = Rollouts(table.set_column(column, SCHEMA.field("reward"), pa.array(rewards, pa.float64())))
+        scored[name] = _rewarded(peers[name], rewards)
     return scored
 
 

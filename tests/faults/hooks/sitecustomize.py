@@ -109,6 +109,10 @@ def trainer(module: ModuleType) -> None:
     around(module, "write_state", before="checkpoint-files", after="checkpoint-written")
 
 
+def rounds(module: ModuleType) -> None:
+    around(module, "act_again", after="in-a-replay")
+
+
 def validation(module: ModuleType) -> None:
     around(module.Validator, "__call__", before="in-validation")
 
@@ -132,6 +136,7 @@ def resume(module: ModuleType) -> None:
 POINTS = {
     "mutualrl.training.adapters": adapters,
     "mutualrl.training.resume": resume,
+    "mutualrl.training.round": rounds,
     "mutualrl.training.validation": validation,
     "mutualrl.see.exchange": exchange,
     "mutualrl.see.store": store,

@@ -1,0 +1,116 @@
+"""Whether policies' chat templates keep the runs with tools that their regimes learn, before a start."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mutualrl.console.display import clean
+from mutualrl.errors import ModelError
+from mutualrl.process.loading import fast_imports
+from mutualrl.recipes import Recipe
+from mutualrl.recipes.pool_tokenizers import load_tokenizers
+from mutualrl.records import Prompt
+from mutualrl.sources.source import StoredSource
+
+if TYPE_CHECKING:
+    from mutualrl.adapter.rendering import Renderer
+    from mutualrl.sources.prepare import Prepared
+    from mutualrl.storage.files import JsonObject
+
+#: runs of a file that are looked at before a start
+LOOKED_AT = 500
+
+
+def check_trajectories(recipe: Recipe, prompts: Sequence[Prompt], sources: Mapping[str, Prepared]) -> list[str]:
+    """Return which recorded sources have runs of which a policy cannot learn more than half. Raises ModelError for a
+    policy whose chat template keeps no call. Nothing where no run becomes a policy's tokens."""
+    learners = [each.name for each in recipe.policies if recipe.regime_of(each.name).renders_trajectories()]
+    if not recipe.task.has_turns or not learners:
+        return []
+    with fast_imports():
+        from mutualrl.diagnostics.turns import schema
+    notes = []
+    for name, tokenizer in load_tokenizers(recipe).items():
+        if name not in learners:
+            continue
+        _require_calls(name, _renderer(recipe, name, tokenizer, [schema()]), recipe.regime_of(name).name)
+        for source in (each.source for each in sources.values()):
+            if source.learners is None or name in source.learners:
+                notes += _runs_note(recipe, name, tokenizer, source, prompts)
+    return notes
+
+
+def _renderer(recipe: Recipe, policy: str, tokenizer: Any, tools: Sequence[JsonObject]) -> Renderer:
+    """Return the renderer that TRL's trainer of this policy would have."""
+    from mutualrl.adapter.rendering import Renderer, as_trained
+
+    settings = recipe.trainer_settings(policy).get("chat_template_kwargs") or {}
+    try:
+        trained = as_trained(tokenizer)
+    except Exception as error:  # noqa: BLE001  (a template may raise anything)
+        raise ModelError(
+            f"policy {policy!r}: TRL cannot train its chat template with tools "
+            f"({clean(str(error).splitlines()[0], 200)}); expected a model that calls tools, such as Qwen/Qwen3-0.6B"
+        ) from None
+    return Renderer(trained, tools, settings)
+
+
+def _require_calls(policy: str, renderer: Renderer, regime: str) -> None:
+    """Raise ModelError unless the template keeps one of the kinds of conversations with a call."""
+    from mutualrl.adapter.rendering import Unrenderable
+    from mutualrl.diagnostics.turns import KINDS
+
+    reason = ""
+    for kind, (prompt, after) in KINDS.items():
+        if not any(message.tool_calls for message in after):
+            continue
+        try:
+            renderer.row(prompt, after)
+            return
+        except Unrenderable as lost:
+            reason = reason or f"{kind}: {lost}"
+    raise ModelError(
+        f"policy {policy!r}: its chat template keeps no conversation with a call ({reason}), and regime {regime!r} "
+        "learns a peer's run on this template; expected hinted, which shows it, or a model whose template keeps calls "
+        "(mutualrl thl-check --suite turns --source MODEL)"
+    )
+
+
+def _runs_note(
+    recipe: Recipe, policy: str, tokenizer: Any, source: StoredSource, prompts: Sequence[Prompt]
+) -> list[str]:
+    """Return a note if a policy can learn at most half of a source's runs."""
+    from transformers.utils import get_json_schema
+
+    from mutualrl.adapter.rendering import Unrenderable
+    from mutualrl.tasks.messages import Message
+    from mutualrl.tasks.trajectories import from_json, messages_of
+    from mutualrl.tasks.turns import template_of
+
+    table = source.table
+    rows = zip(table["prompt_id"].to_pylist(), table["messages"].to_pylist(), strict=True)
+    runs = [(prompt_id, run) for prompt_id, run in rows if run is not None][:LOOKED_AT]
+    if not runs:
+        return []
+    tools = [get_json_schema(tool) for tool in template_of(recipe.task.turns, recipe.task.reward)["tools"]]
+    renderer = _renderer(recipe, policy, tokenizer, json.loads(json.dumps(tools)))
+    contents = {prompt.id: prompt.content for prompt in prompts}
+    lost: Counter[str] = Counter()
+    for prompt_id, run in runs:
+        content = contents[prompt_id]
+        prompt = [Message("user", content)] if isinstance(content, str) else messages_of(content)
+        try:
+            renderer.row(prompt, from_json(run))
+        except Unrenderable as reason:
+            lost[str(reason)] += 1
+    if 2 * lost.total() <= len(runs):
+        return []
+    (why, count), *_ = lost.most_common(1)
+    of = f"{len(runs):,}" if len(runs) < LOOKED_AT else f"the first {LOOKED_AT:,}"
+    return [
+        f"source {source.name}: {policy}'s chat template cannot keep {lost.total():,} of {of} runs ({count:,}: "
+        f"{why}); they are not learnt, and counted: {recipe.regime_of(policy).name}/unrenderable"
+    ]
