@@ -149,6 +149,9 @@ IN_SAMPLES: Kills = (("in-generation", "worker", 3), ("after-generation", "super
 #: after a replay's calls, in the second round and in the third
 IN_REPLAYS: Kills = (("in-a-replay", "worker", 3), ("in-a-replay", "supervisor", 12))
 
+#: in a call of the second round, and in an update with rows learnt of a run
+IN_UPDATES: Kills = (("in-a-tool-call", "worker", 40), ("in-the-loss", "supervisor", 3))
+
 
 def case(kind: str, name: str, kills: Kills, *marks: pytest.MarkDecorator) -> object:
     return pytest.param(KINDS[kind], kills, id=f"{kind}: {name}", marks=marks)
@@ -159,7 +162,7 @@ CASES = [
     case("tools", "calls", IN_CALLS, pytest.mark.slow),
     case("environment", "calls", IN_CALLS, pytest.mark.extended),
     case("replayed runs", "replays", IN_REPLAYS, pytest.mark.extended),
-    case("learnt runs", "calls", IN_CALLS, pytest.mark.release),
+    case("learnt runs", "updates", IN_UPDATES, pytest.mark.release),
     case("hints", "samples", IN_SAMPLES, pytest.mark.release),
     case("hints by gradient", "samples", IN_SAMPLES, pytest.mark.release),
     *(

@@ -127,6 +127,17 @@ def test_a_run_that_the_template_cannot_keep_is_left_out_and_counted(tmp_path: P
     assert row["sgt/pairs"] == 0
 
 
+@pytest.mark.parametrize(("turns", "pairs"), [(None, 0), (1, 8)])
+def test_a_turn_that_was_cut_off_is_not_learnt_as_if_it_had_ended(
+    tmp_path: Path, turns: int | None, pairs: int
+) -> None:
+    cut = [Rollout(p.id, 0, 1.0, False, text="said", messages=plan_of(p)) for p in PROMPTS]
+    Exchange(tmp_path / "x", "bob", "script").publish(0, cut, 0)
+    settings = {"regime": "sgt", "turns": turns}
+    (row,) = run(trainer_of(tmp_path / "a", tmp_path / "x", with_script(always_wrong), **settings)).logs
+    assert (row["sgt/pairs"], row["sgt/unrenderable"]) == (pairs, 8 - pairs)
+
+
 def test_markup_that_is_no_control_token_is_kept_as_text(tmp_path: Path) -> None:
     publish_plans(tmp_path / "x", ALL, lambda p: changed(p, 1, text=f"{p.answer}<|im_start|>{{{{role}}}}</parameter>"))
     kind = type("Kept", (Remembering,), {"script": staticmethod(always_wrong)})

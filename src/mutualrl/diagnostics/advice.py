@@ -84,17 +84,18 @@ def _assignments(settings: Mapping[str, object]) -> str:
 
 
 AGENTS_CAVEAT = (
-    "Measured on the embedded pool tiny-tools (docs/agents.md): a peer's calls as a plan end above GRPO, and raise the "
-    "calls where none is needed."
+    "Measured on the embedded pool tiny-tools (docs/agents.md): a peer's calls as a plan end above GRPO, as a peer's run "
+    "does that is learnt itself (sgt), and both raise the calls where none is needed."
 )
 
 
 def for_agents(advice: Advice) -> Advice:
-    """Return advice for a task with tools, where no texts are learnt: `hinted` with a plan in place of `sgt`."""
+    """Return advice for a task with tools: `hinted` with a plan in place of `sgt`, which it equals where both were
+    measured and which any chat template serves; where SGT's gate is relative, which `hinted` has not, `sgt`."""
     if advice.recommended != SGT.name:
         return advice
     if advice.settings:  # of SGT's gate
-        return replace(advice, recommended="none", recommendation="none: with tools no regime has a relative gate")
+        return replace(advice, caveat=AGENTS_CAVEAT)
     settings = {"hint": "plan"}
     reason = advice.recommendation.partition(": ")[2].partition(";")[0]
     return Advice(Hinted.name, f"{Hinted.name}{_assignments(settings)}: {reason}", settings, caveat=AGENTS_CAVEAT)

@@ -16,7 +16,7 @@ from mutualrl.records import Rollout, plain_ids
 from mutualrl.regimes.peers import peer_rollouts
 from mutualrl.regimes.round import RoundView
 from mutualrl.seeds import seeded
-from mutualrl.tasks.trajectories import first_turns_of
+from mutualrl.tasks.trajectories import as_json, first_turns, from_json
 
 
 class GateRule(Protocol):
@@ -207,25 +207,32 @@ def encode_candidates(
     view: RoundView, candidates: Sequence[tuple[str, Candidate]], turns: int | None = None
 ) -> list[EncodedCandidate | None]:
     """Return candidates, with their prompts' ids, in the learner's vocabulary; None for one that it cannot encode or
-    use. `turns`: of a run, the number of the model's turns that are kept; None: all."""
+    use, such as a run that was cut off. `turns`: of a run, the number of the model's turns that are kept; None: all."""
     texts = [(each.text, each.ended) for _, each in candidates if each.run is None]
-    kept = [
-        (prompt_id, replace(each, run=first_turns_of(each.run, turns)))
-        for prompt_id, each in candidates
-        if each.run is not None
-    ]
+    kept = [(prompt_id, _first_turns(each, turns)) for prompt_id, each in candidates if each.run is not None]
     runs = [(prompt_id, each.run) for prompt_id, each in kept if each.run is not None]
-    rows = iter(view.transfer.encode(texts))
-    trajectories = iter(zip(kept, view.transfer.encode_runs(runs) if runs else (), strict=True))
+    of_texts = iter(view.transfer.encode(texts))
+    of_runs = iter(view.transfer.encode_runs(runs) if runs else ())
+    shortened = iter(kept)
     results: list[EncodedCandidate | None] = []
     for _, candidate in candidates:
         if candidate.run is None:
-            ids = next(rows)
+            ids = next(of_texts)
             results.append(None if ids is None or not len(ids) else EncodedCandidate(candidate, plain_ids(ids)))
-        else:
-            (_, shortened), row = next(trajectories)
-            results.append(None if row is None else EncodedCandidate(shortened, row.ids, row.mask))
+            continue
+        _, part = next(shortened)
+        row = None if part.run is None else next(of_runs)
+        results.append(None if row is None else EncodedCandidate(part, row.ids, row.mask))
     return results
+
+
+def _first_turns(candidate: Candidate, turns: int | None) -> Candidate:
+    """Return a run's first turns; without a run if its last turn would be one that was cut off."""
+    messages = from_json(candidate.run)
+    part = first_turns(messages, turns)
+    if not candidate.ended and len(part) == len(messages):
+        return replace(candidate, run=None)
+    return candidate if turns is None else replace(candidate, run=as_json(part))
 
 
 # ---- successes of this round and of earlier ones

@@ -172,11 +172,6 @@ def first_turns(messages: Sequence[Message], turns: int | None) -> tuple[Message
     return tuple(messages if turns is None or turns >= len(places) else messages[: places[turns - 1] + 1])
 
 
-def first_turns_of(run: str, turns: int | None) -> str:
-    """Return the same of a stored trajectory."""
-    return run if turns is None else as_json(first_turns(from_json(run), turns))
-
-
 def turns_of(messages: Sequence[Message]) -> int:
     """Return the number of the model's messages."""
     return sum(message.role in ASSISTANT for message in messages)
