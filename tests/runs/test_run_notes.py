@@ -41,6 +41,10 @@ def test_open_gate_that_taught_nothing_names_the_reason_and_the_setting() -> Non
     (note,) = notes("sgt", {**row, "thl/too_long": 0.0})
     assert "this policy's tokenizer changes 1 texts of peers and sources" in note
     assert notes("sgt", row, {**row, "sgt/pairs": 1.0}) == []
+    (note,) = notes("sgt", {**row, "sgt/unrenderable": 9.0})
+    assert "9 runs of peers and sources cannot be kept by this policy's chat template" in note
+    (note,) = notes("sgt", {**row, "sgt/unrenderable": 4.0})  # all of them are too long
+    assert "raise it for this policy" in note
 
 
 def test_samples_of_which_none_was_confirmed_are_said() -> None:

@@ -84,8 +84,8 @@ def _assignments(settings: Mapping[str, object]) -> str:
 
 
 AGENTS_CAVEAT = (
-    "Measured on the embedded pool tiny-tools (docs/agents.md): a peer's calls as a plan end above GRPO, as a peer's run "
-    "does that is learnt itself (sgt), and both raise the calls where none is needed."
+    "Measured on the embedded pool tiny-tools (docs/agents.md): a peer's calls as a plan end above GRPO, as does a "
+    "peer's run that is learnt itself (sgt); both raise the calls where none is needed."
 )
 
 

@@ -33,6 +33,7 @@ class LearningNotes:
         declared = list(metrics)
         self._gates = [metric.key for metric in declared if metric.role == "gate_rate"]
         self._actions = [metric.key for metric in declared if metric.role in ("rescues", "action")]
+        self._unrenderable = [metric.key for metric in declared if metric.key.endswith("/unrenderable")]
         self.steps = 0
         self._rewards: set[float] = set()
         self._unrewarded = 0  # steps in which no rollout had a reward
@@ -57,7 +58,8 @@ class LearningNotes:
         self._varied = self._varied or reward is None or spread != 0
         if reward is not None:
             self._rewards.add(reward)
-        for key in (*self._gates, *self._actions, SAMPLES.key, *(metric.key for metric in LEFT_OUT.values())):
+        left_out = [metric.key for metric in LEFT_OUT.values()] + self._unrenderable
+        for key in (*self._gates, *self._actions, SAMPLES.key, *left_out):
             if (value := finite_number(row.get(key))) is not None:
                 self._sums[key] = self._sums.get(key, 0.0) + abs(value)
         self._peers = self._peers or bool(finite_number(row.get(PEERS.key)))
@@ -101,6 +103,12 @@ class LearningNotes:
 
     def _reason(self) -> str:
         long, changed = self._sums.get(TOO_LONG.key, 0.0), self._sums.get(CHANGED.key, 0.0)
+        if (lost := sum(self._sums.get(key, 0.0) for key in self._unrenderable)) > long:
+            return (
+                f"{lost:.0f} runs of peers and sources cannot be kept by this policy's chat template, or "
+                "have no room or no turn that it can use; mutualrl thl-check --suite turns --source MODEL says what it "
+                "loses, and hinted shows a run with any template"
+            )
         if (unopened := self._sums.get(REASONING.key, 0.0)) > max(long, changed):
             return (
                 f"{unopened:.0f} texts of peers and sources have no reasoning, and this policy's prompts open a block "

@@ -124,7 +124,7 @@ class Rounds:
         rounds = cls(trainer, sharing, extra_rows, PromptRows(trainer), transfer)
         if trainer.tools:
             rounds.runs = RunEncoder(trainer, rounds.prompt_rows, rounds.schemas_of)
-            rounds.transfer = replace(transfer, runs=rounds.runs)
+            rounds.transfer = replace(transfer, runs=rounds.runs.encode)
         rounds._begin_transfer()
         return rounds
 

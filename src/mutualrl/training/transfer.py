@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
@@ -21,8 +21,6 @@ from mutualrl.thl.text import end_id
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from mutualrl.training.run_rows import RunEncoder
 
 Response = tuple[str, bool]  # text, whether it had ended
 #: texts per call of the tokenizer: enough for every core, and the tokenizer's own records of them stay small
@@ -50,7 +48,8 @@ class TokenTransfer:
     end-of-sequence token. `opened`: the learner's prompts end within a block of reasoning that they open: what is
     taught does not open it again, and has its end. `refused`: numbers of texts that were `too_long`, that the tokenizer
     `changed`, or that have no `reasoning` where it is opened, since it was last cleared. `encoded`: the round's texts
-    so far: a regime's requests and its plan ask for the same ones. `runs`: encodes runs with tools; None without tools.
+    so far: a regime's requests and its plan ask for the same ones. `runs`: encodes runs with tools of at most
+    this length, or says why not; None without tools.
     """
 
     learner: PreTrainedTokenizerBase
@@ -60,7 +59,7 @@ class TokenTransfer:
     opened: bool = False
     refused: Counter[str] = field(default_factory=Counter)
     encoded: dict[Response, EncodedResponse] = field(default_factory=dict)
-    runs: RunEncoder | None = None
+    runs: Callable[[Sequence[tuple[str, str]], int | None], list[EncodedRun | str]] | None = None
 
     def missing(self, responses: Iterable[Response]) -> list[Response]:
         """Return the distinct responses that are not encoded yet."""
@@ -117,7 +116,7 @@ class TokenTransfer:
         there is no run that it could have sampled."""
         if self.runs is None:
             return [None] * len(runs)
-        rows = self.runs.encode(runs, self.max_length)
+        rows = self.runs(runs, self.max_length)
         self.refused["too_long"] += rows.count(TOO_LONG)
         return [None if isinstance(row, str) else row for row in rows]
 
