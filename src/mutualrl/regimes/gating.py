@@ -151,16 +151,26 @@ def draw_candidate(
 
     Raises ValueError if there is none.
     """
-    if not encoded:
-        raise ValueError("no candidate to draw from")
-    ordered = sorted(encoded, key=lambda e: (e.candidate.policy, e.candidate.round or 0, e.candidate.rollout))
+    ordered = _ordered(encoded)
     if rule.pick == "shortest":
         return min(ordered, key=lambda e: len(e.ids))
     if rule.pick == "lowest_nll":
         scores = nll or {}
         return min(ordered, key=lambda e: scores[e.ids])
-    index = seeded(*key).integers(len(ordered))
-    return ordered[int(index)]
+    return draw_uniformly(ordered, key)
+
+
+def draw_uniformly(encoded: Sequence[EncodedCandidate], key: DrawKey) -> EncodedCandidate:
+    """Return one candidate of the multiset sorted by (policy, round, rollout), drawn uniformly. Raises ValueError if
+    there is none."""
+    ordered = _ordered(encoded)
+    return ordered[int(seeded(*key).integers(len(ordered)))]
+
+
+def _ordered(encoded: Sequence[EncodedCandidate]) -> list[EncodedCandidate]:
+    if not encoded:
+        raise ValueError("no candidate to draw from")
+    return sorted(encoded, key=lambda e: (e.candidate.policy, e.candidate.round or 0, e.candidate.rollout))
 
 
 def gated_prompts(

@@ -4,7 +4,8 @@ learns those of its answers that its rewards confirm, under the prompt without t
 A peer's success is often a good hint and a bad target: its words are unlikely under the learner, and the update moves
 the learner far for little. Sources of the idea: OPCoD (arXiv 2606.14368), ZPPO (arXiv 2606.18216), STaR's
 rationalisation (arXiv 2203.14465; `hint: answer`); self-distillation with hints (arXiv 2605.30070). The gate, and the
-weight and the mean of the NLL, are SGT's.
+weight and the mean of the NLL, are SGT's. `hint: least`, the least hint that works, is NuRL's (arXiv 2509.25666) and
+Scaf-GRPO's (arXiv 2510.19807) idea.
 
 With tools, a success is a run of several turns, and a hint of its calls (`hint: plan`; ActGuide-RL, arXiv 2605.12004)
 or of all of it. The learner acts itself, with its own template and tools, and learns its own tokens, not the tools'
@@ -18,6 +19,7 @@ bias is derived in `design/hinted.md`.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -50,8 +52,10 @@ from mutualrl.tasks.boxed import final_answer, last_boxed
 from mutualrl.tasks.trajectories import calls_of, final_text, from_json, names_of, plan, transcript
 from mutualrl.traits import RegimeTraits
 
-Hint = Literal["solution", "answer", "plan", "plan_and_answer", "shuffled", "none"]
-HINTS = ("solution", "answer", "plan", "plan_and_answer", "shuffled")
+Hint = Literal["solution", "least", "answer", "plan", "plan_and_answer", "shuffled", "none"]
+HINTS = ("solution", "least", "answer", "plan", "plan_and_answer", "shuffled")
+#: fractions of the success's words that `hint: least` shows, one after another: as many as there are phases
+LENGTHS = (0.25, 0.5, 0.75, 1.0)
 PLANS = ("plan", "plan_and_answer")
 #: shares of copied tokens at which confirmed answers are counted
 SHARES = (0.5, 0.65, 0.8, 0.95)
@@ -119,10 +123,11 @@ class Hinted(AllFail, Regime):
     samples: int = setting(4, "answers sampled on each prompt whose gate opened", ge=1)
     hint: Hint = setting(
         "solution",
-        "what the learner sees: the success, of a run with tools all of it; its final answer; of a run with tools its "
-        "calls, without or with the answer; (controls) the success on another prompt, of a run with tools its calls; "
-        "nothing, and the answers are then further rollouts of the prompt's group",
-        variants=("answer", "plan", "plan_and_answer", "shuffled", "none"),
+        "what the learner sees: the success, of a run with tools all of it; its first quarter of words, and as long as "
+        "no answer is confirmed half, three quarters and all of it; its final answer; of a run with tools its calls, "
+        "without or with the answer; (controls) the success on another prompt, of a run with tools its calls; nothing, "
+        "and the answers are then further rollouts of the prompt's group",
+        variants=("least", "answer", "plan", "plan_and_answer", "shuffled", "none"),
     )
     loss: Literal["nll", "policy_gradient"] = setting(
         "nll",
@@ -214,8 +219,11 @@ class Hinted(AllFail, Regime):
         return problems
 
     def turns_problems(self, *, turns: bool) -> list[Problem]:
-        """Return why there is no plan without tools."""
+        """Return why there is no plan without tools, and no first words with them."""
         problems: list[Problem] = []
+        if turns and self.hint == "least":
+            problem = "found 'least', the first words of a text, not of a run with tools; expected plan or solution"
+            problems.append(("regime.hint", problem))
         if not turns and self.hint in PLANS:
             problem = (
                 f"found {self.hint!r}, calls of tools, of which the task has none; expected task.tools or another hint"
@@ -228,7 +236,7 @@ class Hinted(AllFail, Regime):
         shown = self.shown(view)
         return Requests(
             nll=tuple(self._hint_passages(view, shown).values()),
-            samples=tuple(self.samples_on(shown, acting=bool(view.rollouts.tools()))),
+            samples=tuple(self.asked(view, shown)),
         )
 
     def plan(self, view: RoundView) -> Plan:
@@ -236,7 +244,7 @@ class Hinted(AllFail, Regime):
         shown = self.shown(view)
         answers = [
             self.judged(sample, drawn, shown[sample.prompt_id].success)
-            for sample in self.samples_on(shown, acting=bool(view.rollouts.tools()))
+            for sample in self.asked(view, shown)
             if (drawn := view.results.samples.get(sample)) is not None
         ]
         learnable = [answer for answer in answers if self.hint == "none" or not self.leaves_out(answer)]
@@ -300,7 +308,7 @@ class Hinted(AllFail, Regime):
             return final_answer(final_text(messages) if messages else success.text)
         if not messages:
             return "" if self.hint in PLANS else success.text
-        if self.hint == "solution":
+        if self.hint in ("solution", "least"):
             return transcript(messages, lambda text: view.transfer.shortened(text, self.max_tool_tokens))
         return plan(messages, answer=self.hint == "plan_and_answer")
 
@@ -310,6 +318,34 @@ class Hinted(AllFail, Regime):
             return min(successes, key=lambda candidate: len(candidate.text))
         index = seeded(view.run_seed, view.round, f"hint {prompt_id}", view.learner).integers(len(successes))
         return successes[int(index)]
+
+    def asked(self, view: RoundView, shown: Mapping[str, Shown]) -> list[Sample]:
+        """Return the answers to sample. With `hint: least`, those on the shortest hints, and on longer ones for prompts
+        of which all answers so far are known and none is confirmed."""
+        acting = bool(view.rollouts.tools())
+        if self.hint != "least":
+            return self.samples_on(shown, acting=acting)
+        asked: list[Sample] = []
+        for prompt_id, hint in shown.items():
+            before = ""
+            for length in LENGTHS:
+                text = first_words(hint.text, length)
+                if text == before:  # too short a success for this step
+                    continue
+                samples = self.samples_on({prompt_id: replace(hint, text=text)})
+                asked += samples
+                if not self._in_vain(view, samples, hint.success):
+                    break
+                before = text
+        return asked
+
+    def _in_vain(self, view: RoundView, samples: Sequence[Sample], success: Candidate | None) -> bool:
+        """Return whether all of these answers are known and none would be learnt."""
+        if any(sample not in view.results.samples for sample in samples):
+            return False
+        known = [(sample, view.results.samples[sample]) for sample in samples]
+        answers = [self.judged(sample, drawn, success) for sample, drawn in known if drawn is not None]
+        return not any(answer.success and not self.leaves_out(answer) for answer in answers)
 
     def samples_on(self, shown: Mapping[str, Shown], *, acting: bool = False) -> list[Sample]:
         """Return the answers to sample; `acting`: with tools."""
@@ -323,7 +359,7 @@ class Hinted(AllFail, Regime):
 
     def _hint_passages(self, view: RoundView, shown: Mapping[str, Shown]) -> dict[str, Passage]:
         """Return the hints as completions of their prompts, where the learner can encode them."""
-        if self.hint != "solution":
+        if self.hint not in ("solution", "least"):
             return {}
         hints = [
             (prompt_id, hint.success)
@@ -426,7 +462,7 @@ class Hinted(AllFail, Regime):
             mask=None if acted is None else np.array(acted.mask, dtype=np.bool_),
             text=answer.drawn.text,
             messages="" if acted is None else acted.messages,
-            hint=hint.text if answer.success else "",  # only confirmed answers are rescues
+            hint=answer.sample.hint if answer.success else "",  # only confirmed answers are rescues
         )
 
     def _fallback(self, view: RoundView, answered: set[str]) -> list[ExtraRow]:
@@ -479,6 +515,13 @@ class Hinted(AllFail, Regime):
             if prompt_id in passages and passages[prompt_id] in view.results.nll
         ]
         return {"hinted/hint_nll": float(np.mean(values))} if values else {}
+
+
+def first_words(text: str, share: float) -> str:
+    """Return the first words of a text, this share of them, rounded up; all of it, as it is, with 1."""
+    words = list(re.finditer(r"\S+", text))
+    kept = math.ceil(share * len(words) - 1e-9)
+    return text if kept >= len(words) else text[: words[kept - 1].end()] if kept else ""
 
 
 def _counts(answers: Sequence[HintedAnswer]) -> dict[str, int]:

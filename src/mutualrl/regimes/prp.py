@@ -8,6 +8,7 @@ holds only for the learner's samples), at full weight.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
@@ -18,7 +19,18 @@ from mutualrl.records import Ids, PublishSchema, Rollout, plain_ids
 from mutualrl.regimes.advantages import Floats, group_by_prompt, pool_advantages, standard_deviation, ungroup
 from mutualrl.regimes.peers import encoded, peer_rollouts
 from mutualrl.regimes.regime import Problem, Regime, Settings, setting
-from mutualrl.regimes.round import PPO, Band, ExtraRow, Plan, Requests, RoundView, RowSource, RowStatistics
+from mutualrl.regimes.round import (
+    PPO,
+    Band,
+    Bound,
+    ExtraRow,
+    Plan,
+    Requests,
+    RoundView,
+    RowSource,
+    RowStatistics,
+    UpperBound,
+)
 from mutualrl.regimes.transfer import Aligned
 from mutualrl.storage.metrics import Metric
 from mutualrl.traits import RegimeTraits
@@ -40,6 +52,7 @@ class PRP(Regime):
         Metric("prp/rows", "rows", "peer rows that joined the batch", role="action"),
         Metric("prp/unencodable", "rows", "peer rows that the learner cannot encode, or that were not scored"),
         Metric("prp/untrusted", "rows", "peer rows outside the band, under `trust: band`"),
+        Metric("prp/dropped", "rows", "of negative advantage that were left out, with `max_negative_kl`"),
         Metric("prp/uncovered", "fraction", "tokens of the peer rows without an aligned log-prob"),
         Metric("prp/delta_thl", "nats", "mean mass of a peer row's trace assigned to no token", "delta_THL"),
         Metric("prp/mismatched", "tokens", "mean number of a peer row's tokens with mass assigned to no token"),
@@ -56,11 +69,13 @@ class PRP(Regime):
         "log-probs in the denominator of a peer row's ratio: the peer's, aligned, or the learner's",
         variants=("snapshot",),
     )
-    clip: Literal["ppo", "band"] = setting(
+    clip: Literal["ppo", "band", "above"] = setting(
         "ppo",
-        "ppo: TRL's two-sided surrogate; band: the ratio clipped to [1 - eps, 1 + eps], detached",
-        variants=("band",),
+        "ppo: TRL's two-sided surrogate; band: the ratio clipped to [1 - eps, 1 + eps], detached; above: clipped at "
+        "`cap` from above only, detached (truncated importance sampling)",
+        variants=("band", "above"),
     )
+    cap: float = setting(1.0, "upper bound on the ratio of each token", acts_with={"clip": "above"}, gt=0)
     delta: float = setting(
         4.0,
         "TRL's `delta` for peer rows, with clip: ppo (cispo, sapo and vespo have their own bound)",
@@ -77,6 +92,14 @@ class PRP(Regime):
         variants=("band",),
     )
 
+    max_negative_kl: float | None = setting(
+        None,
+        "F-TIS: a peer row of negative advantage is left out if the mean of log mu - log pi over its tokens, an "
+        "estimate of KL(mu || pi), is above this; null: none is",
+        acts_with={"denominator": "peer"},
+        ge=0,
+    )
+
     def publishes(self) -> PublishSchema:
         """Return the fields that peers read: texts, and with `denominator: peer` ids and log-probs."""
         return PublishSchema.of("text", *(("token_ids", "logprobs") if self.denominator == "peer" else ()))
@@ -86,8 +109,8 @@ class PRP(Regime):
         return True
 
     def requests(self, view: RoundView) -> Requests:
-        """Return the peers' rows, to be scored for `trust: band`."""
-        if self.trust == "all":
+        """Return the peers' rows, to be scored for `trust: band` and `max_negative_kl`."""
+        if self.trust == "all" and self.max_negative_kl is None:
             return Requests()
         graded, _, _ = peer_rows(view, self)
         return Requests(logprobs=tuple((row.prompt_id, plain_ids(row.token_ids)) for row, _ in graded))
@@ -104,6 +127,10 @@ class PRP(Regime):
             return Plan(metrics={**counts, "prp/rows": 0.0})
         graded = without_truncated(view, graded)
         own, rows = pool(group_by_prompt(view.prompt_ids, view.rewards), graded, view.scale)
+        if self.max_negative_kl is not None:
+            kept = within_kl(view, rows, self.max_negative_kl)
+            counts["prp/dropped"] = float(len(rows) - len(kept))
+            rows = kept
         tokens = sum(len(row.token_ids) for row in rows)
         covered = sum(int(row.covered.sum()) for row in rows)
         return Plan(
@@ -133,10 +160,11 @@ class PRP(Regime):
         if self.clip == "ppo" and bounds_ratios and self.delta != PRP().delta:
             problem = f"found {trainer['loss_type']!r}, with which regime.delta has no effect; leave regime.delta out"
             problems.append(("loss_type", problem))
-        if self.clip == "band":
+        if self.clip != "ppo":
             for key, plain in BAND_PLAIN.items():
                 if trainer.get(key, plain[0]) not in plain:
-                    problem = f"found {trainer[key]!r}, which regime.clip: band does not support; expected {plain[0]!r}"
+                    found = f"found {trainer[key]!r}, which regime.clip: {self.clip} does not support"
+                    problem = f"{found}; expected {plain[0]!r}"
                     problems.append((key, problem))
         return problems
 
@@ -198,9 +226,28 @@ def _row(view: RoundView, settings: PRP, rollout: Rollout, ids: Ids, aligned: Al
         loss="policy_gradient",
         mask=np.ones(len(ids), dtype=np.bool_) if aligned is None else aligned.covered,
         logprobs=None if aligned is None else aligned.logprobs.astype(np.float32),
-        bound=Band() if settings.clip == "band" else PPO(settings.delta),
+        bound=_bound(settings),
         mean="pool",
     )
+
+
+def _bound(settings: PRP) -> Bound:
+    """Return how the ratios of peer rows are bounded."""
+    if settings.clip == "ppo":
+        return PPO(settings.delta)
+    return Band() if settings.clip == "band" else UpperBound(settings.cap)
+
+
+def within_kl(view: RoundView, rows: Sequence[ExtraRow], most: float) -> list[ExtraRow]:
+    """Return the rows but those of negative advantage whose mean of log mu - log pi over covered tokens is above
+    `most`. Their rewards have joined the pool's mean: they are left out of the loss only (F-TIS, arXiv 2605.22537)."""
+    kept = []
+    for row in rows:
+        ratio = sequence_ratio(view.results.logprobs[row.prompt_id, plain_ids(row.token_ids)], row)
+        kl = -math.log(ratio) if ratio else math.inf  # NaN: no token is covered
+        if row.advantage >= 0 or not kl > most:
+            kept.append(row)
+    return kept
 
 
 def without_truncated(view: RoundView, graded: Sequence[Graded]) -> list[Graded]:

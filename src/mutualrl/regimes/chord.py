@@ -1,0 +1,119 @@
+"""CHORD: on every prompt with a source's text, its NLL joins the loss, with a weight that falls from imitation to GRPO.
+
+Source: arXiv 2508.11408 (CHORD-mu), with the schedule and the example's values of ms-swift and Trinity-RFT. Its loss is
+(1 - mu) * GRPO + mu * SFT; here GRPO + mu / (1 - mu) * NLL, the same up to the factor 1 - mu, which Adam's steps do not
+have. Departures: the NLL is of texts on the round's prompts, while CHORD draws an SFT batch of its own; the KL term has
+GRPO's weight. As there, texts are neither judged by a reward nor gated. The weights of single tokens (CHORD-phi) are
+not here.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from pydantic import model_validator
+
+from mutualrl.regimes.gating import Candidate, DrawKey, EncodedCandidate, draw_uniformly, encode_candidates
+from mutualrl.regimes.peers import peer_rollouts
+from mutualrl.regimes.regime import Regime, setting
+from mutualrl.regimes.round import ExtraRow, Plan, RoundView, RowSource, RowStatistics
+from mutualrl.rollouts import Rollouts
+from mutualrl.storage.metrics import Metric
+from mutualrl.tasks.trajectories import from_json, said
+from mutualrl.traits import RegimeTraits
+
+
+class Chord(Regime):
+    """CHORD-mu on a source's texts."""
+
+    name = "chord"
+    summary = "a source's texts are imitated on all prompts, with a weight that falls"
+    traits = RegimeTraits(accepts_sources=True, reads_trajectories=True, adds_nll_rows=True)
+    default_pool = "tiny-recorded"
+    metrics = (
+        Metric("chord/mu", "weight", "of imitation in the loss (1 - mu) * GRPO + mu * NLL"),
+        Metric("chord/rows", "rows", "texts of sources that joined the loss", role="rescues"),
+        Metric("chord/unencodable", "rows", "texts that the learner cannot encode"),
+        Metric("chord/unrenderable", "rows", "runs with tools that its chat template cannot keep"),
+        Metric("chord/nll", "nats per token", "mean NLL of the rows"),
+    )
+
+    mu_peak: float = setting(0.9, "largest mu, after the warm-up", ge=0, lt=1)
+    mu_valley: float = setting(0.05, "mu after the decay", ge=0, lt=1)
+    warmup_rounds: int = setting(0, "rounds in which mu rises from 0, linearly", ge=0)
+    decay_rounds: int = setting(200, "rounds in which mu falls along half a cosine", ge=0)
+
+    @model_validator(mode="after")
+    def _falling(self) -> Chord:
+        if self.mu_valley > self.mu_peak:
+            raise ValueError(f"mu_valley ({self.mu_valley}) must not exceed mu_peak ({self.mu_peak})")
+        return self
+
+    def needs_source(self) -> bool:
+        """Return True: the texts are a source's."""
+        return True
+
+    def renders_trajectories(self) -> bool:
+        """Return True: a run becomes a row."""
+        return True
+
+    def unsolved(self, rollouts: Rollouts) -> list[str]:
+        """Return all prompts: a text is wanted on each."""
+        return sorted(set(rollouts.prompt_ids))
+
+    def plan(self, view: RoundView) -> Plan:
+        """Return one text per prompt that has any, drawn uniformly, under the round's weight."""
+        candidates: list[tuple[str, Candidate]] = []
+        sources = view.of_sources()
+        for rollout in peer_rollouts(sources):
+            peer = sources.peers[rollout.policy]
+            (text,), (run,) = peer.texts([rollout.row]), peer.messages([rollout.row])
+            if text is not None:
+                made = Candidate(rollout.policy, rollout.index, text, rollout.ended, run=run)
+                candidates.append((rollout.prompt_id, made))
+        by_prompt: dict[str, list[EncodedCandidate]] = {}
+        lost = {True: 0, False: 0}
+        for (prompt_id, made), encoded in zip(candidates, encode_candidates(view, candidates), strict=True):
+            if encoded is None:
+                lost[made.run is not None] += 1
+            else:
+                by_prompt.setdefault(prompt_id, []).append(encoded)
+        mu = mu_at(view.round, self)
+        rows = [
+            _row(view, prompt_id, draw_uniformly(each, DrawKey(view.run_seed, view.round, prompt_id, view.learner)), mu)
+            for prompt_id, each in sorted(by_prompt.items())
+        ]
+        metrics = {"chord/mu": mu, "chord/rows": float(len(rows)), "chord/unencodable": float(lost[False])}
+        if view.rollouts.tools():
+            metrics["chord/unrenderable"] = float(lost[True])
+        return Plan(rows=tuple(rows), metrics=metrics)
+
+    def row_metrics(self, statistics: RowStatistics) -> dict[str, float]:
+        """Return the mean NLL per token of the rows."""
+        return {} if statistics.nll is None else {"chord/nll": statistics.nll}
+
+
+def mu_at(round_index: int, settings: Chord) -> float:
+    """Return mu of a round: it rises linearly over the warm-up, then falls along half a cosine from peak to valley."""
+    if round_index < settings.warmup_rounds:
+        return settings.mu_peak * round_index / settings.warmup_rounds
+    place = round_index - settings.warmup_rounds
+    if place >= settings.decay_rounds:
+        return settings.mu_valley
+    share = 0.5 * (1 + math.cos(math.pi * place / settings.decay_rounds))
+    return settings.mu_valley + (settings.mu_peak - settings.mu_valley) * share
+
+
+def _row(view: RoundView, prompt_id: str, drawn: EncodedCandidate, mu: float) -> ExtraRow:
+    candidate = drawn.candidate
+    return ExtraRow(
+        prompt_id=prompt_id,
+        source=RowSource(candidate.policy, candidate.rollout, view.round),
+        token_ids=drawn.ids,
+        loss="nll",
+        weight=mu / (1 - mu),
+        mask=None if drawn.mask is None else np.array(drawn.mask, dtype=np.bool_),
+        text=candidate.text if candidate.run is None else said(from_json(candidate.run)),
+        messages=candidate.run or "",
+    )
