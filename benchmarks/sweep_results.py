@@ -81,7 +81,7 @@ def added_to(name: str, runs: Path) -> tuple[JsonObject, Compared]:
     earlier = [piece for piece in before["pieces"] if _key(piece) not in new]
     content["pieces"] = sorted([*earlier, *content["pieces"]], key=_key)
     grid = stored_grid(runs)
-    declared = len(grid.pools) * len(grid.arms) * registered.file.seeds
+    declared = len(grid.pieces) // len(grid.seeds) * registered.file.seeds
     notes = [f"{len(earlier)} of {len(content['pieces'])} pieces were made by an earlier part of the sweep"]
     if (missing := declared - len(content["pieces"])) > 0:
         notes.insert(0, f"{missing} of {declared} pieces are missing")

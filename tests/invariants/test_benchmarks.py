@@ -75,6 +75,7 @@ SMOKE: dict[str, tuple[str, ...]] = {
     "pictures": (),
     "prediction": (),
     "ray_overhead": (),
+    "rivals": (),
     "regime_cost": (),
     "regimes": (),
     "round": (),

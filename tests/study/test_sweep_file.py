@@ -178,6 +178,7 @@ def test_shipped_sweeps_are_valid(tmp_path: Path) -> None:
         "one-model",
         "paper",
         "resample",
+        "rivals",
         "served",
         "smol",
         "smol-pair",

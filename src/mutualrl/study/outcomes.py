@@ -16,7 +16,7 @@ from mutualrl.runs.curves import first_reaching, last, mean, series
 from mutualrl.runs.logs import LoggedRun, Series, points
 from mutualrl.runs.read import part
 from mutualrl.storage.files import JsonObject, read_checksummed
-from mutualrl.storage.metrics import OVER_CALLS, TURNS, of_source
+from mutualrl.storage.metrics import EXTRA_TOKENS, OVER_CALLS, TURNS, of_source
 from mutualrl.storage.run_info import PolicyResult, Validation
 
 LAST = 4  # signals are means over the last quarter of the steps
@@ -27,9 +27,10 @@ PARTS = 10  # a gate rate is stored as means over tenths of the run; a lesson's 
 class PolicyOutcome:
     """One policy at the end of its run. `after`: greedy accuracy on the validation prompts, overall and by group;
     `problems`: number of prompts; `curve`: (step, accuracy); `sampled`: tokens that it had sampled by each of these
-    steps. Tokens are counted over the whole run: `generated_tokens` by the policy, in its rollouts and in the samples
-    that its regime requests; `extra_tokens` trained on besides its own rollouts; `asked_tokens` of the questions to its
-    sources and their answers, divided among their learners.
+    steps; `learnt`: that it had trained on besides its own rollouts. Tokens are counted over the whole run:
+    `generated_tokens` by the policy, in its rollouts and in the samples that its regime requests; `extra_tokens`
+    trained on besides its own rollouts; `asked_tokens` of the questions to its sources and their answers, divided among
+    their learners.
     `entropy`, `kl`, `length` (tokens per rollout): means over the last quarter of the steps. `lesson_nll`: mean NLL per
     token, in nats, of the texts that it is taught, over the first tenth of the steps with any: their fit before it has
     learnt from them. `turns` and `over_calls` of rollouts with tools: means over the last quarter of the steps;
@@ -43,6 +44,7 @@ class PolicyOutcome:
     problems: int | None = None
     curve: Sequence[tuple[int, float]] = ()
     sampled: Sequence[float] = ()
+    learnt: Sequence[float] = ()
     entropy: float | None = None
     kl: float | None = None
     length: float | None = None
@@ -141,13 +143,14 @@ def _of_policy(run: LoggedRun, name: str, result: PolicyResult) -> PolicyOutcome
     logged = run.logged(name)
     lessons = [metric for metric in logged if metric.endswith("/nll")]
     uncalled = [metric for metric in logged if metric.endswith("/uncalled")]
-    sampled = sampled_tokens(run, name)
+    sampled, learnt = sampled_tokens(run, name), run.series(name, EXTRA_TOKENS.key)
     return PolicyOutcome(
         after=_accuracies(run, name, curve.index[-1]),
         before=_accuracies(run, name, 0),
         problems=None if result.validation is None else result.validation.n,
         curve=points(curve),
         sampled=[last(sampled.loc[:step]) for step in curve.index] if len(sampled) else (),
+        learnt=[float(learnt.loc[:step].sum()) for step in curve.index],
         entropy=_late_mean(run.series(name, "entropy")),
         kl=_late_mean(run.series(name, "kl")),
         length=_late_mean(run.series(name, "completions/mean_length")),
@@ -303,8 +306,8 @@ class Outcomes:
         `turns`, `over_calls`, `uncalled`, `generated_tokens`, `extra_tokens`, `asked_tokens`, `seconds`, `gate_change`
         (last tenth of the run minus the first), `steps_to/ARM` (first step at which the pool's mean validation accuracy
         reaches ARM's final one of the same seed; the last step if it never does), `accuracy_at_tokens/ARM` (accuracy at
-        the last validation before the policy had sampled more tokens than the same policy did in all of ARM's run of
-        the same seed).
+        the last validation before the policy had sampled and trained on more tokens than the same policy did in all of
+        ARM's run of the same seed).
         """
         outcome = self.by[pool, arm, seed]
         if measure.startswith("steps_to/"):
@@ -347,12 +350,16 @@ def _denominator(values: Collection[float], most: int) -> int:
 
 
 def _at_tokens(policy: PolicyOutcome, base: PolicyOutcome | None) -> float | None:
-    """Return the accuracy at the last validation before a policy had sampled more tokens than another one did in all;
-    None if that is not recorded."""
+    """Return the accuracy at the last validation before a policy had sampled and, besides its own rollouts, trained on
+    more tokens than another one did in all; None if that is not recorded."""
     if base is None or base.generated_tokens is None or len(policy.sampled) != len(policy.curve):
         return None
-    pairs = zip(policy.curve, policy.sampled, strict=True)
-    reached = [accuracy for (_, accuracy), tokens in pairs if tokens <= base.generated_tokens]
+    if policy.extra_tokens and len(policy.learnt) != len(policy.curve):
+        return None
+    learnt = policy.learnt or [0.0] * len(policy.curve)
+    total = base.generated_tokens + (base.extra_tokens or 0.0)
+    rows = zip(policy.curve, policy.sampled, learnt, strict=True)
+    reached = [accuracy for (_, accuracy), tokens, extra in rows if tokens + extra <= total]
     return reached[-1] if reached else None
 
 

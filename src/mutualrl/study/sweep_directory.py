@@ -53,8 +53,10 @@ def stored_grid(root: Path) -> Grid:
     try:
         grid = stored["grid"]
         pools, arms, seeds = (tuple(grid[key]) for key in ("pools", "arms", "seeds"))
-        return Grid(tuple(map(str, pools)), tuple(map(str, arms)), tuple(map(int, seeds)), str(grid["reference"]))
-    except (KeyError, TypeError, ValueError) as error:
+        only = {str(arm): tuple(map(str, on)) for arm, on in (grid.get("only") or {}).items()}
+        reference = str(grid["reference"])
+        return Grid(tuple(map(str, pools)), tuple(map(str, arms)), tuple(map(int, seeds)), reference, only)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FileDamagedError(f"{root / SWEEP}: not written by a sweep ({error!r})") from None
 
 

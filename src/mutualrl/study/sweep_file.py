@@ -10,6 +10,7 @@ arms:
     regime: grpo
     set: {trainer.num_generations: 8, trainer.per_device_train_batch_size: 256}
     differs: [trainer]                # other keys than the regime that may differ from the reference
+  chord: {regime: chord, pools: [tiny-recorded]}           # only on these of the sweep's pools
   distilled: {distill: grpo, set: {learning_rate: 5e-4}}   # `mutualrl paper distill` of that arm's run
 reference: grpo                       # the arm that the others are compared with
 evaluate: {samples: 16, limit: 192}   # pass@k of the trained policies: `mutualrl eval --run` after each run
@@ -23,7 +24,7 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,6 +54,7 @@ class Arm(StudySection):
     beside: tuple[str, ...] = ()
     settings: Mapping[str, Any] = Field({}, alias="set")
     differs: tuple[str, ...] = ()
+    pools: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _one_kind(self) -> Arm:
@@ -97,6 +99,7 @@ class SweepFile(StudySection):
             for other in (arm.distill, *arm.beside):
                 if other is not None and (other not in self.arms or self.arms[other].regime is None):
                     raise ValueError(f"arm {name!r}: found {other!r}, expected an arm with a regime")
+        self._require_pools()
         if self.reference is not None and self.reference not in self.arms:
             raise ValueError(f"reference: found {self.reference!r}, expected one of {', '.join(self.arms)}")
         count = self.seeds if isinstance(self.seeds, int) else len(self.seeds)
@@ -108,6 +111,21 @@ class SweepFile(StudySection):
             if reserved := sorted(set(settings) & set(OURS)):
                 raise ValueError(f"{name}: {', '.join(reserved)}: set by the sweep ({OURS[reserved[0]]})")
         return self
+
+    def _require_pools(self) -> None:
+        """Raise ValueError for an arm on pools that the sweep has not, or on which the arm that it needs is not run."""
+        for name, arm in self.arms.items():
+            if unknown := [pool for pool in arm.pools if pool not in self.pools]:
+                raise ValueError(f"arm {name!r}: pools: found {unknown[0]!r}, expected some of {', '.join(self.pools)}")
+            for other in (arm.distill, *arm.beside, self.reference_arm):
+                missing = [pool for pool in self.pools_of(name) if other and pool not in self.pools_of(other)]
+                if missing:
+                    raise ValueError(f"arm {name!r}: is on the pool {missing[0]!r}, where {other!r} is not run")
+
+    def pools_of(self, arm: str) -> tuple[str, ...]:
+        """Return the pools that an arm is run on: those that it names, or all."""
+        named = self.arms[arm].pools if arm in self.arms else ()
+        return named or self.pools
 
     @property
     def seed_list(self) -> tuple[int, ...]:
@@ -139,17 +157,25 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Pools, arms and seeds of a sweep, and the arm that the others are compared with."""
+    """Pools, arms and seeds of a sweep, and the arm that the others are compared with. `only`: by arm, the pools of
+    those that are not run on all."""
 
     pools: tuple[str, ...]
     arms: tuple[str, ...]
     seeds: tuple[int, ...]
     reference: str
+    only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def pieces(self) -> list[Piece]:
         """Return the pieces, arm by arm."""
-        return [Piece(pool, arm, seed) for pool in self.pools for arm in self.arms for seed in self.seeds]
+        return [
+            Piece(pool, arm, seed)
+            for pool in self.pools
+            for arm in self.arms
+            if pool in self.only.get(arm, self.pools)
+            for seed in self.seeds
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +228,8 @@ class Sweep:
     @property
     def grid(self) -> Grid:
         """Return the grid of pools, arms and seeds."""
-        return Grid(self.file.pools, tuple(self.file.arms), self.file.seed_list, self.file.reference_arm)
+        only = {name: arm.pools for name, arm in self.file.arms.items() if arm.pools}
+        return Grid(self.file.pools, tuple(self.file.arms), self.file.seed_list, self.file.reference_arm, only)
 
 
 def read_sweep(path: Path) -> Sweep:
@@ -216,7 +243,13 @@ def read_sweep(path: Path) -> Sweep:
         raise RecipeError(problems) from None
     base = path.absolute().parent
     order = sorted(file.arms, key=lambda name: file.arms[name].distill is not None)  # sources before distillations
-    pieces = tuple(Piece(pool, arm, seed) for seed in file.seed_list for pool in file.pools for arm in order)
+    pieces = tuple(
+        Piece(pool, arm, seed)
+        for seed in file.seed_list
+        for pool in file.pools
+        for arm in order
+        if pool in file.pools_of(arm)
+    )
     places = [piece.place for piece in pieces]
     if duplicates := sorted({str(place) for place in places if places.count(place) > 1}):
         raise RecipeError([f"{path}: two arms or pools have the directory {duplicates[0]}; rename one"])
@@ -237,7 +270,7 @@ def _resolved(file: SweepFile, path: Path) -> dict[tuple[str, str], Recipe]:
             if arm.distill is not None:
                 parse_settings("trained", 0, _assignments(arm.settings))
                 continue
-            for pool in file.pools:
+            for pool in file.pools_of(name):
                 assignments = tuple(_assignments({**file.settings, **arm.settings}))
                 recipes[pool, name] = resolve(Request(regime=arm.regime, pool=pool, assignments=assignments))
         except RecipeError as error:
