@@ -240,6 +240,11 @@ def test_accuracy_at_the_tokens_of_another_arm_is_read_from_the_curve() -> None:
     assert both.value("p", "grpo", 0, "accuracy_at_tokens/resample") == 0.9  # it never sampled as many
     assert both.value("p", "grpo", 0, "accuracy_at_tokens/other") is None
     assert both.resolution("p", "accuracy_at_tokens/grpo") == 0.1
+    both_kinds = PolicyOutcome(
+        {"all": 0.9}, curve=curve, sampled=[0.0, 50.0, 100.0, 150.0], learnt=[0.0, 30.0, 60.0, 90.0]
+    )
+    mixed = Outcomes([both.by["p", "grpo", 0], Outcome("p", "sgt", 0, {"ada": both_kinds})])
+    assert mixed.value("p", "sgt", 0, "accuracy_at_tokens/grpo") == 0.3  # 100 + 60 tokens at step 8 are over 150
     without = Outcomes([Outcome("p", "grpo", 0, {"ada": PolicyOutcome({"all": 0.9}, curve=curve)})])
     assert without.value("p", "grpo", 0, "accuracy_at_tokens/grpo") is None
 

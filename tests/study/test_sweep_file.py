@@ -55,6 +55,14 @@ def test_pieces_are_ordered_by_seed_with_distillations_after_their_sources(tmp_p
     assert plan.bytes > 12 * 1_000_000
 
 
+def test_an_arm_is_run_on_its_pools_only(tmp_path: Path) -> None:
+    text = "pools: [tiny, tiny-near]\nseeds: 1\narms: {a: {regime: grpo}, b: {regime: sgt, pools: [tiny-near]}}"
+    sweep = read_sweep(write_sweep(tmp_path, text))
+    expected = [Piece("tiny", "a", 0), Piece("tiny-near", "a", 0), Piece("tiny-near", "b", 0)]
+    assert list(sweep.pieces) == sweep.grid.pieces == expected
+    assert set(sweep.recipes) == {("tiny", "a"), ("tiny-near", "a"), ("tiny-near", "b")}
+
+
 def test_seed_count_means_seeds_from_zero(tmp_path: Path) -> None:
     assert read_sweep(write_sweep(tmp_path, "seeds: 2\narms: {a: {regime: grpo}}")).pieces == (
         Piece("tiny", "a", 0),
@@ -89,6 +97,11 @@ def test_seed_count_means_seeds_from_zero(tmp_path: Path) -> None:
             "arms: {a: {regime: grpo, set: {run.publish: full}}, c: {distill: a}, "
             "b: {regime: sgt, set: {trainer.learning_rate: 1}}}\nreference: c",
             "arm 'b' differs from 'c' in more than its regime",
+        ),
+        ("arms: {a: {regime: grpo}, b: {regime: sgt, pools: [x]}}", "arm 'b': pools: found 'x', expected some of tiny"),
+        (
+            "pools: [tiny, tiny-near]\narms: {a: {regime: grpo, pools: [tiny]}, b: {regime: sgt}}",
+            "arm 'b': is on the pool 'tiny-near', where 'a' is not run",
         ),
         ("arms: {a: {regime: grp}}", "arm 'a': .*grp"),
         ("arms: {a: {regime: sgt, set: {regime.wieght: 1}}}", "arm 'a': .*wieght"),
