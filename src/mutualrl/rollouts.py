@@ -224,6 +224,12 @@ class Rollouts(Sequence[Rollout]):
         column = pa.array(advantages, pa.float64())
         return Rollouts(table.set_column(table.column_names.index("advantage"), SCHEMA.field("advantage"), column))
 
+    def with_rewards(self, rewards: Sequence[float]) -> Rollouts:
+        """Return the rollouts with other rewards."""
+        table = self.table()
+        column = pa.array(rewards, pa.float64())
+        return Rollouts(table.set_column(table.column_names.index("reward"), SCHEMA.field("reward"), column))
+
     def where(self, keep: Sequence[bool]) -> Rollouts:
         """Return the rollouts for which `keep` is true."""
         return Rollouts(self.table().filter(pa.array(keep, pa.bool_())))

@@ -55,6 +55,21 @@ def test_more_than_half_of_a_files_runs_that_are_lost_are_said(
     assert "cannot keep" not in hinted.stderr + hinted.stdout
 
 
+def test_roles_of_other_formats_are_those_of_chats(cli_here: Cli, tmp_path: Path) -> None:
+    lines = []
+    for prompt in PROMPTS:
+        call = json.dumps({"name": "calculate", "arguments": {"operation": "plus", "a": 1, "b": 2}})
+        turns = [("human", prompt.text), ("function_call", call), ("observation", prompt.answer)]
+        turns.append(("gpt", f"\\boxed{{{prompt.answer}}}"))
+        lines.append(json.dumps({"conversations": [{"from": who, "value": what} for who, what in turns]}) + "\n")
+    file = tmp_path / "runs.jsonl"
+    file.write_text("".join(lines))
+    result = dry_run(cli_here, "sgt", "--source", f"book=recorded:{file}")
+    assert result.returncode == 0, result.stderr
+    assert "40 are runs with tools" in result.stderr + result.stdout
+    assert "cannot keep" not in result.stderr + result.stdout
+
+
 @pytest.mark.parametrize("regime", ["sgt", "guided", "hinted"])
 def test_a_template_that_keeps_no_call_is_refused_by_name(cli_here: Cli, tmp_path: Path, regime: str) -> None:
     mute = tmp_path / "mute"
@@ -73,3 +88,6 @@ def test_a_template_that_keeps_no_call_is_refused_by_name(cli_here: Cli, tmp_pat
     assert result.returncode == 4
     assert "policy 'mute': its chat template keeps no conversation with a call" in result.stderr
     assert "expected hinted" in result.stderr
+    followed = cli_here("train", "--regime", "hinted", "--pool", pool, "--set", "regime.fallback=sgt", "--dry-run")
+    assert followed.returncode == 4
+    assert "expected no regime.fallback" in followed.stderr

@@ -418,7 +418,7 @@ def test_right_answer_without_a_call_is_counted_and_not_learnt(tmp_path: Path) -
     assert "plan/extra_rows" not in row
 
 
-@pytest.mark.parametrize("regime", ["prp", "hacpo", "swarm", "xgrpo+prp"])
+@pytest.mark.parametrize("regime", ["prp", "hacpo", "swarm", "prp+sgt"])
 def test_regimes_that_learn_texts_refuse_tools_before_a_model_is_built(tmp_path: Path, regime: str) -> None:
     from mutualrl.training.trainer import MutualGRPOTrainer
     from training_harness import sharing

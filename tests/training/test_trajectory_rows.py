@@ -16,6 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.records import Rollout
+from mutualrl.regimes import GuideView
+from mutualrl.regimes.guided import Guided
 from mutualrl.see import Exchange
 from mutualrl.sources.source import StoredSource
 from mutualrl.tasks.messages import Message, ToolCall
@@ -101,6 +103,7 @@ HOSTILE = {
     "control token in an argument": lambda p: changed(p, 0, arguments={**numbers(p.text), "operation": "plus<eos>"}),
     "unknown tool": lambda p: changed(p, 0, name="search"),
     "too long": lambda p: changed(p, 1, text="9" * 400),
+    "begins with a result": lambda p: as_json(from_json(plan_of(p))[1:]),
     "no answer": lambda p: as_json(from_json(plan_of(p))[:2]),
     "reasoning, which the template drops": lambda p: changed(p, 2, reasoning="I add."),
 }
@@ -295,15 +298,44 @@ def test_turns_are_replayed_in_the_learners_environment(tmp_path: Path, rooms: A
         assert (" 7<eos><bot><call>" in prompt) == (place % 4 >= 2)
 
 
+def test_as_many_turns_as_can_be_replayed_are() -> None:
+    """The second message has no call, where TRL's loop would end: the first turn is replayed."""
+    first, result, second = from_json(plan_of(PROMPTS[0]))
+    thought = Message("assistant", "17")
+    state = {"hints": {"p": [0, as_json([first, result, thought, first, result, second])]}}
+    view = GuideView(1, "ada", 0, ["p"] * 4, range(4), 4, 64, state)
+    for turns in (1, 2, 3, 9):
+        runs = Guided(turns=turns).replays(view)
+        assert [len(from_json(each)) for each in runs] == [0, 0, 2, 2], turns
+
+
+def test_results_of_parallel_calls_are_the_same_in_any_order(tmp_path: Path) -> None:
+    """TRL appends those of asynchronous tools last."""
+
+    def parallel(prompt: Any) -> str:
+        call = ToolCall("calculate", numbers(prompt.text))
+        other = ToolCall("calculate", {"operation": "plus", "a": 1, "b": 1})
+        results = [Message("tool", text, name="calculate") for text in ("2", prompt.answer)]
+        said = Message("assistant", f"\\boxed{{{prompt.answer}}}", sampled=True)
+        return as_json([Message("assistant", "", tool_calls=(call, other), sampled=True), *results, said])
+
+    second = guided(tmp_path, parallel).logs[1]
+    assert (second["replays/made"], second["replays/diverged"]) == (16, 0)
+
+
 # ---- what a file says
 
 
-def source_of(messages: Sequence[str]) -> StoredSource:
-    """Return a source whose runs are successes by their file."""
+def source_of(messages: Sequence[str], copies: int = 1) -> StoredSource:
+    """Return a source whose runs are successes by their file; `copies` of each, which say different things."""
     from mutualrl.sources.layouts import RecordedText
     from mutualrl.sources.prepare import rollouts_table
 
-    pairs = [(p.id, RecordedText("said", messages=run_)) for p, run_ in zip(PROMPTS, messages, strict=True)]
+    pairs = []
+    for prompt, run_ in zip(PROMPTS, messages, strict=True):
+        for number in range(copies):
+            said = run_.replace("\\\\boxed", f"{number} \\\\boxed") if number else run_
+            pairs.append((prompt.id, RecordedText("said", messages=said)))
     pairs.sort(key=lambda pair: pair[0])
     return StoredSource("book", rollouts_table("book", pairs, [1.0] * len(pairs)), verified=False)
 
@@ -328,3 +360,39 @@ def test_a_files_run_is_confirmed_by_acting_it_again(tmp_path: Path, rooms: Any,
     assert row["source/book/confirmed"] == 4
     assert row[f"{regime}/gate_rate"] == 0.5
     assert row["sgt/pairs" if regime == "sgt" else "guided/hints"] == 4
+
+
+@pytest.mark.parametrize("regime", ["sgt", "guided"])
+def test_reward_functions_judge_a_files_runs_whatever_it_claims(tmp_path: Path, regime: str) -> None:
+    """Without an environment: half of the runs end with a wrong answer."""
+    wrong = [changed(prompt, 2, text="\\boxed{12345}") for prompt in PROMPTS]
+    runs = [wrong[number] if number % 2 else plan_of(prompt) for number, prompt in enumerate(PROMPTS)]
+    Exchange(tmp_path / "x", "bob", "script").publish(0, [Rollout(p.id, 0, 0.0, True) for p in PROMPTS], 0)
+    kind, sources = with_script(always_wrong), [source_of(runs)]
+    (row,) = run(trainer_of(tmp_path / "a", tmp_path / "x", kind, regime=regime, sources=sources)).logs
+    assert row["source/book/confirmed"] == 4
+    assert row["sgt/pairs" if regime == "sgt" else "guided/hints"] == 4
+
+
+@pytest.mark.parametrize("fallback", ["nothing", "sgt"])
+def test_a_hint_needs_no_run_that_can_be_acted_again(tmp_path: Path, rooms: Any, fallback: str) -> None:
+    """Results are written otherwise than the tool's: the hint stays, SGT's pair does not follow."""
+    runs = [changed(prompt, 1, text=f"{prompt.answer}.0") for prompt in PROMPTS]
+    Exchange(tmp_path / "x", "bob", "script").publish(0, [Rollout(p.id, 0, 0.0, True) for p in PROMPTS], 0)
+    keys = {"environment_factory": Told, "reward_funcs": []}
+    settings = {"sources": [source_of(runs)], "fallback": fallback}
+    (row,) = run(trainer_of(tmp_path / "a", tmp_path / "x", with_script(always_wrong), keys=keys, **settings)).logs
+    assert row["hinted/gate_rate"] == 1
+    assert row["hinted/samples"] == 8
+    assert row["hinted/fallback"] == 0
+
+
+def test_environments_that_act_files_runs_are_reused(tmp_path: Path, rooms: Any) -> None:
+    """64 runs are acted in blocks of a generation batch, 32."""
+    Exchange(tmp_path / "x", "bob", "script").publish(0, [Rollout(p.id, 0, 0.0, True) for p in PROMPTS], 0)
+    keys = {"environment_factory": Told, "reward_funcs": []}
+    sources = [source_of([plan_of(prompt) for prompt in PROMPTS], copies=8)]
+    kind = with_script(always_wrong)
+    trainer = run(trainer_of(tmp_path / "a", tmp_path / "x", kind, keys=keys, regime="sgt", sources=sources))
+    assert trainer.logs[0]["source/book/confirmed"] == 64
+    assert len(Room.made) == 64  # 32 of the rollouts, 32 of the runs

@@ -122,8 +122,8 @@ class _Recorded:
         self.diverged = False
 
     def __call__(self, *_: object, **__: object) -> tuple[list[list[int]], None]:
-        results = of_completion(self._last_results())
-        self.diverged = [each.text for each in results] != self._turns[self._place].results
+        results = sorted(each.text for each in of_completion(self._last_results()))
+        self.diverged = results != sorted(self._turns[self._place].results)  # TRL appends asynchronous ones last
         self._place += 1
         ended = self.diverged or self._place == len(self._turns)
         return [[] if ended else list(self._turns[self._place].ids)], None
@@ -169,9 +169,10 @@ def act_again(
 def acting(trainer: GRPOTrainer, inputs: Sequence[Inputs], environments: Environments) -> Iterator[list[Any]]:
     """Make data rows TRL's batch, each with an environment that was reset with it; yield their prompts with what was
     observed. `environments`: instances by name, reused by the next call."""
-    prompts = [observed(trainer, row, environments, place) for place, row in enumerate(inputs)]
     names = [environment_of(trainer, row) for row in inputs]
-    own = [environments[name][place] for place, name in enumerate(names)]
+    places = [names[:row].count(name) for row, name in enumerate(names)]
+    prompts = [observed(trainer, row, environments, place) for row, place in zip(inputs, places, strict=True)]
+    own = [environments[name][place] for name, place in zip(names, places, strict=True)]
     synchronous, asynchronous = [], []
     for environment in own:
         tools = {tool.__name__: tool for tool in [*trainer._standalone_tools, *methods_of(environment)]}

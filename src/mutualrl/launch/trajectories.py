@@ -13,6 +13,7 @@ from mutualrl.process.loading import fast_imports
 from mutualrl.recipes import Recipe
 from mutualrl.recipes.pool_tokenizers import load_tokenizers
 from mutualrl.records import Prompt
+from mutualrl.regimes.hinted import Hinted
 from mutualrl.sources.source import StoredSource
 
 if TYPE_CHECKING:
@@ -72,10 +73,11 @@ def _require_calls(policy: str, renderer: Renderer, regime: str) -> None:
             return
         except Unrenderable as lost:
             reason = reason or f"{kind}: {lost}"
+    instead = "hinted, which shows it" if regime != Hinted.name else "no regime.fallback"
     raise ModelError(
         f"policy {policy!r}: its chat template keeps no conversation with a call ({reason}), and regime {regime!r} "
-        "learns a peer's run on this template; expected hinted, which shows it, or a model whose template keeps calls "
-        "(mutualrl thl-check --suite turns --source MODEL)"
+        f"learns a peer's run on this template; expected {instead}, or a model whose template keeps calls (mutualrl "
+        "thl-check --suite turns --source MODEL)"
     )
 
 
@@ -85,7 +87,6 @@ def _runs_note(
     """Return a note if a policy can learn at most half of a source's runs."""
     from transformers.utils import get_json_schema
 
-    from mutualrl.adapter.rendering import Unrenderable
     from mutualrl.tasks.messages import Message
     from mutualrl.tasks.trajectories import from_json, messages_of
     from mutualrl.tasks.turns import template_of
@@ -104,13 +105,14 @@ def _runs_note(
         prompt = [Message("user", content)] if isinstance(content, str) else messages_of(content)
         try:
             renderer.row(prompt, from_json(run))
-        except Unrenderable as reason:
+        except (ValueError, TypeError, RecursionError) as reason:
             lost[str(reason)] += 1
     if 2 * lost.total() <= len(runs):
         return []
     (why, count), *_ = lost.most_common(1)
+    counted = ", ".join(each.key for each in recipe.regime_of(policy).metrics if each.key.endswith("/unrenderable"))
     of = f"{len(runs):,}" if len(runs) < LOOKED_AT else f"the first {LOOKED_AT:,}"
     return [
         f"source {source.name}: {policy}'s chat template cannot keep {lost.total():,} of {of} runs ({count:,}: "
-        f"{why}); they are not learnt, and counted: {recipe.regime_of(policy).name}/unrenderable"
+        f"{why}); they are not learnt, and counted ({counted})"
     ]

@@ -119,7 +119,8 @@ class Guided(AllFail, Regime):
                 number = prefix_length(total, self.max_prefix * self._left(view.round), draw)
             else:
                 number = min(math.ceil(self.turns * self._left(view.round)), total - 1)
-            part = beginning(messages, number) if number > 0 else ()
+            parts = (beginning(messages, turns) for turns in range(number, 0, -1))
+            part = next((each for each in parts if each), ())  # of at most so many turns, the most that can be replayed
             result.append(as_json(part) if part else "")
         return result
 
@@ -186,7 +187,7 @@ class Guided(AllFail, Regime):
     def _gated(self, view: RoundView, unguided: Sequence[Rollout]) -> Gated:
         """Return the prompts on which all rollouts without a prefix failed and a peer succeeded."""
         rewards = group_by_prompt([r.prompt_id for r in unguided], [r.reward for r in unguided])
-        available = successes_of(view)
+        available = successes_of(view.confirmed())
 
         def successes(prompt_id: str) -> list[Candidate]:
             return available.candidates(prompt_id, self.success_above)

@@ -118,6 +118,7 @@ class Hinted(AllFail, Regime):
         Metric("hinted/ratio", "ratio", "mean over the tokens of policy-gradient rows of pi(. | x) over pi(. | x, h)"),
         Metric("hinted/capped", "fraction", "tokens of policy-gradient rows whose ratio is above `cap`"),
         Metric("hinted/fallback", "rows", "pairs of `fallback: sgt`"),
+        Metric("hinted/unrenderable", "rows", "of `fallback: sgt`: runs that the learner's chat template cannot keep"),
     )
 
     samples: int = setting(4, "answers sampled on each prompt whose gate opened", ge=1)
@@ -254,10 +255,11 @@ class Hinted(AllFail, Regime):
             rows, advantages = self._policy_gradient(view, learnable, shown)
         else:
             rows = self._nll(view, confirmed, shown)
-        fallback = self._fallback(view, {answer.sample.prompt_id for answer in confirmed})
+        fallback, lost = self._fallback(view, {answer.sample.prompt_id for answer in confirmed})
         metrics = {
             "hinted/gate_rate": len(self.opened(view)) / max(len(view.own_groups()), 1),
             "hinted/fallback": float(len(fallback)),
+            **lost,
             **self._metrics(answers, confirmed),
             **self._hint_nll(view, shown, confirmed),
             **self._calls(view, shown, answers),
@@ -465,13 +467,15 @@ class Hinted(AllFail, Regime):
             hint=answer.sample.hint if answer.success else "",  # only confirmed answers are rescues
         )
 
-    def _fallback(self, view: RoundView, answered: set[str]) -> list[ExtraRow]:
-        """Return SGT's pairs of the prompts without a confirmed answer."""
+    def _fallback(self, view: RoundView, answered: set[str]) -> tuple[list[ExtraRow], dict[str, float]]:
+        """Return SGT's pairs of the prompts without a confirmed answer, and what it could not render."""
         if self.fallback == "nothing":
-            return []
+            return [], {}
         keys = ("weight", "success_above", "failure_below", "pick", "reduce", "normalize")
         sgt = SGT(**{key: getattr(self, key) for key in keys})
-        return [row for row in sgt.plan(view).rows if row.prompt_id not in answered]
+        plan = sgt.plan(view)
+        lost = {key.replace("sgt/", "hinted/"): n for key, n in plan.metrics.items() if key == "sgt/unrenderable"}
+        return [row for row in plan.rows if row.prompt_id not in answered], lost
 
     # ---- metrics
 

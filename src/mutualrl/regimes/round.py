@@ -159,6 +159,8 @@ class RoundView:
     `other_prompts`: ids of prompts in the learner's data that peers saw in this round and the learner did not.
     `whiten`: advantages are whitened over the round (`round.whiten_advantages`), those of `rollouts` already.
     `sources`: the peers that are sources, with what they have: members that publish and never learn.
+    `earned`: by source whose runs with tools have the file's rewards in `peers`, those that its rollouts have earned
+    here, in their order; NaN where that was not asked.
     """
 
     round: int
@@ -176,6 +178,7 @@ class RoundView:
     other_prompts: frozenset[str] = frozenset()
     whiten: bool = False
     sources: Mapping[str, SourceTraits] = field(default_factory=dict)
+    earned: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     @property
     def prompt_ids(self) -> list[str]:
@@ -205,6 +208,13 @@ class RoundView:
     def own_groups(self) -> dict[str, list[float]]:
         """Return own rewards by prompt."""
         return group_by_prompt(self.prompt_ids, self.rewards)
+
+    def confirmed(self) -> RoundView:
+        """Return the view in which no file's word is believed: sources' runs have the rewards that they earned here."""
+        peers = dict(self.peers)
+        for name in set(self.earned) & set(peers):
+            peers[name] = peers[name].with_rewards(self.earned[name])
+        return replace(self, peers=peers, earned={})
 
     def of_policies(self) -> RoundView:
         """Return the view without the sources."""

@@ -143,8 +143,8 @@ class SGT(Regime):
         return [] if turns else no_turns_problems(self.turns)
 
     def renders_trajectories(self) -> bool:
-        """Return True, but for the learner's own successes."""
-        return self.teacher != "own"
+        """Return True: a run becomes a row, or opens the gate for one of the learner's own."""
+        return True
 
     def unsolved(self, rollouts: Rollouts) -> list[str]:
         """Return the prompts on which the learner's part of the gate is open."""
@@ -183,6 +183,7 @@ class SGT(Regime):
 
     def _gated(self, view: RoundView) -> Gated:
         """Return the gated prompts of a round with their candidates."""
+        view = view.confirmed()
         own_groups = view.own_groups()
         memory = remembered(view, self.memory) if self.memory and self.teacher == "peer" else {}
         available = successes_of(view.of_policies() if self.teacher == "source" else view, memory)

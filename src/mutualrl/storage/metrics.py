@@ -62,7 +62,9 @@ TOOLS = (TURNS, INVALID_CALLS, OVER_CALLS)
 
 REPLAYS = Metric("replays/made", "rollouts", "that began with turns of a peer's run, called again")
 DIVERGED = Metric("replays/diverged", "rollouts", "of these whose last result was not the run's")
-REPLAYS_TOO_LONG = Metric("replays/too_long", "rollouts", "without room for the turns, which began without")
+REPLAYS_TOO_LONG = Metric(
+    "replays/too_long", "rollouts", "that began without the turns: no room, or not to be rendered"
+)
 #: metrics of rollouts that begin with replayed turns
 REPLAYED = (REPLAYS, DIVERGED, REPLAYS_TOO_LONG)
 

@@ -55,8 +55,14 @@ def read_conversation(values: Sequence[object]) -> Conversation | None:
         found = _of_step(value) if isinstance(value, Mapping) and _is_step(value) else [_of_chat(value)]
         if any(message is None for message in found):
             return None
-        messages += [message for message in found if message is not None]
+        messages += [_with_plain_role(message) for message in found if message is not None]
     return Conversation(_with_names(messages), branches)
+
+
+def _with_plain_role(message: Message) -> Message:
+    """Return a message with the role that chat templates know."""
+    role = "assistant" if message.role in ASSISTANT else "user" if message.role in USER else message.role
+    return message._replace(role=role)
 
 
 def _last_branch(nodes: Sequence[object]) -> tuple[Sequence[object], int]:

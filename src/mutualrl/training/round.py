@@ -54,7 +54,7 @@ from mutualrl.storage.metrics import LATE_ROWS, LEFT_OUT, REPLAYED, REQUESTED, S
 from mutualrl.tasks.messages import ends_in_reasoning
 from mutualrl.tasks.trajectories import as_json, said
 from mutualrl.thl import Decoder, end_token, ended, last_tokens
-from mutualrl.training.acted_runs import claimed_runs, rewards_acted_again
+from mutualrl.training.acted_runs import claimed_runs, earned_rewards, rewards_here
 from mutualrl.training.extra_rows import ExtraRows
 from mutualrl.training.memory import PastRound
 from mutualrl.training.peers import PeerRounds
@@ -68,10 +68,10 @@ from mutualrl.training.round_prompts import (
     require_one_group_per_id,
     require_same_prompts,
 )
-from mutualrl.training.run_rows import Run, RunEncoder
+from mutualrl.training.run_rows import RunEncoder
 from mutualrl.training.samples import longest_sequence
 from mutualrl.training.sharing import Sharing
-from mutualrl.training.source_rounds import confirmed_by_acting, unverified, with_rewards
+from mutualrl.training.source_rounds import unverified, with_rewards
 from mutualrl.training.split_transfer import SplitTransfer
 from mutualrl.training.traces import behaviour_trace
 from mutualrl.training.transfer import TokenTransfer
@@ -166,10 +166,17 @@ class Rounds:
             parts.append([replace(rollouts[row], advantage=0.0) for row in dropped.rows])
         number = micro_step(self.trainer) // micro_steps_per_round(self.trainer)
         rows = [rollout for part in parts for rollout in part]
-        chats = {
-            row_id(row): turns.prompt for row, turns in zip(generation.inputs, generation.turns or (), strict=False)
-        }
-        return OwnRound(number, Rollouts.of(rows, self.sharing.link.policy, number), prompts, chats)
+        of_round = Rollouts.of(rows, self.sharing.link.policy, number)
+        return OwnRound(number, of_round, prompts, self._chats(generation))
+
+    def _chats(self, generation: GenerationBatch) -> dict[str, Any]:
+        """Return the prompts of this rank's rollouts as messages, by id, where peers' runs are rendered on them."""
+        if not self.sharing.regime.renders_trajectories():
+            return {}
+        chats: dict[str, Any] = {}
+        for part in (generation, *(dropped.generation for dropped in generation.dropped)):
+            chats |= {row_id(row): turns.prompt for row, turns in zip(part.inputs, part.turns or (), strict=False)}
+        return chats
 
     def _rollouts(self, batch: Inputs, generation: GenerationBatch, prompts: Prompts) -> list[Rollout]:
         """Return this rank's rollouts of a batch; store their prompts' token ids in `prompts`."""
@@ -526,23 +533,22 @@ class Rounds:
         return {name: shard for name, shard in peers.items() if name not in self.sharing.asked}
 
     def _verified(self, view: RoundView, shared: SharedRound) -> RoundView:
-        """Return the view with this policy's rewards of the texts of sources that are not verified. With an
-        environment, runs that become its tokens are acted again on the prompts that it may learn."""
-        names, runs = self.sharing.unverified, self.runs
-        if runs is not None and self.trainer.environment_factories is not None:
-            if not self.sharing.regime.renders_trajectories():
-                return view
-
-            def wanted() -> list[Run]:
-                return claimed_runs(view.peers, names, self.sharing.regime.unsolved(view.rollouts))
-
-            self.sharing.link.set_phase(f"{Phase.SCORING} runs of a source")
-            acted = rewards_acted_again(self.trainer, self.split.on_main_rank(wanted), runs)
-            return replace(view, peers=confirmed_by_acting(view.peers, names, acted))
-        requests = self.split.on_main_rank(lambda: Requests(rewards=tuple(unverified(view.peers, names))))
-        end = self.transfer.end_token_id
-        results = results_of(self.trainer, requests, self.prompt_rows, shared.own.prompts, end_token_id=end)
-        return replace(view, peers=with_rewards(view.peers, names, results))
+        """Return the view with this policy's rewards of the texts of sources that are not verified, and of those of
+        their runs that may become its tokens."""
+        names, with_environment = self.sharing.unverified, self.trainer.environment_factories is not None
+        if not with_environment:  # which judges its own runs only
+            requests = self.split.on_main_rank(lambda: Requests(rewards=tuple(unverified(view.peers, names))))
+            end = self.transfer.end_token_id
+            results = results_of(self.trainer, requests, self.prompt_rows, shared.own.prompts, end_token_id=end)
+            view = replace(view, peers=with_rewards(view.peers, names, results))
+        runs = self.runs
+        if runs is None or not self.sharing.regime.renders_trajectories():
+            return view
+        regime, peers = self.sharing.regime, view.peers
+        self.sharing.link.set_phase(f"{Phase.SCORING} runs of a source")
+        wanted = self.split.on_main_rank(lambda: claimed_runs(peers, names, regime.unsolved(view.rollouts)))
+        rewards = rewards_here(self.trainer, wanted, runs)
+        return replace(view, earned=earned_rewards(peers, names, rewards, texts=not with_environment))
 
     def _new_requests(self, view: RoundView) -> Requests:
         """Return the regime's requests that have no result in the view yet, identical on all ranks."""

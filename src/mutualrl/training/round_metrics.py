@@ -24,7 +24,7 @@ def exchange_metrics(view: RoundView, peers: PeerRounds, sharing: Sharing) -> di
         BYTES.key: float(sum(shard.bytes for shard in shards)),
         WAIT.key: peers.waited,
         **capabilities(view.of_policies()),
-        **source_metrics(view.peers, sharing.source_names, success_above(sharing.regime)),
+        **source_metrics(view.confirmed().peers, sharing.source_names, success_above(sharing.regime)),
         **_accounts(peers, sharing),
     }
     if sharing.link.staleness:

@@ -17,6 +17,8 @@ from mutualrl.training.requests import PromptRows
 from mutualrl.training.transfer import TOO_LONG
 
 Run = tuple[str, str]  # prompt id, messages as JSON
+#: what rendering raises: a verdict on a conversation, or content that no tokenizer or recursion takes
+UNUSABLE = (ValueError, TypeError, RecursionError, IndexError)
 
 
 @dataclass
@@ -62,7 +64,7 @@ class RunEncoder:
                 else:
                     turns[-1].results.append(message.text)
                 before = [*before, message]
-        except ValueError:
+        except UNUSABLE:
             return None
         return turns
 
@@ -77,8 +79,8 @@ class RunEncoder:
     def _row(self, prompt_id: str, run: str, max_length: int | None) -> EncodedRun | str:
         """Return a run's row, or why there is none."""
         messages = from_json(run)
-        if not messages or messages[-1].role not in ASSISTANT:
-            return "it does not end with an answer"
+        if not messages or any(each.role not in ASSISTANT for each in (messages[0], messages[-1])):
+            return "it does not begin and end with the model's messages"
         prompt = self.chats[prompt_id] if prompt_id in self.chats else self.rows.prompt(prompt_id)
         environment = environment_of(self.trainer, self.rows.row(prompt_id))
         known = names_of(self.schemas_of(environment))
@@ -86,7 +88,7 @@ class RunEncoder:
             return "it calls a tool that the learner does not have"
         try:
             row = self.renderer(environment).row(messages_of(prompt), messages)
-        except ValueError as reason:
+        except UNUSABLE as reason:
             return str(reason)
         if prompt_id in self.ids and row.prompt_ids != list(plain_ids(self.ids[prompt_id])):
             return "its prompt has other tokens than the round's"

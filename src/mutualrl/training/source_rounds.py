@@ -8,12 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-import pyarrow as pa
-
 from mutualrl.errors import ExchangeDamagedError, FencedError, PlanMismatchError
 from mutualrl.records import PublishSchema
 from mutualrl.regimes.round import Response, Results
-from mutualrl.rollouts import SCHEMA, Rollouts
+from mutualrl.rollouts import Rollouts
 from mutualrl.see import Exchange, Shard
 from mutualrl.see.schema import encode
 from mutualrl.sources.source import Source
@@ -78,26 +76,6 @@ def unverified(peers: Mapping[str, Rollouts], names: Collection[str]) -> list[Re
     return list(responses)
 
 
-def confirmed_by_acting(
-    peers: Mapping[str, Rollouts], names: Collection[str], acted: Mapping[tuple[str, str], float]
-) -> dict[str, Rollouts]:
-    """Return the peers with the rewards of some sources' runs (prompt id, messages) that were acted again; their other
-    rollouts are unconfirmed: NaN."""
-    scored = dict(peers)
-    for name in sorted(set(names) & set(peers)):
-        peer = peers[name]
-        runs = zip(peer.prompt_ids, peer.messages(range(len(peer))), strict=True)
-        rewards = [acted.get((prompt_id, run or ""), math.nan) for prompt_id, run in runs]
-        scored[name] = _rewarded(peer, rewards)
-    return scored
-
-
-def _rewarded(rollouts: Rollouts, rewards: Sequence[float]) -> Rollouts:
-    table = rollouts.table()
-    column = table.column_names.index("reward")
-    return Rollouts(table.set_column(column, SCHEMA.field("reward"), pa.array(rewards, pa.float64())))
-
-
 def with_rewards(peers: Mapping[str, Rollouts], names: Collection[str], results: Results) -> dict[str, Rollouts]:
     """Return the peers with the learner's rewards of the texts of some sources that have none."""
     scored = dict(peers)
@@ -107,7 +85,7 @@ def with_rewards(peers: Mapping[str, Rollouts], names: Collection[str], results:
             response = (rollout.prompt_id, rollout.text or "", rollout.ended)
             known = not math.isnan(rollout.reward)
             rewards.append(rollout.reward if known else results.rewards.get(response, math.nan))
-        scored[name] = _rewarded(peers[name], rewards)
+        scored[name] = peers[name].with_rewards(rewards)
     return scored
 
 
