@@ -29,7 +29,7 @@ from mutualrl.console.plots import draw_on
 from mutualrl.reporting.drawing import STYLE
 from mutualrl.study.comparison import Compared, compare
 from mutualrl.study.outcomes import Outcome, Outcomes
-from mutualrl.study.statistics import MIN_VALUES, Estimate
+from mutualrl.study.statistics import MIN_VALUES, Estimate, smallest_found
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
@@ -37,8 +37,9 @@ ENTRIES = HERE / "entries"
 BOARD = yaml.safe_load((HERE / "board.yaml").read_text(encoding="utf-8"))
 HEAD = (
     *("arm", "what it teaches", "minus GRPO", "reading", "tokens: sampled + trained + asked", "seeds"),
-    *("newer than the claim", "code"),
+    *("ten seeds find", "newer than the claim", "code"),
 )
+SEEDS = 10  # of the power statement
 REFERENCE = "grpo"
 COLOURS = {"helps": "#2a9d6f", "hurts": "#c8454f", "not decided": "#8c8c8c"}
 
@@ -210,7 +211,8 @@ def _rows(
 
 def page(made: Sequence[Section]) -> str:
     """Return docs/board.md."""
-    lines = [BOARD["introduction"]]
+    links = [f"[{shown(section.title)}](#{_anchor(section.title)})" for section in made]
+    lines = [BOARD["introduction"], f"**Pools**: {' · '.join(links)}", ""]
     for section in made:
         link = f" ([account]({section.page}))" if section.page else ""
         lines += [f"## {shown(section.title)}", "", f"Final greedy accuracy minus `grpo`'s of the same seed{link}.", ""]
@@ -220,13 +222,22 @@ def page(made: Sequence[Section]) -> str:
     return "\n".join(lines)
 
 
+def _anchor(title: str) -> str:
+    """Return the anchor that GitHub and MkDocs give a heading."""
+    return re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
+
+
 def _line(row: Row) -> str:
     gain = f"{row.gain.mean:+.3f} [{row.gain.low:+.3f}, {row.gain.high:+.3f}]"
     reading = {"helps": "**helps**", "hurts": "**hurts**"}.get(row.reading, row.reading)
     sampled, trained, asked = row.tokens
-    tokens = " + ".join("?" if each is None else f"{each:.2f}" for each in (sampled, trained, asked or 0.0))
+    tokens = "not recorded"
+    if sampled is not None and trained is not None:
+        tokens = f"{sampled:.2f} + {trained:.2f} + {asked or 0.0:.2f}"
+    found = smallest_found(row.gain.standard_deviation, SEEDS)
     arm = BOARD["shown"].get(row.arm, row.arm)
-    cells = (f"`{shown(arm)}`", row.lesson, gain, reading, tokens, str(row.gain.n), row.newer, shown(row.commit))
+    told = (f"`{shown(arm)}`", row.lesson, gain, reading, tokens, str(row.gain.n), f"{found:.3f}")
+    cells = (*told, row.newer, shown(row.commit))
     return f"| {' | '.join(cells)} |"
 
 
@@ -272,6 +283,42 @@ def draw(made: Sequence[Section], path: Path) -> None:
 LEAST, MOST = -0.46, 0.6
 
 
+def draw_tokens(made: Sequence[Section], path: Path) -> None:
+    """Write the picture of gain against tokens as an SVG: every main lesson whose tokens are recorded."""
+    rows = [row for section in made for row in section.rows if row.lesson and None not in row.tokens[:2]]
+    named: list[tuple[str, float, float]] = []
+    with draw_on((9.6, 4.2), STYLE | {"svg.hashsalt": "tokens"}) as canvas:
+        axis = canvas.subplots()
+        for row in rows:
+            total = sum(each or 0.0 for each in row.tokens)
+            low, high = max(row.gain.low, LEAST), min(row.gain.high, MOST)
+            colour = COLOURS[row.reading]
+            axis.plot((total, total), (low, high), color=colour, linewidth=1.2, alpha=0.7)
+            axis.plot(total, row.gain.mean, "o", color=colour, markersize=4)
+            near = [(arm, at) for arm, at, gain in named if arm == row.arm and abs(gain - row.gain.mean) < NEAR]
+            if row.reading != "not decided" and abs(row.gain.mean) > LABELLED and not near:
+                named.append((row.arm, total, row.gain.mean))
+                axis.annotate(row.arm, (total, row.gain.mean), xytext=(6, 4), textcoords="offset points", fontsize=8)
+        axis.axhline(0, color="#222222", linewidth=0.8)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks((1, 1.5, 2, 3), ("1", "1.5", "2", "3"))
+        axis.minorticks_off()
+        axis.set(
+            ylim=(LEAST, MOST),
+            xlabel="tokens sampled, trained on besides and asked of sources, GRPO's sampled ones = 1",
+        )
+        axis.set_ylabel("final accuracy minus GRPO's")
+        axis.grid(alpha=0.25, linewidth=0.5)
+        for number, (reading, colour) in enumerate(COLOURS.items()):
+            axis.text(0.72 + 0.09 * number, 1.02, reading, color=colour, weight="bold", transform=axis.transAxes)
+        canvas.savefig(path, metadata={"Date": None})
+    path.write_text(re.sub(r"[ \t]+$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE), encoding="utf-8")
+
+
+LABELLED = 0.1  # gains or losses above this are named in the picture
+NEAR = 0.05  # an arm is named once among gains as close as this
+
+
 def described(made: Sequence[Section]) -> Iterator[str]:
     """Yield a line per row, for a terminal."""
     for section in made:
@@ -294,6 +341,7 @@ def main() -> None:
     made = sections()
     (docs / "board.md").write_text(page(made), encoding="utf-8")
     draw(made, docs / "images" / "board.svg")
+    draw_tokens(made, docs / "images" / "tokens.svg")
     print("\n".join(clean(line, 300) for line in described(made)))
 
 

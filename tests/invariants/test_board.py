@@ -30,7 +30,7 @@ def check(path: Path) -> list[board.Section]:
 def test_board_is_rebuilt_from_the_result_files_to_the_same_bytes(tmp_path: Path) -> None:
     command = [sys.executable, REPOSITORY / "benchmarks" / "board.py", "--smoke", "--out", tmp_path]
     assert subprocess.run(command, capture_output=True).returncode == 0
-    for name in ("board.md", "images/board.svg"):
+    for name in ("board.md", "images/board.svg", "images/tokens.svg"):
         assert (tmp_path / name).read_bytes() == (REPOSITORY / "docs" / name).read_bytes(), "python benchmarks/board.py"
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from scipy import stats
 
-from mutualrl.study.statistics import Estimate, correlation, holm, paired
+from mutualrl.study.statistics import Estimate, correlation, holm, paired, smallest_found
 
 #: Student's sleep data, hours gained under two drugs (R: datasets::sleep)
 DRUG_1 = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
@@ -129,3 +130,15 @@ def test_an_interval_of_fractions_stays_between_0_and_1_and_a_mean_reward_need_n
     ):
         assert Estimate.of(values).reading == reading
     assert Estimate.of([0.1, 0.1]).reading == "not decided"
+
+
+@pytest.mark.parametrize(("n", "deviations"), [(3, 3.264), (5, 1.68), (10, 0.9957)])
+def test_smallest_difference_found_has_the_power_by_simulation(n: int, deviations: float) -> None:
+    """In standard deviations, for a two-sided test at .05 with a power of .8."""
+    found = smallest_found(2.0, n)
+    assert found == pytest.approx(2.0 * deviations, rel=0.01)
+    rng = np.random.default_rng(0)
+    values = rng.normal(found, 2.0, (40_000, n))
+    half = stats.t.ppf(0.975, n - 1) * values.std(axis=1, ddof=1) / math.sqrt(n)
+    assert (values.mean(axis=1) > half).mean() == pytest.approx(0.8, abs=0.01)
+    assert math.isnan(smallest_found(math.nan, n))

@@ -154,6 +154,19 @@ def paired(one: Sequence[float], other: Sequence[float], *, resolution: float = 
     return Estimate.of(differences, resolution=resolution, alpha=alpha)
 
 
+def smallest_found(standard_deviation: float, n: int, *, power: float = 0.8, alpha: float = ALPHA) -> float:
+    """Return the smallest true mean of `n` values with this standard deviation whose 95 % interval is on its side with
+    a probability of `power`: the power statement of a sweep. NaN if the deviation is unknown."""
+    if not standard_deviation >= 0 or n < 2:
+        return math.nan
+    critical, df = float(scipy.stats.t.ppf(1 - alpha, n - 1)), n - 1
+
+    def lacking(noncentrality: float) -> float:
+        return float(scipy.stats.nct.cdf(critical, df, noncentrality)) - (1 - power)
+
+    return float(scipy.optimize.brentq(lacking, 0.0, critical + 6.0)) * standard_deviation / math.sqrt(n)
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p-values adjusted by Holm's step-down method (Holm 1979): rejecting where they are at most alpha bounds
     the family-wise error rate by alpha."""
