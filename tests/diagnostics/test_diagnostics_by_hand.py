@@ -447,3 +447,14 @@ def test_work_is_linear_in_prompts_with_many_models_and_tasks() -> None:
             lines_run(lambda r=rollouts: (complementarity(r, PAPER, "first", [1], seed=0), activation(r, PAPER)))
         )
     assert counts[2] - counts[1] <= 2.2 * (counts[1] - counts[0]) + 1000
+
+
+def test_rollouts_that_began_with_given_words_are_not_the_policys_own() -> None:
+    from mutualrl.diagnostics.load_rollouts import own_rollouts
+    from mutualrl.records import Rollout
+    from mutualrl.rollouts import Rollouts
+
+    rows = [Rollout("p", index, 1.0, True, prefix=prefix) for index, prefix in enumerate((0, 3, 0, 1))]
+    (own,), left_out = own_rollouts([Rollouts.of(rows, "ada").table()])
+    assert own["rollout"].to_pylist() == [0, 2]
+    assert left_out == 2

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
@@ -122,12 +123,23 @@ def _from_run(recorded: Recorded, origin: str) -> Loaded:
         raise DataError(
             f"{origin}: {'; '.join(absent)}; restore them, or name the rounds to read (--rounds FIRST:LAST)"
         )
+    rounds, guided = own_rollouts(rounds)
     notes = []
+    if guided:
+        notes.append(f"{guided:,} rollouts are left out that began with a peer's words or turns (regime guided)")
+        notify(notes[-1])
     for name in policies if recorded.rounds is None else ():
         if (first := min(reader.rounds(name))) > 0:
             notes.append(f"policy {name}: rounds before {first} are missing (pruned, or lost)")
             notify(notes[-1])
     return Loaded(pa.concat_tables(rounds), _TaskPrompts(recorded), notes=notes)
+
+
+def own_rollouts(rounds: Sequence[pa.Table]) -> tuple[list[pa.Table], int]:
+    """Return tables of rollouts without those that began with given tokens, which say nothing of what a policy solves
+    itself; and their number."""
+    own = [table.filter(pc.equal(table["prefix"], 0)) for table in rounds]
+    return own, sum(map(len, rounds)) - sum(map(len, own))
 
 
 class _TaskPrompts(dict[str, Content]):
