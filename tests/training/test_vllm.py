@@ -16,6 +16,8 @@ import pytest
 from conftest import PATIENCE
 from mutualrl.see import Exchange
 from mutualrl.storage.rundir import RunDirectory
+from mutualrl.tasks import TaskSource, get_task
+from mutualrl.tasks.trajectories import from_json
 from mutualrl.training.vllm_generation import vllm_keys
 
 ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
@@ -285,3 +287,36 @@ def test_sleep_mode_reaches_trl(tmp_path: Path) -> None:
 
     args = GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **recipe.trainer_settings("ada"))
     assert args.vllm_enable_sleep_mode
+
+
+@needs_vllm
+@pytest.mark.slow
+def test_vllm_samples_on_after_replayed_turns(cli: Any, tmp_path: Path) -> None:
+    """Prompts of a group differ where turns are replayed: the engine samples each, and what it samples is recorded
+    after the given tokens of its own row."""
+    problems = get_task("calculator").read("train", TaskSource()).prompts[:8]
+    rows = [{"prompt": [{"role": "user", "content": each.text}], "answer": each.answer} for each in problems]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keys = ("trainer.use_vllm=true", "trainer.vllm_gpu_memory_utilization=0.2", "trainer.vllm_max_model_length=256")
+    keys += ("task.name=dataset", f"task.data={data}", f"task.validation_data={data}", "run.publish=full")
+    keys += ("task.tools=mutualrl.tasks.calculator:calculate", "round.prompts=8", "run.validate_every=0")
+    keys += ("trainer.per_device_train_batch_size=32",)
+    arguments = [word for key in keys for word in ("--set", key)]
+    run = ("train", "--regime", "guided", "--pool", "tiny-tools", "--steps", "2", "--run-dir", tmp_path / "run")
+    result = cli(*run, *arguments, timeout=PATIENCE, **ENVIRONMENT)
+    assert result.returncode == 0, result.stderr[-3000:]
+    directory, replayed = RunDirectory(tmp_path / "run"), 0
+    exchange = Exchange(directory.exchange, "eve", directory.info().run_id)
+    for policy in ("jan", "kim"):
+        shard = exchange.read(policy, 1)
+        assert shard is not None
+        for row in shard:
+            messages = from_json(row.messages)
+            assert sum(row.mask) == row.length
+            if row.prefix:
+                replayed += 1
+                assert not row.mask[: row.prefix].any()
+                assert [message.sampled for message in messages[:2]] == [False, False]
+                assert messages[2].sampled
+    assert replayed > 0
