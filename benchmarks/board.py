@@ -15,6 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +220,29 @@ def page(made: Sequence[Section]) -> str:
         lines += [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)]
         lines += [_line(row) for row in section.rows]
         lines += [""]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_claims(), ""])
+
+
+def _claims() -> list[str]:
+    """Return the table of all registered claims, the oldest first."""
+    lines = [
+        "## Registered claims",
+        "",
+        "All of them, with the time of their first commit. Verdicts are Holm-corrected within a sweep.",
+    ]
+    lines += ["", "| sweep | committed | first run began | held | refuted | undecided |", "|---|---|---|---|---|---|"]
+    for name, committed in BOARD["committed"].items():
+        content = sweeps.stored(name)
+        verdicts = Counter(each["verdict"] for each in content["comparison"]["claims"])
+        began = min((piece.get("began") or "" for piece in content["pieces"]), default="") or "not recorded"
+        counts = " | ".join(str(verdicts[each]) for each in ("held", "refuted", "undecided"))
+        lines.append(f"| {shown(name)} | {_time(committed)} | {began} | {counts} |")
+    return lines
+
+
+def _time(value: object) -> str:
+    """Return a time of a YAML file, which may have read it as one."""
+    return value.strftime("%Y-%m-%dT%H:%M:%SZ") if isinstance(value, datetime) else str(value)
 
 
 def _anchor(title: str) -> str:

@@ -124,6 +124,18 @@ def committed(commit: str) -> str:
 
 
 @pytest.mark.skipif(not (REPOSITORY / ".git").exists(), reason="no git repository, whose times are compared")
+def test_claims_were_committed_when_the_board_says() -> None:
+    """Every results file with claims is in the table, with the time of the claims' first commit."""
+    registered = {}
+    for path in sorted(sweeps.RESULTS.glob("*.json")):
+        content = json.loads(path.read_text())
+        found = content.get("comparison", {}).get("registered") if isinstance(content, dict) else None
+        if found is not None:
+            registered[path.stem] = first_commit(f"benchmarks/sweeps/{found['file']}", found["sha256"])
+    assert {name: board._time(time) for name, time in board.BOARD["committed"].items()} == registered
+
+
+@pytest.mark.skipif(not (REPOSITORY / ".git").exists(), reason="no git repository, whose times are compared")
 @pytest.mark.parametrize("name", sorted({name for pool in board.BOARD["pools"] for name in pool["results"]}))
 def test_newer_than_the_claim_agrees_with_the_commits(name: str) -> None:
     """Results that were committed before their claims have no run that is newer, and a run that is called newer began
