@@ -324,7 +324,7 @@ def draw_tokens(made: Sequence[Section], path: Path) -> None:
                 axis.annotate(row.arm, (total, row.gain.mean), xytext=(6, 4), textcoords="offset points", fontsize=8)
         axis.axhline(0, color="#222222", linewidth=0.8)
         axis.set_xscale("log", base=2)
-        axis.set_xticks((1, 1.5, 2, 3), ("1", "1.5", "2", "3"))
+        axis.set_xticks((1, 1.5, 2, 3, 4), ("1", "1.5", "2", "3", "4"))
         axis.minorticks_off()
         axis.set(
             ylim=(LEAST, MOST),
