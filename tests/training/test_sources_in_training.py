@@ -188,7 +188,7 @@ def test_rules_that_cannot_use_a_source_refuse_it_by_name(
     result = cli_here("train", "--regime", regime, "--pool", "tiny", "--source", "book=recorded:tiny:book", *settings)
     assert result.returncode == 2
     assert message in result.stderr
-    assert ", or a regime that can: guided, hinted, sgt, swarm" in result.stderr
+    assert ", or a regime that can: chord, guided, hinted, sgt, swarm" in result.stderr
 
 
 def test_dry_run_says_what_a_source_has_and_grpo_leaves_it_out(cli_here: Cli) -> None:

@@ -54,6 +54,7 @@ _RESUMED = "tests/faults/test_resume.py"
 _VLLM = "tests/training/test_vllm.py"
 _TURNS = "tests/training/test_environments.py"
 _AGENTS = "tests/training/test_agents.py"
+_REPLAYS = "tests/training/test_trajectory_rows.py"
 
 ASSUMPTIONS = (
     Assumption("GRPOTrainer._step", "counts micro-batches of training", _REGIMES),
@@ -64,6 +65,7 @@ ASSUMPTIONS = (
     Assumption("GRPOTrainer._environment_pool", "lists of instances, by the environment's name", _TURNS),
     Assumption("GRPOTrainer._batch_environments", "the environment's name of each row of the batch", _AGENTS),
     Assumption("GRPOTrainer._env_tools", "the tools of each environment, by its name", _AGENTS),
+    Assumption("GRPOTrainer._standalone_tools", "the tools that are no methods of an environment", _REPLAYS),
     Assumption("GRPOTrainer._sync_tool_dicts", "the tools of each row of the batch, by name", _AGENTS),
     Assumption("GRPOTrainer._async_tool_dicts", "the asynchronous ones", _AGENTS),
     Assumption("GRPOTrainer._tool_call_loop", "calls the tools of these two, and nothing else", _AGENTS),

@@ -94,7 +94,7 @@ def observed(trainer: GRPOTrainer, row: Inputs, environments: Environments, plac
     pool = environments[name]
     while len(pool) <= place:
         pool.append(trainer.environment_factories[name]())
-    observation = pool[place].reset(**_reset_arguments(trainer, row))
+    observation = pool[place].reset(**reset_arguments(trainer, row))
     if observation is None:
         return prompt
     content = prompt[-1]["content"]
@@ -117,20 +117,21 @@ class _Recorded:
     `said`: the messages so far, to which TRL appends."""
 
     def __init__(self, turns: Sequence[RecordedTurn], said: list[Inputs]) -> None:
-        self._turns, self._said = list(turns), said
-        self._place = 0
+        self.turns, self.said = list(turns), said
+        self.place = 0
         self.diverged = False
 
     def __call__(self, *_: object, **__: object) -> tuple[list[list[int]], None]:
-        results = sorted(each.text for each in of_completion(self._last_results()))
-        self.diverged = results != sorted(self._turns[self._place].results)  # TRL appends asynchronous ones last
-        self._place += 1
-        ended = self.diverged or self._place == len(self._turns)
-        return [[] if ended else list(self._turns[self._place].ids)], None
+        results = sorted(each.text for each in of_completion(self.last_results()))
+        self.diverged = results != sorted(self.turns[self.place].results)  # TRL appends asynchronous ones last
+        self.place += 1
+        ended = self.diverged or self.place == len(self.turns)
+        return [[] if ended else list(self.turns[self.place].ids)], None
 
-    def _last_results(self) -> list[Inputs]:
-        begin = max(place for place, message in enumerate(self._said) if message["role"] != "tool") + 1
-        return self._said[begin:]
+    def last_results(self) -> list[Inputs]:
+        """Return the results that TRL appended last."""
+        begin = max(place for place, message in enumerate(self.said) if message["role"] != "tool") + 1
+        return self.said[begin:]
 
 
 def act_again(
@@ -192,10 +193,10 @@ def acting(trainer: GRPOTrainer, inputs: Sequence[Inputs], environments: Environ
 def reset_again(trainer: GRPOTrainer, row: int, data: Inputs) -> None:
     """Reset the environment of a row of the batch with its data row, as it was before turns were acted in it."""
     if trainer.environments is not None:
-        trainer.environments[row].reset(**_reset_arguments(trainer, data))
+        trainer.environments[row].reset(**reset_arguments(trainer, data))
 
 
-def _reset_arguments(trainer: GRPOTrainer, row: Inputs) -> Inputs:
+def reset_arguments(trainer: GRPOTrainer, row: Inputs) -> Inputs:
     """Return the columns that TRL gives an environment's reset."""
     several = None not in trainer.environment_factories
     return {key: value for key, value in row.items() if not several or key != "environment"}
