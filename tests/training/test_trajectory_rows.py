@@ -374,6 +374,16 @@ def test_reward_functions_judge_a_files_runs_whatever_it_claims(tmp_path: Path, 
     assert row["sgt/pairs" if regime == "sgt" else "guided/hints"] == 4
 
 
+def test_a_files_run_that_was_judged_is_still_too_long(tmp_path: Path) -> None:
+    """The rewards are of the whole run; what is learnt has the learner's limit."""
+    runs = [changed(prompt, 1, text="9" * 400) for prompt in PROMPTS]
+    Exchange(tmp_path / "x", "bob", "script").publish(0, [Rollout(p.id, 0, 0.0, True) for p in PROMPTS], 0)
+    kind, sources = with_script(always_wrong), [source_of(runs)]
+    (row,) = run(trainer_of(tmp_path / "a", tmp_path / "x", kind, regime="sgt", sources=sources)).logs
+    assert row["source/book/confirmed"] == row["sgt/unrenderable"] == row["thl/too_long"] == 8
+    assert row["sgt/pairs"] == 0
+
+
 @pytest.mark.parametrize("fallback", ["nothing", "sgt"])
 def test_a_hint_needs_no_run_that_can_be_acted_again(tmp_path: Path, rooms: Any, fallback: str) -> None:
     """Results are written otherwise than the tool's: the hint stays, SGT's pair does not follow."""

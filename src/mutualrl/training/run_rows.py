@@ -45,10 +45,14 @@ class RunEncoder:
     def encode(self, runs: Sequence[Run], max_length: int | None) -> list[EncodedRun | str]:
         """Return every run on the policy's tokens, or why it cannot be learnt: longer than `max_length`, or not kept by
         the chat template."""
+        results = []
         for run in runs:
             if run not in self._encoded:
-                self._encoded[run] = self._row(*run, max_length)
-        return [self._encoded[run] for run in runs]
+                self._encoded[run] = self._row(*run)
+            row = self._encoded[run]
+            too_long = max_length is not None and not isinstance(row, str) and len(row.ids) > max_length
+            results.append(TOO_LONG if too_long else row)
+        return results
 
     def turns(self, prompt_id: str, prompt: Any, run: str) -> list[RecordedTurn] | None:
         """Return the turns of a run to be acted again on a prompt (messages); None if this template cannot keep
@@ -76,7 +80,7 @@ class RunEncoder:
             self._renderers[environment] = Renderer(tokenizer_of(self.trainer), tools, settings)
         return self._renderers[environment]
 
-    def _row(self, prompt_id: str, run: str, max_length: int | None) -> EncodedRun | str:
+    def _row(self, prompt_id: str, run: str) -> EncodedRun | str:
         """Return a run's row, or why there is none."""
         messages = from_json(run)
         if not messages or any(each.role not in ASSISTANT for each in (messages[0], messages[-1])):
@@ -92,6 +96,4 @@ class RunEncoder:
             return str(reason)
         if prompt_id in self.ids and row.prompt_ids != list(plain_ids(self.ids[prompt_id])):
             return "its prompt has other tokens than the round's"
-        if max_length is not None and len(row.ids) > max_length:
-            return TOO_LONG
         return EncodedRun(tuple(row.ids), tuple(map(bool, row.mask)))
