@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from test_prp import BOB, OWN
 
 from mutualrl.regimes import Results, RoundView, Sample, Sampled
 from mutualrl.regimes.chord import Chord, mu_at
@@ -58,13 +59,6 @@ def test_every_prompt_with_a_text_is_imitated_whatever_its_reward() -> None:
 
 # ---- F-TIS
 
-OWN = [("p", 1.0), ("p", 0.0), ("q", 0.0), ("q", 0.0)]
-BOB = [
-    ("p", 1.0, "ab", [97, 98], [-0.5, -1.0]),
-    ("p", 0.0, "c", [99], [-0.1]),
-    ("q", 1.0, "de", [100, 101], [-2.0, -0.2]),
-    ("q", 0.0, "f", [102], [-0.3]),
-]
 #: the learner's log-probs: mean of log mu - log pi is 1 for ab, 0.6 for c, 0.5 for de, 0.2 for f
 PI = {"ab": [-1.5, -2.0], "c": [-0.7], "de": [-2.5, -0.7], "f": [-0.5]}
 

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 from pydantic import model_validator
 
-from mutualrl.regimes.gating import Candidate, DrawKey, EncodedCandidate, draw_uniformly, encode_candidates
+from mutualrl.regimes.gating import Candidate, DrawKey, EncodedCandidate, draw_uniformly, encode_candidates, nll_row
 from mutualrl.regimes.peers import peer_rollouts
 from mutualrl.regimes.regime import Regime, setting
-from mutualrl.regimes.round import ExtraRow, Plan, RoundView, RowSource, RowStatistics
+from mutualrl.regimes.round import Plan, RoundView, RowStatistics
 from mutualrl.rollouts import Rollouts
 from mutualrl.storage.metrics import Metric
-from mutualrl.tasks.trajectories import from_json, said
 from mutualrl.traits import RegimeTraits
 
 
@@ -80,10 +78,10 @@ class Chord(Regime):
             else:
                 by_prompt.setdefault(prompt_id, []).append(encoded)
         mu = mu_at(view.round, self)
-        rows = [
-            _row(view, prompt_id, draw_uniformly(each, DrawKey(view.run_seed, view.round, prompt_id, view.learner)), mu)
-            for prompt_id, each in sorted(by_prompt.items())
-        ]
+        rows = []
+        for prompt_id, each in sorted(by_prompt.items()):
+            drawn = draw_uniformly(each, DrawKey(view.run_seed, view.round, prompt_id, view.learner))
+            rows.append(nll_row(prompt_id, drawn, view.round, weight=mu / (1 - mu)))
         metrics = {"chord/mu": mu, "chord/rows": float(len(rows)), "chord/unencodable": float(lost[False])}
         if view.rollouts.tools():
             metrics["chord/unrenderable"] = float(lost[True])
@@ -103,17 +101,3 @@ def mu_at(round_index: int, settings: Chord) -> float:
         return settings.mu_valley
     share = 0.5 * (1 + math.cos(math.pi * place / settings.decay_rounds))
     return settings.mu_valley + (settings.mu_peak - settings.mu_valley) * share
-
-
-def _row(view: RoundView, prompt_id: str, drawn: EncodedCandidate, mu: float) -> ExtraRow:
-    candidate = drawn.candidate
-    return ExtraRow(
-        prompt_id=prompt_id,
-        source=RowSource(candidate.policy, candidate.rollout, view.round),
-        token_ids=drawn.ids,
-        loss="nll",
-        weight=mu / (1 - mu),
-        mask=None if drawn.mask is None else np.array(drawn.mask, dtype=np.bool_),
-        text=candidate.text if candidate.run is None else said(from_json(candidate.run)),
-        messages=candidate.run or "",
-    )

@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
+import numpy as np
+
 from mutualrl.records import Rollout, plain_ids
 from mutualrl.regimes.peers import peer_rollouts
-from mutualrl.regimes.round import RoundView
+from mutualrl.regimes.round import ExtraRow, RoundView, RowSource
 from mutualrl.seeds import seeded
-from mutualrl.tasks.trajectories import as_json, first_turns, from_json
+from mutualrl.tasks.trajectories import as_json, first_turns, from_json, said
 
 
 class GateRule(Protocol):
@@ -165,6 +167,32 @@ def draw_uniformly(encoded: Sequence[EncodedCandidate], key: DrawKey) -> Encoded
     there is none."""
     ordered = _ordered(encoded)
     return ordered[int(seeded(*key).integers(len(ordered)))]
+
+
+def nll_row(
+    prompt_id: str,
+    drawn: EncodedCandidate,
+    round_index: int,
+    *,
+    weight: float,
+    mean: Literal["rows", "prompts"] = "rows",
+    reduce: Literal["mean", "sum"] = "mean",
+) -> ExtraRow:
+    """Return a candidate as a row under NLL, in the round of this number; of a run, the model's turns are learnt."""
+    candidate = drawn.candidate
+    origin = round_index if candidate.round is None else candidate.round
+    return ExtraRow(
+        prompt_id=prompt_id,
+        source=RowSource(candidate.policy, candidate.rollout, origin),
+        token_ids=drawn.ids,
+        loss="nll",
+        weight=weight,
+        mean=mean,
+        reduce=reduce,
+        mask=None if drawn.mask is None else np.array(drawn.mask, dtype=np.bool_),
+        text=candidate.text if candidate.run is None else said(from_json(candidate.run)),
+        messages=candidate.run or "",
+    )
 
 
 def _ordered(encoded: Sequence[EncodedCandidate]) -> list[EncodedCandidate]:

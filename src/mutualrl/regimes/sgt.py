@@ -15,7 +15,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-import numpy as np
 from pydantic import model_validator
 
 from mutualrl.records import PublishSchema
@@ -29,6 +28,7 @@ from mutualrl.regimes.gating import (
     encode_candidates,
     gated_prompts,
     memory_after,
+    nll_row,
     remembered,
     require_ordered,
     reward_to_exceed,
@@ -37,10 +37,9 @@ from mutualrl.regimes.gating import (
 )
 from mutualrl.regimes.own_success import open_prompts, own_successes, still_open
 from mutualrl.regimes.regime import SUCCESS_ABOVE, Problem, Regime, no_turns_problems, setting
-from mutualrl.regimes.round import ExtraRow, Passage, Plan, Requests, RoundView, RowSource, RowStatistics
+from mutualrl.regimes.round import ExtraRow, Passage, Plan, Requests, RoundView, RowStatistics
 from mutualrl.rollouts import Rollouts
 from mutualrl.storage.metrics import Metric
-from mutualrl.tasks.trajectories import from_json, said
 from mutualrl.traits import RegimeTraits
 
 
@@ -204,20 +203,8 @@ class SGT(Regime):
         return draw_candidate(encoded, self, DrawKey(view.run_seed, view.round, prompt_id, view.learner), nll)
 
     def _row(self, prompt_id: str, pair: EncodedCandidate, round_index: int) -> ExtraRow:
-        candidate = pair.candidate
-        origin = round_index if candidate.round is None else candidate.round
-        return ExtraRow(
-            prompt_id=prompt_id,
-            source=RowSource(candidate.policy, candidate.rollout, origin),
-            token_ids=pair.ids,
-            loss="nll",
-            weight=self.weight,
-            mean="rows" if self.normalize == "pairs" else "prompts",
-            reduce=self.reduce,
-            mask=None if pair.mask is None else np.array(pair.mask, dtype=np.bool_),
-            text=candidate.text if candidate.run is None else said(from_json(candidate.run)),
-            messages=candidate.run or "",
-        )
+        mean: Literal["rows", "prompts"] = "rows" if self.normalize == "pairs" else "prompts"
+        return nll_row(prompt_id, pair, round_index, weight=self.weight, mean=mean, reduce=self.reduce)
 
 
 def _compared(gated: Gated) -> list[Passage]:
