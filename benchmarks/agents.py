@@ -3,9 +3,10 @@
     python benchmarks/agents.py              # everything, twenty minutes on 2 cores; resumes after an interruption
     python benchmarks/agents.py --table      # the table of the existing pieces
     python benchmarks/agents.py --trajectories   # the run learnt itself, or replayed, against the plan; as long
+    python benchmarks/agents.py --seeds          # seven more seeds of these; half an hour
 
-It runs `mutualrl sweep benchmarks/sweeps/agents.yaml` (or `agents-trajectories.yaml`) on the embedded pool
-`tiny-tools`, and writes `benchmarks/results/agents.json` and `.md` (or `agents-trajectories.json` and `.md`).
+It runs `mutualrl sweep benchmarks/sweeps/agents.yaml` (`agents-trajectories.yaml`, `agents-seeds.yaml`) on the embedded
+pool `tiny-tools`, and writes `benchmarks/results/agents.json` and `.md` (or of the sweep's name).
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ def main() -> None:
     parser = sweeps.options(__doc__, "agents")
     parser.add_argument("--add", action="store_true", help="the same, added to the pieces in the results file")
     parser.add_argument("--trajectories", action="store_true", help="sgt and guided on runs, against plans")
+    parser.add_argument("--seeds", action="store_true", help="the same on seven more seeds")
     args = harness.parse(parser)
     name, command = "agents", "python benchmarks/agents.py"
-    if args.trajectories:
-        name, command = "agents-trajectories", f"{command} --trajectories"
+    for part in ("trajectories", "seeds"):
+        if getattr(args, part):
+            name, command = f"agents-{part}", f"python benchmarks/agents.py --{part}"
+    if name != "agents":
         args.runs = Path("runs") / name if args.runs == Path("runs") / "agents" else args.runs
     file = sweeps.SWEEPS / f"{name}.yaml"
     if args.smoke:

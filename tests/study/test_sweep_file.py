@@ -184,6 +184,7 @@ def test_shipped_sweeps_are_valid(tmp_path: Path) -> None:
     by_name = {path.stem: read_sweep(path) for path in sweeps.glob("*.yaml") if "arms:" in path.read_text()}
     assert sorted(by_name) == [
         "agents",
+        "agents-seeds",
         "agents-trajectories",
         "hints",
         "hints-countdown",
@@ -192,6 +193,8 @@ def test_shipped_sweeps_are_valid(tmp_path: Path) -> None:
         "paper",
         "resample",
         "rivals",
+        "rivals-recorded",
+        "rivals-tiny",
         "served",
         "smol",
         "smol-pair",
