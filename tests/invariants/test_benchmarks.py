@@ -71,6 +71,7 @@ SMOKE: dict[str, tuple[str, ...]] = {
     "resample": (),
     "kill_matrix": (),
     "paper": (),
+    "noise": (),
     "page": (),
     "pictures": (),
     "prediction": (),

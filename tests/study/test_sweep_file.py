@@ -189,6 +189,7 @@ def test_shipped_sweeps_are_valid(tmp_path: Path) -> None:
         "hints",
         "hints-countdown",
         "hints-countdown-controls",
+        "noise-whitened",
         "one-model",
         "paper",
         "resample",
