@@ -1,6 +1,7 @@
 """The board: what each way of teaching gained over plain GRPO, from the raw values in result files.
 
     python benchmarks/board.py                     # docs/board.md and docs/images/board.svg
+    python benchmarks/board.py --pool "file of"    # the pools with these words in their title, in the terminal
     python benchmarks/board.py --check ENTRY.json  # what an entry would add, or why it cannot enter
 
 Reads the files named in board.yaml, and entries from benchmarks/entries/*.json: each is the output of `mutualrl compare
@@ -28,6 +29,7 @@ from mutualrl.console.display import clean
 from mutualrl.console.markdown import name as shown
 from mutualrl.console.plots import draw_on
 from mutualrl.reporting.drawing import STYLE
+from mutualrl.study.claims import difference
 from mutualrl.study.comparison import Compared, compare
 from mutualrl.study.outcomes import Outcome, Outcomes
 from mutualrl.study.statistics import MIN_VALUES, Estimate, smallest_found
@@ -40,6 +42,17 @@ HEAD = (
     *("arm", "what it teaches", "minus GRPO", "reading", "tokens: sampled + trained + asked", "seeds"),
     *("ten seeds find", "newer than the claim", "code"),
 )
+#: what teaching may cost the model: columns and measures
+COSTS = {
+    "length": "length",
+    "entropy": "entropy",
+    "KL to the start": "kl",
+    "retained": "retained",
+    "pass@1": "pass_at/1",
+    "pass@8": "pass_at/8",
+    "pass@16": "pass_at/16",
+    "pass@64": "pass_at/64",
+}
 SEEDS = 10  # of the power statement
 REFERENCE = "grpo"
 COLOURS = {"helps": "#2a9d6f", "hurts": "#c8454f", "not decided": "#8c8c8c"}
@@ -49,7 +62,8 @@ COLOURS = {"helps": "#2a9d6f", "hurts": "#c8454f", "not decided": "#8c8c8c"}
 class Row:
     """One arm of a pool. `gain`: final greedy accuracy minus GRPO's of the same seed; `tokens`: sampled, trained on
     besides, and asked of sources, as multiples of the tokens that GRPO sampled; `newer`: which runs began after the
-    claims about them were written; `commit`: of the code, or its version."""
+    claims about them were written; `commit`: of the code, or its version; `costs`: measures of COSTS minus GRPO's,
+    those that the runs record."""
 
     arm: str
     lesson: str
@@ -57,6 +71,7 @@ class Row:
     tokens: tuple[float | None, float | None, float | None]
     newer: str
     commit: str
+    costs: Mapping[str, Estimate]
 
     @property
     def reading(self) -> str:
@@ -91,27 +106,31 @@ def read(path: Path) -> object:
 
 def _of_results(pool: Mapping[str, Any], lessons: Mapping[str, str]) -> Section:
     outcomes: dict[tuple[str, int], Outcome] = {}
-    newer: dict[str, str] = {}
+    registered: dict[tuple[str, int], Mapping[str, str] | None] = {}
     commits: dict[str, str] = {}
     for name in pool["results"]:
         content = sweeps.stored(name)
-        registered = content.get("comparison", {}).get("registered")
+        claims = content.get("comparison", {}).get("registered")
         stored = sweeps.outcomes_of(content) if "pieces" in content else regimes.outcomes(content["runs"])
         own = [outcome for outcome in stored.by.values() if outcome.pool == pool["pool"]]
         for outcome in own:
             outcomes[outcome.arm, outcome.seed] = outcome
+            registered[outcome.arm, outcome.seed] = claims
         for arm in {outcome.arm for outcome in own}:
-            newer[arm] = _newer(own, arm, registered)
             commits[arm] = str(content["code"]["commit"] or content["code"]["stored_in"])[:7]
-    compared = compare(Outcomes(list(outcomes.values())), REFERENCE)
-    return Section(pool["title"], pool["page"], _rows(compared, pool["pool"], lessons, newer, commits))
+    both = Outcomes(list(outcomes.values()))
+    newer = {}
+    for arm in commits:
+        newer[arm] = _newer([(each, registered[key]) for key, each in outcomes.items() if key[0] == arm])
+    rows = _rows(both, compare(both, REFERENCE), pool["pool"], lessons, newer, commits)
+    return Section(pool["title"], pool["page"], rows)
 
 
-def _newer(outcomes: Sequence[Outcome], arm: str, registered: Mapping[str, str] | None) -> str:
+def _newer(runs: Sequence[tuple[Outcome, Mapping[str, str] | None]]) -> str:
     """Return how many runs of an arm began after their claims were written, and of how many that is not recorded."""
-    if registered is None:
+    ages = Counter(outcome.age(claims["changed"]) for outcome, claims in runs if claims is not None)
+    if not ages:
         return "no claim"
-    ages = Counter(each.age(registered["changed"]) for each in outcomes if each.arm == arm)
     if not ages["not recorded"]:
         return f"{ages['newer']} of {ages.total()}"
     parts = [f"{ages[age]} {age}" for age in ("newer", "older") if ages[age]]
@@ -134,11 +153,12 @@ def of_entry(content: object, name: str) -> list[Section]:
         own = [outcome for outcome in outcomes if outcome.pool == pool]
         if (problem := _problem(own)) is not None:
             raise SystemExit(f"{name}, {pool}: {problem}")
-        newer = {outcome.arm: _newer(own, outcome.arm, content.get("registered")) for outcome in own}
+        dated = [(outcome, content.get("registered")) for outcome in own]
+        newer = {arm: _newer([each for each in dated if each[0].arm == arm]) for arm in {each.arm for each in own}}
         commits = {outcome.arm: f"{entry['code']} ({version})" for outcome in own}
         lessons = {outcome.arm: BOARD["lessons"].get(outcome.arm, entry["rule"]) for outcome in own}
         title = f"{name}: {pool}, by {entry['author']}"
-        made.append(Section(title, "", _rows(compared, pool, lessons, newer, commits)))
+        made.append(Section(title, "", _rows(Outcomes(own), compared, pool, lessons, newer, commits)))
     if unmatched := [note for note in content.get("notes", []) if "not matched" in note]:
         raise SystemExit(f"{name}: the arms differ in more than the rule: {unmatched[0]}")
     return made
@@ -193,6 +213,7 @@ def _problem(outcomes: Sequence[Outcome]) -> str | None:
 
 
 def _rows(
+    outcomes: Outcomes,
     compared: Compared,
     pool: str,
     lessons: Mapping[str, str],
@@ -203,7 +224,10 @@ def _rows(
     for arm, differences in compared.differences[pool].items():
         budget = compared.budget[pool].get(arm, {})
         tokens = (budget.get("generated_tokens"), budget.get("extra_tokens"), budget.get("asked_tokens"))
-        rows.append(Row(arm, lessons.get(arm, ""), differences["accuracy"], tokens, newer[arm], commits[arm]))
+        found = {name: difference(outcomes, pool, arm, REFERENCE, measure) for name, measure in COSTS.items()}
+        costs = {name: each for name, each in found.items() if each is not None}
+        lesson = lessons.get(arm, "")
+        rows.append(Row(arm, lesson, differences["accuracy"], tokens, newer[arm], commits[arm], costs))
     return sorted(rows, key=lambda row: -row.gain.mean)
 
 
@@ -219,8 +243,29 @@ def page(made: Sequence[Section]) -> str:
         lines += [f"## {shown(section.title)}", "", f"Final greedy accuracy minus `grpo`'s of the same seed{link}.", ""]
         lines += [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)]
         lines += [_line(row) for row in section.rows]
-        lines += [""]
+        lines += ["", *_costs(section)]
     return "\n".join([*lines, *_claims(), ""])
+
+
+def _costs(section: Section) -> list[str]:
+    """Return the table of what the main lessons cost the model, with the measures that any of them records."""
+    rows = [row for row in section.rows if row.costs and (row.lesson or not section.page)]
+    columns = [name for name in COSTS if any(name in row.costs for row in rows)]
+    if not columns:
+        return []
+    lines = ["What it costs the model, minus GRPO's:", "", f"| arm | {' | '.join(columns)} |"]
+    lines.append("|" + "---|" * (len(columns) + 1))
+    for row in rows:
+        cells = [_interval(row.costs[name]) if name in row.costs else "not recorded" for name in columns]
+        lines.append(f"| `{shown(BOARD['shown'].get(row.arm, row.arm))}` | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def _interval(estimate: Estimate) -> str:
+    """Return a difference with its 95 % interval; without one for a single seed."""
+    if estimate.n < 2:
+        return f"{estimate.mean:+.3f}"
+    return f"{estimate.mean:+.3f} [{estimate.low:+.3f}, {estimate.high:+.3f}]"
 
 
 def _claims() -> list[str]:
@@ -251,7 +296,7 @@ def _anchor(title: str) -> str:
 
 
 def _line(row: Row) -> str:
-    gain = f"{row.gain.mean:+.3f} [{row.gain.low:+.3f}, {row.gain.high:+.3f}]"
+    gain = _interval(row.gain)
     reading = {"helps": "**helps**", "hurts": "**hurts**"}.get(row.reading, row.reading)
     sampled, trained, asked = row.tokens
     tokens = "not recorded"
@@ -353,11 +398,21 @@ def described(made: Sequence[Section]) -> Iterator[str]:
 def main() -> None:
     """Write the board, or check an entry."""
     parser = harness.options(__doc__)
+    parser.add_argument(
+        "--pool", metavar="WORDS", help="print the pools whose title has these words; nothing is written"
+    )
     parser.add_argument("--check", type=Path, metavar="ENTRY", help="an entry to check; nothing is written")
     args = harness.parse(parser)
     if args.check is not None:
         entry = read(args.check)
         print("\n".join(clean(line, 300) for line in described(of_entry(entry, args.check.stem))))
+        return
+    if args.pool is not None:
+        chosen = [section for section in sections() if args.pool.lower() in section.title.lower()]
+        if not chosen:
+            titles = "; ".join(section.title for section in sections())
+            raise SystemExit(f"--pool: no title has {args.pool!r}; expected words of: {titles}")
+        print("\n".join(clean(line, 300) for line in described(chosen)))
         return
     docs = args.out if args.smoke else DOCS
     (docs / "images").mkdir(parents=True, exist_ok=True)

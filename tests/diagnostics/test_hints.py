@@ -107,4 +107,9 @@ def test_the_caveat_says_what_was_measured() -> None:
     assert gain["n"] == 3
     assert stored["budget"]["tiny-hints"]["hinted"]["generated_tokens"] > 1
     assert "did not end above GRPO in three seeds, and cost samples" in CAVEAT
+    stored = json.loads((REPOSITORY / "benchmarks" / "results" / "rivals.json").read_text())["comparison"]
+    other = stored["differences"]["tiny-hints"]["hinted"]["accuracy"]
+    assert other["high"] < 0
+    assert other["n"] == 3
+    assert "three others of longer runs ended below it" in CAVEAT
     assert with_hints(Advice("sgt", "sgt"), [row()]).caveat == CAVEAT

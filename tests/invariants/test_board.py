@@ -34,6 +34,15 @@ def test_board_is_rebuilt_from_the_result_files_to_the_same_bytes(tmp_path: Path
         assert (tmp_path / name).read_bytes() == (REPOSITORY / "docs" / name).read_bytes(), "python benchmarks/board.py"
 
 
+@pytest.mark.slow
+@pytest.mark.extended
+def test_every_table_of_a_sweep_is_what_the_raw_values_give() -> None:
+    command = [sys.executable, REPOSITORY / "benchmarks" / "rebuild.py", "--check"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
+    assert result.stdout.splitlines()[-1] == "every file is what the raw values give"
+
+
 def entry(cli_here: Cli, root: Path, seeds: int = 3, **changes: dict[str, Any]) -> Path:
     """Write what `mutualrl compare` says of runs of grpo and sgt; `changes`: of the fingerprint, by arm."""
     runs = []

@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 from scipy import stats
 
-from mutualrl.study.statistics import Estimate, correlation, holm, paired, smallest_found
+from mutualrl.study.statistics import Estimate, holm, paired, rank_correlation, smallest_found
 
 #: Student's sleep data, hours gained under two drugs (R: datasets::sleep)
 DRUG_1 = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
@@ -106,15 +107,23 @@ def test_holm_matches_p_adjust_of_r() -> None:
     assert holm([0.6, 0.7]) == [1.0, 1.0]
 
 
-def test_correlation_has_the_fisher_interval() -> None:
+def test_rank_correlation_is_spearmans_and_its_interval_is_over_clusters() -> None:
     x, y = DRUG_1, DRUG_2
-    r, low, high = correlation(x, y) or (0.0, 0.0, 0.0)
-    assert r == pytest.approx(0.7951702, abs=1e-6)  # R: cor(sleep$extra[1:10], sleep$extra[11:20])
-    half = 1.959964 / math.sqrt(10 - 3)
-    assert low == pytest.approx(math.tanh(math.atanh(r) - half), abs=1e-5)
-    assert high == pytest.approx(math.tanh(math.atanh(r) + half), abs=1e-5)
-    assert correlation([1, 2, 3], [1, 2, 3]) is None
-    assert correlation([1, 1, 1, 1], [1, 2, 3, 4]) is None
+    apart = [str(at) for at in range(10)]
+    rho, low, high = rank_correlation(x, y, apart) or (0.0, 0.0, 0.0)
+    ranks = [scipy.stats.rankdata(each) for each in (x, y)]
+    assert rho == pytest.approx(np.corrcoef(*ranks)[0, 1])  # Spearman's rho is Pearson's r of the ranks
+    assert low < rho < high <= 1
+    assert rank_correlation(x, y, apart) == (rho, low, high), "the same draws every time"
+    grouped = rank_correlation(x, y, [str(at // 3) for at in range(10)])
+    assert grouped is not None
+    assert grouped[0] == pytest.approx(rho)
+    assert grouped[1:] != (low, high)
+    # within each cluster no correlation, between the two kinds of clusters a perfect one
+    assert rank_correlation([1, 1, 2, 2, 3, 3], [1, 1, 2, 2, 3, 3], list("aabbcc")) == pytest.approx((1, 1, 1))
+    assert rank_correlation([1, 2, 3], [1, 2, 3], list("abc")) is None
+    assert rank_correlation([1, 1, 1, 1], [1, 2, 3, 4], list("abcd")) is None
+    assert rank_correlation([1, 2, 3, 4], [1, 2, 3, 4], list("aabb")) is None, "two clusters"
 
 
 def test_an_interval_of_fractions_stays_between_0_and_1_and_a_mean_reward_need_not() -> None:

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 #: what was measured of the recommendation (benchmarks/results/hints.json)
 CAVEAT = (
     "Measured: on an embedded pool whose policies follow hints, own words did not end above GRPO in three seeds, and "
-    "cost samples (docs/hints.md). Compare with grpo over several seeds (mutualrl sweep)."
+    "cost samples (docs/hints.md); three others of longer runs ended below it (docs/rivals.md). "
+    "Compare with grpo over several seeds (mutualrl sweep)."
 )
 
 

@@ -177,11 +177,25 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def correlation(x: Sequence[float], y: Sequence[float], *, alpha: float = ALPHA) -> tuple[float, float, float] | None:
-    """Return Pearson's r with its interval by Fisher's z, (r, low, high); None for fewer than four points, or if x
-    or y is constant."""
-    if len(x) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:
+def rank_correlation(
+    x: Sequence[float], y: Sequence[float], clusters: Sequence[str], *, seed: int = 0, alpha: float = ALPHA
+) -> tuple[float, float, float] | None:
+    """Return Spearman's rho with a percentile interval over resampled clusters, (rho, low, high); None for fewer than
+    four points or three clusters, or if x or y is constant. `clusters`: of each point; points of a cluster (policies of
+    the same models) are not independent of each other, so clusters are drawn with replacement, not points."""
+    names = sorted(set(clusters))
+    if len(x) < 4 or len(names) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return None
-    result = scipy.stats.pearsonr(x, y)
-    interval = result.confidence_interval(1 - 2 * alpha)
-    return float(result.statistic), float(interval.low), float(interval.high)
+    points = {name: [at for at, cluster in enumerate(clusters) if cluster == name] for name in names}
+    generator = np.random.default_rng(seed)
+    drawn = []
+    for _ in range(RESAMPLES):
+        chosen = [at for name in generator.choice(names, len(names)) for at in points[name]]
+        one, other = np.asarray(x)[chosen], np.asarray(y)[chosen]
+        if np.ptp(one) and np.ptp(other):
+            drawn.append(float(scipy.stats.spearmanr(one, other).statistic))
+    low, high = np.quantile(drawn, (alpha, 1 - alpha))
+    return float(scipy.stats.spearmanr(x, y).statistic), float(low), float(high)
+
+
+RESAMPLES = 2000
