@@ -32,7 +32,7 @@ def test_every_measured_table_is_on_a_page_with_its_script(path: Path) -> None:
     pages = [page for page in (README, *NOTES.values()) if table in page]
     assert pages
     command = json.loads(path.with_suffix(".json").read_text())["command"]
-    script = re.fullmatch(r"python benchmarks/(\w+)\.py( --\w+)?", command)
+    script = re.fullmatch(r"python benchmarks/(\w+)\.py( --\w+( \w+)?)?", command)
     assert script is not None
     assert path.stem.startswith(script[1])  # the script, or a part of its results
     assert all(command in page for page in pages)
