@@ -11,33 +11,21 @@ pool `tiny-tools`, and writes `benchmarks/results/agents.json` and `.md` (or of 
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import harness
 import sweep_results as sweeps
 
 
 def main() -> None:
     """Make the missing runs, and write the table."""
-    parser = sweeps.options(__doc__, "agents")
-    parser.add_argument("--add", action="store_true", help="the same, added to the pieces in the results file")
-    parser.add_argument("--trajectories", action="store_true", help="sgt and guided on runs, against plans")
-    parser.add_argument("--seeds", action="store_true", help="the same on seven more seeds")
+    parser = sweeps.options(__doc__)
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--trajectories", action="store_const", dest="part", const="trajectories", help="runs, not plans")
+    part.add_argument("--seeds", action="store_const", dest="part", const="seeds", help="the same on seven more seeds")
     args = harness.parse(parser)
     name, command = "agents", "python benchmarks/agents.py"
-    for part in ("trajectories", "seeds"):
-        if getattr(args, part):
-            name, command = f"agents-{part}", f"python benchmarks/agents.py --{part}"
-    if name != "agents":
-        args.runs = Path("runs") / name if args.runs == Path("runs") / "agents" else args.runs
-    file = sweeps.SWEEPS / f"{name}.yaml"
-    if args.smoke:
-        file = sweeps.smoke_sweep(name, ("plan",), args.out)
-        args.runs = args.out / "runs"
-    if not args.table:
-        sweeps.run_sweep(file, args.runs)
-    content, comparison = sweeps.added_to(name, args.runs) if args.add else sweeps.of_sweep(args.runs)
-    sweeps.write(name, command, content, comparison, args.out)
+    if args.part is not None:
+        name, command = f"agents-{args.part}", f"{command} --{args.part}"
+    sweeps.make(name, command, args, ("plan",))
 
 
 if __name__ == "__main__":

@@ -50,29 +50,25 @@ def make(models: Path, out: Path, *, smoke: bool) -> None:
 
 def main() -> None:
     """Make the missing inputs and runs, and write the table."""
-    parser = harness.options(__doc__)
+    parser = sweeps.options(__doc__)
     parser.add_argument("--models", type=Path, help="directory of the two pretrained models")
-    parser.add_argument("--runs", type=Path, default=Path("runs") / "smol-pair", help="directory of the sweep")
     parser.add_argument("--jobs", type=int, default=5, help="runs side by side, 14 GiB of the GPU each")
     parser.add_argument("--make", action="store_true", help="only make the problems and the specialists")
-    parser.add_argument("--table", action="store_true", help="run nothing, only write the table of the existing pieces")
     args = harness.parse(parser)
-    file = sweeps.SWEEPS / "smol-pair.yaml"
-    if args.smoke:
-        cpu = {"hardware.gpus": 0, "launch.share_gpus": False, "trainer.per_device_train_batch_size": 16}
-        file = sweeps.smoke_sweep("smol-pair", ("sgt gold",), args.out, cpu)
-        args.runs, args.jobs = args.out / "runs", 1
-    if not args.table:
+
+    def prepare(file: Path) -> None:
         inputs = file.parent / "smol-pair"
         if args.models is not None:
             make(args.models, inputs, smoke=args.smoke)
         elif not all((inputs / "sft" / name / "model.safetensors").is_file() for name in SPECIALISTS):
             parser.error("--models DIR: the models that the specialists are made of")
-        if args.make:
-            return
-        sweeps.run_sweep(file, args.runs, "--jobs", str(args.jobs))
-    content, comparison = sweeps.of_sweep(args.runs)
-    sweeps.write("gpu_smol_pair", "python benchmarks/gpu_smol_pair.py", content, comparison, args.out)
+
+    if args.make:
+        prepare(sweeps.SWEEPS / "smol-pair.yaml")
+        return
+    cpu = {"hardware.gpus": 0, "launch.share_gpus": False, "trainer.per_device_train_batch_size": 16}
+    command, jobs = "python benchmarks/gpu_smol_pair.py", 1 if args.smoke else args.jobs
+    sweeps.make("smol-pair", command, args, ("sgt gold",), result="gpu_smol_pair", prepare=prepare, jobs=jobs, keys=cpu)
 
 
 if __name__ == "__main__":

@@ -40,18 +40,12 @@ def write_predictions(out: Path, prompts: int) -> None:
 
 def main() -> None:
     """Make the missing runs, and write the table."""
-    parser = sweeps.options(__doc__, "hints")
-    parser.add_argument("--add", action="store_true", help="the same, added to the pieces in the results file")
-    args = harness.parse(parser)
-    file = sweeps.SWEEPS / "hints.yaml"
-    if args.smoke:
-        file = sweeps.smoke_sweep("hints", ("hinted",), args.out)
-        args.runs = args.out / "runs"
-    if not (args.table or args.add):
+    args = harness.parse(sweeps.options(__doc__))
+
+    def prepare(file: Path) -> None:
         write_predictions(args.out, 8 if args.smoke else 256)
-        sweeps.run_sweep(file, args.runs)
-    content, comparison = sweeps.added_to("hints", args.runs) if args.add else sweeps.of_sweep(args.runs)
-    sweeps.write("hints", COMMAND, content, comparison, args.out)
+
+    sweeps.make("hints", COMMAND, args, ("hinted",), prepare=prepare)
 
 
 if __name__ == "__main__":

@@ -12,21 +12,11 @@ from __future__ import annotations
 import harness
 import sweep_results as sweeps
 
-NAME, COMMAND = "noise-whitened", "python benchmarks/noise.py"
-
 
 def main() -> None:
     """Make the missing runs, and write the table."""
-    parser = sweeps.options(__doc__, NAME)
-    args = harness.parse(parser)
-    file = sweeps.SWEEPS / f"{NAME}.yaml"
-    if args.smoke:
-        file = sweeps.smoke_sweep(NAME, ("noise",), args.out)
-        args.runs = args.out / "runs"
-    if not args.table:
-        sweeps.run_sweep(file, args.runs)
-    content, comparison = sweeps.of_sweep(args.runs)
-    sweeps.write(NAME, COMMAND, content, comparison, args.out)
+    args = harness.parse(sweeps.options(__doc__))
+    sweeps.make("noise-whitened", "python benchmarks/noise.py", args, ("noise",))
 
 
 if __name__ == "__main__":

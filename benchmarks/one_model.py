@@ -2,10 +2,12 @@
 
     python benchmarks/one_model.py              # everything, half an hour; resumes after an interruption
     python benchmarks/one_model.py --table      # the table of the existing pieces
+    python benchmarks/one_model.py --seeds      # seven more seeds, with CHORD and pass@64; an hour
 
 It fine-tunes `tiny:ada` on the texts of `tiny:book` with TRL's SFTTrainer, on the confirmed ones and on all (into
-`benchmarks/sweeps/one-model/`), runs `mutualrl sweep benchmarks/sweeps/one-model.yaml`, and writes
-`benchmarks/results/one_model.json` and `.md`. The models after SFT are the same for every seed.
+`benchmarks/sweeps/one-model/`), runs `mutualrl sweep benchmarks/sweeps/one-model.yaml` (or `one-model-seeds.yaml`), and
+writes `benchmarks/results/one_model.json` and `.md` (or of the sweep's name). The models after SFT are the same for
+every seed.
 """
 
 from __future__ import annotations
@@ -64,23 +66,24 @@ def fine_tune(pairs: list[tuple[str, str]], target: Path) -> None:
     trainer.save_model(str(target))
 
 
+def prepare(file: Path) -> None:
+    """Make the missing models below the sweep file."""
+    for kind in INPUTS:
+        target = file.parent / "one-model" / kind
+        if not (target / "model.safetensors").is_file():
+            fine_tune(examples(kind), target)
+
+
 def main() -> None:
-    """Make the missing models and runs, and write the table."""
-    parser = sweeps.options(__doc__, "one-model")
-    parser.add_argument("--add", action="store_true", help="the same, added to the pieces in the results file")
+    """Make the missing runs, and write the table."""
+    parser = sweeps.options(__doc__)
+    parser.add_argument("--seeds", action="store_true", help="seven more seeds, with CHORD and pass@64")
     args = harness.parse(parser)
-    file = sweeps.SWEEPS / "one-model.yaml"
-    if args.smoke:
-        file = sweeps.smoke_sweep("one-model", ("sgt",), args.out, evaluate={"samples": 2, "limit": 2})
-        args.runs = args.out / "runs"
-    if not (args.table or args.add):
-        for kind in INPUTS:
-            target = file.parent / "one-model" / kind
-            if not (target / "model.safetensors").is_file():
-                fine_tune(examples(kind), target)
-        sweeps.run_sweep(file, args.runs)
-    content, comparison = sweeps.added_to("one_model", args.runs) if args.add else sweeps.of_sweep(args.runs)
-    sweeps.write("one_model", "python benchmarks/one_model.py", content, comparison, args.out)
+    name, command, result = "one-model", "python benchmarks/one_model.py", "one_model"
+    if args.seeds:
+        name, command, result = "one-model-seeds", f"{command} --seeds", "one-model-seeds"
+    few = {"samples": 2, "limit": 2}
+    sweeps.make(name, command, args, ("sgt",), result=result, prepare=prepare, evaluate=few)
 
 
 if __name__ == "__main__":

@@ -15,15 +15,8 @@ import sweep_results as sweeps
 
 def main() -> None:
     """Make the missing runs, and write the table."""
-    parser = sweeps.options(__doc__, "resample")
-    args = harness.parse(parser)
-    file = sweeps.SWEEPS / "resample.yaml"
-    if args.smoke:
-        file, args.runs = sweeps.smoke_sweep("resample", ("grpo", "resample"), args.out), args.out / "runs"
-    if not args.table:
-        sweeps.run_sweep(file, args.runs)
-    content, comparison = sweeps.of_sweep(args.runs)
-    sweeps.write("resample", "python benchmarks/resample.py", content, comparison, args.out)
+    args = harness.parse(sweeps.options(__doc__))
+    sweeps.make("resample", "python benchmarks/resample.py", args, ("grpo", "resample"))
 
 
 if __name__ == "__main__":

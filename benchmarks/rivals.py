@@ -11,8 +11,6 @@ It runs `mutualrl sweep benchmarks/sweeps/rivals.yaml` (or `rivals-recorded.yaml
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import harness
 import sweep_results as sweeps
 
@@ -21,21 +19,13 @@ COMMAND = "python benchmarks/rivals.py"
 
 def main() -> None:
     """Make the missing runs, and write the table."""
-    parser = sweeps.options(__doc__, "rivals")
+    parser = sweeps.options(__doc__)
     parser.add_argument("--more", choices=["recorded", "tiny"], help="seven more seeds of a pool")
     args = harness.parse(parser)
-    name, command = "rivals", COMMAND
-    if args.more is not None:
-        name, command = f"rivals-{args.more}", f"{COMMAND} --more {args.more}"
-        args.runs = Path("runs") / name if args.runs == Path("runs") / "rivals" else args.runs
-    file = sweeps.SWEEPS / f"{name}.yaml"
-    if args.smoke:
-        file = sweeps.smoke_sweep("rivals", ("chord",), args.out, pools=["tiny-recorded"])
-        args.runs = args.out / "runs"
-    if not args.table:
-        sweeps.run_sweep(file, args.runs)
-    content, comparison = sweeps.of_sweep(args.runs)
-    sweeps.write(name, command, content, comparison, args.out)
+    if args.more is None or args.smoke:
+        sweeps.make("rivals", COMMAND, args, ("chord",), pools=["tiny-recorded"])
+    else:
+        sweeps.make(f"rivals-{args.more}", f"{COMMAND} --more {args.more}", args, ())
 
 
 if __name__ == "__main__":

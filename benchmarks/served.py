@@ -20,7 +20,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import harness
@@ -75,17 +75,11 @@ def answers() -> bool:
 
 def main() -> None:
     """Make the missing runs, and write the table."""
-    parser = sweeps.options(__doc__, "served")
-    args = harness.parse(parser)
-    file = sweeps.SWEEPS / "served.yaml"
-    if args.smoke:
-        file = sweeps.smoke_sweep("served", ("sgt",), args.out)
-        args.runs = args.out / "runs"
-    if not args.table:
-        with tempfile.TemporaryDirectory(prefix="mutualrl-") as directory, server(Path(directory)):
-            sweeps.run_sweep(file, args.runs, "--jobs", "1")
-    content, comparison = sweeps.of_sweep(args.runs)
-    sweeps.write("served", "python benchmarks/served.py", content, comparison, args.out)
+    args = harness.parse(sweeps.options(__doc__))
+    with tempfile.TemporaryDirectory(prefix="mutualrl-") as directory, ExitStack() as stack:
+        if not (args.table or args.add):
+            stack.enter_context(server(Path(directory)))
+        sweeps.make("served", "python benchmarks/served.py", args, ("sgt",), jobs=1)
 
 
 if __name__ == "__main__":

@@ -78,23 +78,17 @@ def make(model: Path, out: Path, *, smoke: bool) -> None:
 
 def main() -> None:
     """Make the missing inputs and runs, and write the table."""
-    parser = harness.options(__doc__)
+    parser = sweeps.options(__doc__)
     parser.add_argument("--model", type=Path, help="SmolLM2-135M-Instruct")
-    parser.add_argument("--runs", type=Path, default=Path("runs") / "smol", help="directory of the sweep")
-    parser.add_argument("--table", action="store_true", help="run nothing, only write the table of the existing pieces")
     args = harness.parse(parser)
-    file = sweeps.SWEEPS / "smol.yaml"
-    if args.smoke:
-        file, args.runs = sweeps.smoke_sweep("smol", ("sgt",), args.out), args.out / "runs"
-    if not args.table:
-        inputs = file.parent / "smol"
-        if not (inputs / "held_out.jsonl").is_file():
+
+    def prepare(file: Path) -> None:
+        if not (file.parent / "smol" / "held_out.jsonl").is_file():
             if args.model is None:
                 parser.error("--model DIR: the model that the specialists are made of")
-            make(args.model, inputs, smoke=args.smoke)
-        sweeps.run_sweep(file, args.runs)
-    content, comparison = sweeps.of_sweep(args.runs)
-    sweeps.write("smol", "python benchmarks/smol.py", content, comparison, args.out)
+            make(args.model, file.parent / "smol", smoke=args.smoke)
+
+    sweeps.make("smol", "python benchmarks/smol.py", args, ("sgt",), prepare=prepare)
 
 
 if __name__ == "__main__":

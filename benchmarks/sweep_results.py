@@ -8,7 +8,7 @@ import math
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
@@ -114,12 +114,41 @@ def smoke_sweep(
     return copy
 
 
-def options(description: str | None, name: str) -> argparse.ArgumentParser:
+def options(description: str | None) -> argparse.ArgumentParser:
     """Return the parser of a benchmark that runs a sweep: where its runs are, and whether only its table is written."""
     parser = harness.options(description)
-    parser.add_argument("--runs", type=Path, default=Path("runs") / name, help="directory of the sweep")
+    parser.add_argument("--runs", type=Path, help="directory of the sweep; default: its name in runs/")
     parser.add_argument("--table", action="store_true", help="run nothing, only write the table of the existing pieces")
+    parser.add_argument("--add", action="store_true", help="the same, added to the pieces in the results file")
     return parser
+
+
+def make(
+    name: str,
+    command: str,
+    args: argparse.Namespace,
+    smoke: Sequence[str],
+    *,
+    result: str | None = None,
+    prepare: Callable[[Path], None] = lambda file: None,
+    jobs: int | None = None,
+    **smoke_settings: Any,
+) -> None:
+    """Make the missing runs of a sweep and write its results, as the options of `options` say.
+
+    `name`: of the sweep file; `command`: as it stands in the results; `smoke`: arms of a smoke test, with
+    `smoke_settings` for `smoke_sweep`; `result`: of the results file, by default `name`; `prepare`: makes what the
+    sweep file needs; `jobs`: parallel pieces, by default what `mutualrl sweep` takes.
+    """
+    file, runs = SWEEPS / f"{name}.yaml", args.runs or Path("runs") / name
+    if args.smoke:
+        file, runs = smoke_sweep(name, smoke, args.out, **smoke_settings), args.out / "runs"
+    if not (args.table or args.add):
+        prepare(file)
+        run_sweep(file, runs, *(("--jobs", str(jobs)) if jobs else ()))
+    result = result or name
+    content, comparison = added_to(result, runs) if args.add else of_sweep(runs)
+    write(result, command, content, comparison, args.out)
 
 
 def run_sweep(file: Path, runs: Path, *options: str) -> None:

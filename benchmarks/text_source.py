@@ -21,6 +21,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -118,25 +119,25 @@ def make(out: Path, *, smoke: bool) -> None:
         fine_tune(learner, rows, out / "sft" / learner)
 
 
+def prepare(file: Path, *, smoke: bool) -> None:
+    """Make the missing inputs below the sweep file."""
+    inputs = file.parent / "text-source"
+    if not (inputs / "sft" / LEARNERS[-1] / "model.safetensors").is_file():
+        make(inputs, smoke=smoke)
+
+
 def main() -> None:
     """Make the missing inputs and runs, and write the table."""
-    parser = harness.options(__doc__)
-    parser.add_argument("--runs", type=Path, default=Path("runs") / "text-source", help="directory of the sweep")
-    parser.add_argument("--table", action="store_true", help="run nothing, only write the table of the existing pieces")
-    parser.add_argument("--add", action="store_true", help="the same, added to the pieces in the results file")
-    args = harness.parse(parser)
-    file = sweeps.SWEEPS / "text-source.yaml"
-    if args.smoke:
-        evaluate = {"samples": 2, "limit": 2}
-        file = sweeps.smoke_sweep("text-source", ("sgt gold own style",), args.out, evaluate=evaluate)
-        args.runs = args.out / "runs"
-    if not (args.table or args.add):
-        inputs = file.parent / "text-source"
-        if not (inputs / "sft" / LEARNERS[-1] / "model.safetensors").is_file():
-            make(inputs, smoke=args.smoke)
-        sweeps.run_sweep(file, args.runs)
-    content, comparison = sweeps.added_to("text_source", args.runs) if args.add else sweeps.of_sweep(args.runs)
-    sweeps.write("text_source", "python benchmarks/text_source.py", content, comparison, args.out)
+    args = harness.parse(sweeps.options(__doc__))
+    sweeps.make(
+        "text-source",
+        "python benchmarks/text_source.py",
+        args,
+        ("sgt gold own style",),
+        result="text_source",
+        prepare=partial(prepare, smoke=args.smoke),
+        evaluate={"samples": 2, "limit": 2},
+    )
 
 
 if __name__ == "__main__":
