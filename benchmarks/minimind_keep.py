@@ -1,0 +1,56 @@
+"""What keeps a small model's own skill while it is taught another: MiniMind2-Small and verified solutions.
+
+    python benchmarks/minimind_keep.py --model DIR     # everything, three quarters of an hour on 2 cores; resumes
+    python benchmarks/minimind_keep.py --table         # the table of the existing pieces
+
+DIR is MiniMind2-Small as written by `save_pretrained`. Beside SmolLM2 on one GPU it lost its own skill under SGT, with
+a peer's texts and with the data's solutions alike (docs/real-models.md), so this sweep has no peer. Below
+`benchmarks/sweeps/minimind-keep/` it writes `train.jsonl` and `held_out.jsonl`, word problems of both skills of
+word_problems.py with their solutions, and `sft/share`, the model after supervised training on solutions of `share`.
+Then it runs `mutualrl sweep benchmarks/sweeps/minimind-keep.yaml`, whose claims were written before the runs, and
+writes `benchmarks/results/minimind_keep.json` and `.md`. The model and the problems are the same for every seed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import harness
+import sweep_results as sweeps
+from smol import SFT, fine_tune
+from text_source import write_rows
+from word_problems import SKILLS, problems
+
+TAUGHT, TRAINED, HELD_OUT = 3200, 256, 64  # problems of `share` for SFT; problems of each skill
+LESSONS = {**SFT, "per_device_train_batch_size": 32, "learning_rate": 5e-4}
+
+
+def make(model: Path, out: Path, *, smoke: bool) -> None:
+    """Make the problems and the specialist. The SFT, training and held-out problems are disjoint."""
+    out.mkdir(parents=True, exist_ok=True)
+    taught, trained, held = (32, 16, 4) if smoke else (TAUGHT, TRAINED, HELD_OUT)
+    rows = {skill: problems(skill, trained + held, seed=2) for skill in SKILLS}
+    write_rows(out / "train.jsonl", [row for each in rows.values() for row in each[:trained]])
+    write_rows(out / "held_out.jsonl", [row for each in rows.values() for row in each[trained:]])
+    lessons = problems("share", trained + held + taught, seed=2)[trained + held :]
+    fine_tune(model, lessons, out / "sft" / "share", LESSONS)
+
+
+def main() -> None:
+    """Make the missing inputs and runs, and write the table."""
+    parser = sweeps.options(__doc__)
+    parser.add_argument("--model", type=Path, help="MiniMind2-Small")
+    args = harness.parse(parser)
+
+    def prepare(file: Path) -> None:
+        if not (file.parent / "minimind-keep" / "sft" / "share" / "model.safetensors").is_file():
+            if args.model is None:
+                parser.error("--model DIR: the model that is taught")
+            make(args.model, file.parent / "minimind-keep", smoke=args.smoke)
+
+    command = "python benchmarks/minimind_keep.py"
+    sweeps.make("minimind-keep", command, args, ("sgt",), result="minimind_keep", prepare=prepare)
+
+
+if __name__ == "__main__":
+    main()
