@@ -174,11 +174,11 @@ ENTRY = {
 def _described(content: Mapping[str, Any], name: str) -> dict[str, str]:
     """Return who hands an entry in, and what of. Raises SystemExit that says which keys to add."""
     given = content.get("entry")
-    found = {key: given.get(key) if isinstance(given, dict) else None for key in ENTRY}
-    missing = {key: ENTRY[key] for key, value in found.items() if not isinstance(value, str) or not value.strip()}
+    values = {key: given.get(key) if isinstance(given, dict) else None for key in ENTRY}
+    missing = {key: ENTRY[key] for key, value in values.items() if not isinstance(value, str) or not value.strip()}
     if missing:
         raise SystemExit(f'{name}: add to the file: "entry": {json.dumps(missing)}')
-    return {key: clean(str(value), 100) for key, value in found.items()}
+    return {key: clean(str(value), 100) for key, value in values.items()}
 
 
 def _problem(outcomes: Sequence[Outcome]) -> str | None:
@@ -202,10 +202,10 @@ def _problem(outcomes: Sequence[Outcome]) -> str | None:
                 f"{arm} has the seeds {', '.join(map(str, sorted(own)))}, expected the same {MIN_VALUES} or more as "
                 f"{REFERENCE} ({expected}); train those that are missing"
             )
-    for seed, found in by_seed.items():
-        if len({policies for _, policies in found}) > 1:
+    for seed, runs in by_seed.items():
+        if len({policies for _, policies in runs}) > 1:
             return f"the arms of seed {seed} have other policies"
-        if len(found) > 1 or any(not data for data, _ in found):
+        if len(runs) > 1 or any(not data for data, _ in runs):
             return f"the arms of seed {seed} have other prompts, or do not record them"
         if len(steps[seed]) > 1:
             return f"the runs of seed {seed} have other numbers of steps ({', '.join(map(str, sorted(steps[seed])))})"
@@ -224,8 +224,8 @@ def _rows(
     for arm, differences in compared.differences[pool].items():
         budget = compared.budget[pool].get(arm, {})
         tokens = (budget.get("generated_tokens"), budget.get("extra_tokens"), budget.get("asked_tokens"))
-        found = {name: difference(outcomes, pool, arm, REFERENCE, measure) for name, measure in COSTS.items()}
-        costs = {name: each for name, each in found.items() if each is not None}
+        changes = {name: difference(outcomes, pool, arm, REFERENCE, measure) for name, measure in COSTS.items()}
+        costs = {name: each for name, each in changes.items() if each is not None}
         lesson = lessons.get(arm, "")
         rows.append(Row(arm, lesson, differences["accuracy"], tokens, newer[arm], commits[arm], costs))
     return sorted(rows, key=lambda row: -row.gain.mean)
@@ -262,10 +262,7 @@ def _costs(section: Section) -> list[str]:
 
 
 def _interval(estimate: Estimate) -> str:
-    """Return a difference with its 95 % interval; without one for a single seed."""
-    if estimate.n < 2:
-        return f"{estimate.mean:+.3f}"
-    return f"{estimate.mean:+.3f} [{estimate.low:+.3f}, {estimate.high:+.3f}]"
+    return sweeps.interval(estimate.mean, estimate.low, estimate.high)
 
 
 def _claims() -> list[str]:
@@ -302,9 +299,9 @@ def _line(row: Row) -> str:
     tokens = "not recorded"
     if sampled is not None and trained is not None:
         tokens = f"{sampled:.2f} + {trained:.2f} + {asked or 0.0:.2f}"
-    found = smallest_found(row.gain.standard_deviation, SEEDS)
+    findable = smallest_found(row.gain.standard_deviation, SEEDS)
     arm = BOARD["shown"].get(row.arm, row.arm)
-    told = (f"`{shown(arm)}`", row.lesson, gain, reading, tokens, str(row.gain.n), f"{found:.3f}")
+    told = (f"`{shown(arm)}`", row.lesson, gain, reading, tokens, str(row.gain.n), f"{findable:.3f}")
     cells = (*told, row.newer, shown(row.commit))
     return f"| {' | '.join(cells)} |"
 
@@ -392,7 +389,7 @@ def described(made: Sequence[Section]) -> Iterator[str]:
     for section in made:
         yield section.title
         for row in section.rows:
-            yield f"  {row.arm}: {row.gain.mean:+.3f} [{row.gain.low:+.3f}, {row.gain.high:+.3f}], {row.reading}"
+            yield f"  {row.arm}: {_interval(row.gain)}, {row.reading}"
 
 
 def main() -> None:

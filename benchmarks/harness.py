@@ -51,9 +51,15 @@ def _git(*arguments: str) -> str:
 
 
 def write(out: Path, name: str, content: Mapping[str, Any], text: str | None = None, indent: int | None = 1) -> None:
-    """Write a result with the commit that made it as `NAME.json`, and a text as `NAME.md`, which is also printed."""
+    """Write a result with the commit that made it as `NAME.json`, and a text as `NAME.md`, which is also printed. Values
+    that are there already keep the commit that made them."""
+    path = out / f"{name}.json"
     value = {"code": code(), **content}
-    (out / f"{name}.json").write_text(json.dumps(value, indent=indent) + "\n", encoding="utf-8")
+    if path.is_file():
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if json.dumps({**stored, "code": None}) == json.dumps({**value, "code": None}):
+            value = stored
+    path.write_text(json.dumps(value, indent=indent) + "\n", encoding="utf-8")
     if text is not None:
         (out / f"{name}.md").write_text(text.rstrip("\n") + "\n", encoding="utf-8")
         print(text)

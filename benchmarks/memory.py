@@ -164,9 +164,9 @@ def shape(name: str) -> ModelShape:
     import torch
 
     with torch.device("meta"):
-        found = shape_of(model_of(name))
-    assert found is not None
-    return found
+        shape = shape_of(model_of(name))
+    assert shape is not None
+    return shape
 
 
 def predicted(case: Case, adapters: int | None, **keys: Any) -> MemoryEstimate:

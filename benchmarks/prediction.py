@@ -120,8 +120,8 @@ def hint_points(study: str, outcomes: Outcomes) -> list[HintPoint]:
         rows = {row["learner"]: row for row in tried.get(pool, {}).get("hints", ())}
         for policy, gain in gains(outcomes, pool, "hinted").items() if rows else ():
             row = rows[policy]
-            found = (row["success_with"], row["success_without"], row["learnable"])
-            result.append(HintPoint(study, pool, policy, gain.n, *found, gain.mean, gain.low, gain.high))
+            rates = (row["success_with"], row["success_without"], row["learnable"])
+            result.append(HintPoint(study, pool, policy, gain.n, *rates, gain.mean, gain.low, gain.high))
     return result
 
 
@@ -169,8 +169,8 @@ def markdown(
     )
     rows = []
     for tried in hints:
-        found = (f"{tried.success_with:.2f}", f"{tried.success_without:.2f}", f"{tried.learnable:.2f}")
-        rows.append([tried.pool, tried.policy, str(tried.seeds), *found, interval(tried)])
+        rates = (f"{tried.success_with:.2f}", f"{tried.success_without:.2f}", f"{tried.learnable:.2f}")
+        rows.append([tried.pool, tried.policy, str(tried.seeds), *rates, interval(tried)])
     head = ["pool", "policy", "seeds", "solved with the hint", "without", "learnable", "hinted minus GRPO"]
     parts.append(table("Hinted's gain beside what hints did before training", head, rows))
     return "\n\n".join(parts)
@@ -178,7 +178,7 @@ def markdown(
 
 def interval(point: Point | HintPoint) -> str:
     """Return a gain with its interval."""
-    return f"{point.gain:+.3f} [{point.low:+.3f}, {point.high:+.3f}]"
+    return sweeps.interval(point.gain, point.low, point.high)
 
 
 def above(policies: Sequence[Point]) -> int:

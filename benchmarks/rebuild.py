@@ -10,7 +10,6 @@ again from them and from the claims in benchmarks/sweeps; no run is needed. A pa
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import subprocess
 import sys
@@ -28,12 +27,12 @@ LAST = ("prediction", "board")
 
 def names() -> list[str]:
     """Return the results files that are a table of a sweep and nothing else."""
-    found = []
+    tables = []
     for path in sorted(sweeps.RESULTS.glob("*.json")):
         content = sweeps.stored(path.stem)
         if isinstance(content, dict) and content.get("comparison", {}).get("registered") and path.stem not in OWN:
-            found.append(path.stem)
-    return found
+            tables.append(path.stem)
+    return tables
 
 
 def rebuild() -> None:
@@ -44,12 +43,8 @@ def rebuild() -> None:
         claims = sweeps.SWEEPS / content["comparison"]["registered"]["file"]
         content, comparison = sweeps.of_results(name, claims)
         sweeps.write(name, content["command"], content, comparison, sweeps.RESULTS)
-    prediction = sweeps.RESULTS / "prediction.json"
-    before = prediction.read_bytes()
     for name in (*OWN, *LAST):
         subprocess.run([sys.executable, str(HERE / f"{name}.py")], check=True, cwd=ROOT)
-    if {**json.loads(before), "code": None} == {**json.loads(prediction.read_bytes()), "code": None}:
-        prediction.write_bytes(before)  # it names the commit whose values it has
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         text = page = path.read_text(encoding="utf-8")
         for table, old in tables.items():

@@ -248,6 +248,11 @@ def gates(outcomes: Outcomes, arm: str) -> JsonObject:
     return result
 
 
+def interval(mean: float, low: float, high: float) -> str:
+    """Return a difference with its 95 % interval; without one where it is not finite, as for a single seed."""
+    return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]" if math.isfinite(low) and math.isfinite(high) else f"{mean:+.3f}"
+
+
 # ---- figures
 
 
