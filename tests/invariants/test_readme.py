@@ -45,7 +45,7 @@ def test_readme_is_one_page() -> None:
     images = re.findall(r"<picture>|!\[", README)
     assert words <= 800, words
     assert len(tables) <= 2
-    assert len(images) == 1  # one rescue
+    assert len(images) == 2  # a rescue, and the board
 
 
 def test_drift_table_is_the_measured_one() -> None:
