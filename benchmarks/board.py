@@ -12,7 +12,9 @@ all arms of a seed.
 from __future__ import annotations
 
 import json
+import math
 import re
+import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,11 +83,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Section:
-    """Rows of one pool, the largest gain first. `page`: below docs, with the account of it; empty for an entry."""
+    """Rows of one pool, the largest gain first. `page`: below docs, with the account of it; empty for an entry.
+    `minutes`: of each run, for each arm, GRPO too; NaN where they are not recorded."""
 
     title: str
     page: str
     rows: Sequence[Row]
+    minutes: Mapping[str, Sequence[float]]
 
 
 def sections() -> list[Section]:
@@ -123,7 +127,16 @@ def _of_results(pool: Mapping[str, Any], lessons: Mapping[str, str]) -> Section:
     for arm in commits:
         newer[arm] = _newer([(each, registered[key]) for key, each in outcomes.items() if key[0] == arm])
     rows = _rows(both, compare(both, REFERENCE), pool["pool"], lessons, newer, commits)
-    return Section(pool["title"], pool["page"], rows)
+    return Section(pool["title"], pool["page"], rows, _minutes(both))
+
+
+def _minutes(outcomes: Outcomes) -> dict[str, list[float]]:
+    """Return the minutes of each run of each arm."""
+    minutes: dict[str, list[float]] = {}
+    for outcome in outcomes.by.values():
+        seconds = [policy.seconds for policy in outcome.policies.values() if policy.seconds is not None]
+        minutes.setdefault(outcome.arm, []).append(max(seconds, default=math.nan) / 60)
+    return minutes
 
 
 def _newer(runs: Sequence[tuple[Outcome, Mapping[str, str] | None]]) -> str:
@@ -158,7 +171,8 @@ def of_entry(content: object, name: str) -> list[Section]:
         commits = {outcome.arm: f"{entry['code']} ({version})" for outcome in own}
         lessons = {outcome.arm: BOARD["lessons"].get(outcome.arm, entry["rule"]) for outcome in own}
         title = f"{name}: {pool}, by {entry['author']}"
-        made.append(Section(title, "", _rows(Outcomes(own), compared, pool, lessons, newer, commits)))
+        rows = _rows(Outcomes(own), compared, pool, lessons, newer, commits)
+        made.append(Section(title, "", rows, _minutes(Outcomes(own))))
     if unmatched := [note for note in content.get("notes", []) if "not matched" in note]:
         raise SystemExit(f"{name}: the arms differ in more than the rule: {unmatched[0]}")
     return made
@@ -244,7 +258,36 @@ def page(made: Sequence[Section]) -> str:
         lines += [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)]
         lines += [_line(row) for row in section.rows]
         lines += ["", *_costs(section)]
-    return "\n".join([*lines, *_claims(), ""])
+    return "\n".join([*lines, *_ahead(made), *_claims(), ""])
+
+
+def _ahead(made: Sequence[Section]) -> list[str]:
+    """Return the table of what more seeds would take, the fewest minutes first."""
+    whole = sum(row.gain.n >= SEEDS for section in made for row in section.rows)
+    total = sum(len(section.rows) for section in made)
+    lines = [
+        "## What more seeds would take",
+        "",
+        f"{whole} of {total} rows have {SEEDS} seeds or more. Minutes of two cores, from the median run of each arm "
+        "that has fewer; GRPO's runs are among them where it has fewer too.",
+        "",
+        f"| pool | arms with fewer than {SEEDS} seeds | minutes per run | minutes to {SEEDS} seeds |",
+        "|---|---|---|---|",
+    ]
+    rows = []
+    for section in made:
+        fewer = {arm: minutes for arm, minutes in section.minutes.items() if len(minutes) < SEEDS}
+        if not fewer:
+            continue
+        typical = {arm: statistics.median(minutes) for arm, minutes in fewer.items()}
+        left = sum((SEEDS - len(minutes)) * typical[arm] for arm, minutes in fewer.items())
+        arms = ", ".join(f"`{shown(BOARD['shown'].get(arm, arm))}` ({len(fewer[arm])})" for arm in sorted(fewer))
+        span = "not recorded" if math.isnan(left) else f"{min(typical.values()):.1f} to {max(typical.values()):.1f}"
+        rows.append(
+            (left, f"| {shown(section.title)} | {arms} | {span} | {left:.0f} |".replace("| nan |", "| not recorded |"))
+        )
+    rows.sort(key=lambda row: (math.isnan(row[0]), row[0]))
+    return [*lines, *(line for _, line in rows), ""]
 
 
 def _costs(section: Section) -> list[str]:

@@ -51,8 +51,8 @@ def _git(*arguments: str) -> str:
 
 
 def write(out: Path, name: str, content: Mapping[str, Any], text: str | None = None, indent: int | None = 1) -> None:
-    """Write a result with the commit that made it as `NAME.json`, and a text as `NAME.md`, which is also printed. Values
-    that are there already keep the commit that made them."""
+    """Write a result with the commit that made it as `NAME.json`, and a text as `NAME.md`, which is also printed.
+    Values that are there already keep the commit that made them."""
     path = out / f"{name}.json"
     value = {"code": code(), **content}
     if path.is_file():
