@@ -1,6 +1,6 @@
 """What keeps a small model's own skill while it is taught another: MiniMind2-Small and verified solutions.
 
-    python benchmarks/minimind_keep.py --model DIR     # everything, three quarters of an hour on 2 cores; resumes
+    python benchmarks/minimind_keep.py --model DIR     # everything, an hour on 2 cores; resumes
     python benchmarks/minimind_keep.py --table         # the table of the existing pieces
 
 DIR is MiniMind2-Small as written by `save_pretrained`. Beside SmolLM2 on one GPU it lost its own skill under SGT, with
@@ -17,12 +17,13 @@ from pathlib import Path
 
 import harness
 import sweep_results as sweeps
-from smol import SFT, fine_tune
+from gpu_smol_pair import SPECIALISTS
+from smol import fine_tune
 from text_source import write_rows
 from word_problems import SKILLS, problems
 
-TAUGHT, TRAINED, HELD_OUT = 3200, 256, 64  # problems of `share` for SFT; problems of each skill
-LESSONS = {**SFT, "per_device_train_batch_size": 32, "learning_rate": 5e-4}
+TRAINED, HELD_OUT = 256, 64  # problems of each skill
+_, SKILL, TAUGHT, LESSONS = SPECIALISTS["minimind2"]  # as beside SmolLM2; 3,200 problems taught it next to nothing
 
 
 def make(model: Path, out: Path, *, smoke: bool) -> None:
@@ -32,7 +33,7 @@ def make(model: Path, out: Path, *, smoke: bool) -> None:
     rows = {skill: problems(skill, trained + held, seed=2) for skill in SKILLS}
     write_rows(out / "train.jsonl", [row for each in rows.values() for row in each[:trained]])
     write_rows(out / "held_out.jsonl", [row for each in rows.values() for row in each[trained:]])
-    lessons = problems("share", trained + held + taught, seed=2)[trained + held :]
+    lessons = problems(SKILL, trained + held + taught, seed=2)[trained + held :]
     fine_tune(model, lessons, out / "sft" / "share", LESSONS)
 
 
