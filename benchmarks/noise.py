@@ -1,6 +1,6 @@
 """The paper's noise control with advantages whitened over the round, where group scaling makes it collapse.
 
-    python benchmarks/noise.py              # everything, twenty minutes on 2 cores; resumes after an interruption
+    python benchmarks/noise.py              # everything, forty minutes on 2 cores; resumes after an interruption
     python benchmarks/noise.py --table      # the table of the existing pieces
 
 It runs `mutualrl sweep benchmarks/sweeps/noise-whitened.yaml`, and writes `benchmarks/results/noise-whitened.json` and
