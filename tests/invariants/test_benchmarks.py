@@ -83,6 +83,8 @@ SMOKE: dict[str, tuple[str, ...]] = {
     "served": (),
     "sgt_vs_grpo": (),
     "smol": ("--model", "CHAT"),
+    "smol_file": ("--model", "CHAT"),
+    "minimind_keep": ("--model", "CHAT"),
     "smol_diagnostics": ("--models", "TWO", "--boolq", "BOOLQ"),
     "gpu_smol_pair": ("--models", "TWO"),
     "staleness": (),
@@ -123,7 +125,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 #: scripts whose smallest form runs before a release only: those whose parts others run
 BEFORE_A_RELEASE = {
     *("agents", "bf16_on_cpu", "evaluation", "fidelity", "gpu_smol_pair", "gpu_step_time", "hints", "hints_countdown"),
-    "resample",
+    *("resample", "smol_file", "minimind_keep"),
     *("kill_matrix", "one_model", "prediction", "ray_overhead", "regime_cost", "round", "served", "smol", "staleness"),
     *("diagnostics", "growth", "page", "pictures", "step_time", "text_source", "thl", "thl_speed"),
 }

@@ -158,9 +158,8 @@ def test_shipped_sweeps_are_valid(tmp_path: Path) -> None:
     text_source = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(text_source)
     sweeps, text_source_dir = tmp_path / "sweeps", tmp_path / "sweeps" / "text-source"
-    shutil.copytree(
-        REPOSITORY / "benchmarks" / "sweeps", sweeps, ignore=shutil.ignore_patterns("text-source", "smol", "smol-pair")
-    )
+    made = ("text-source", "smol", "smol-pair", "smol-file", "minimind-keep", "one-model")
+    shutil.copytree(REPOSITORY / "benchmarks" / "sweeps", sweeps, ignore=shutil.ignore_patterns(*made))
     text_source_dir.mkdir()
     rows = text_source.rows_of("train")[:40]
     for name in ("train.jsonl", "held_out.jsonl"):
@@ -181,6 +180,11 @@ def test_shipped_sweeps_are_valid(tmp_path: Path) -> None:
     shutil.copytree(sweeps / "smol", sweeps / "smol-pair")
     for skill, name in zip(word_problems.SKILLS, ("smollm2", "minimind2"), strict=True):
         (sweeps / "smol-pair" / "sft" / skill).rename(sweeps / "smol-pair" / "sft" / name)
+    for directory, other in (("smol-file", "file"), ("minimind-keep", "gold")):
+        shutil.copytree(sweeps / "smol", sweeps / directory)
+        shutil.copytree(path_of("ada"), sweeps / directory / "sft" / other)
+    recorded = [{"problem": row["prompt"], "generations": [row["solution"]]} for row in problems]
+    text_source.write_rows(sweeps / "smol-file" / "recorded.jsonl", recorded)
     by_name = {path.stem: read_sweep(path) for path in sweeps.glob("*.yaml") if "arms:" in path.read_text()}
     assert sorted(by_name) == [
         "agents",
@@ -189,8 +193,10 @@ def test_shipped_sweeps_are_valid(tmp_path: Path) -> None:
         "hints",
         "hints-countdown",
         "hints-countdown-controls",
+        "minimind-keep",
         "noise-whitened",
         "one-model",
+        "one-model-seeds",
         "paper",
         "resample",
         "rivals",
@@ -198,6 +204,7 @@ def test_shipped_sweeps_are_valid(tmp_path: Path) -> None:
         "rivals-tiny",
         "served",
         "smol",
+        "smol-file",
         "smol-pair",
         "staleness",
         "study",
