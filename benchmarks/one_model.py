@@ -79,11 +79,11 @@ def main() -> None:
     parser = sweeps.options(__doc__)
     parser.add_argument("--seeds", action="store_true", help="seven more seeds, with CHORD and pass@64")
     args = harness.parse(parser)
-    name, command, result = "one-model", "python benchmarks/one_model.py", "one_model"
+    name, command = "one-model", "python benchmarks/one_model.py"
     if args.seeds:
-        name, command, result = "one-model-seeds", f"{command} --seeds", "one-model-seeds"
+        name, command = "one-model-seeds", f"{command} --seeds"
     few = {"samples": 2, "limit": 2}
-    sweeps.make(name, command, args, ("sgt",), result=result, prepare=prepare, evaluate=few)
+    sweeps.make(name, command, args, ("sgt",), result=name.replace("-", "_"), prepare=prepare, evaluate=few)
 
 
 if __name__ == "__main__":
