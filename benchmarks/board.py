@@ -110,22 +110,22 @@ def read(path: Path) -> object:
 
 def _of_results(pool: Mapping[str, Any], lessons: Mapping[str, str]) -> Section:
     outcomes: dict[tuple[str, int], Outcome] = {}
-    registered: dict[tuple[str, int], Mapping[str, str] | None] = {}
+    written: dict[str, str] = {}  # when the last claim about an arm of this pool was
     commits: dict[str, str] = {}
     for name in pool["results"]:
         content = sweeps.stored(name)
-        claims = content.get("comparison", {}).get("registered")
+        for arm in _claimed(content, pool["pool"]):
+            written[arm] = max(written.get(arm, ""), content["comparison"]["registered"]["changed"])
         stored = sweeps.outcomes_of(content) if "pieces" in content else regimes.outcomes(content["runs"])
         own = [outcome for outcome in stored.by.values() if outcome.pool == pool["pool"]]
         for outcome in own:
             outcomes[outcome.arm, outcome.seed] = outcome
-            registered[outcome.arm, outcome.seed] = claims
         for arm in {outcome.arm for outcome in own}:
             commits[arm] = str(content["code"]["commit"] or content["code"]["stored_in"])[:7]
     both = Outcomes(list(outcomes.values()))
     newer = {}
     for arm in commits:
-        newer[arm] = _newer([(each, registered[key]) for key, each in outcomes.items() if key[0] == arm])
+        newer[arm] = _newer([each for key, each in outcomes.items() if key[0] == arm], written.get(arm))
     rows = _rows(both, compare(both, REFERENCE), pool["pool"], lessons, newer, commits)
     return Section(pool["title"], pool["page"], rows, _minutes(both))
 
@@ -139,11 +139,22 @@ def _minutes(outcomes: Outcomes) -> dict[str, list[float]]:
     return minutes
 
 
-def _newer(runs: Sequence[tuple[Outcome, Mapping[str, str] | None]]) -> str:
-    """Return how many runs of an arm began after their claims were written, and of how many that is not recorded."""
-    ages = Counter(outcome.age(claims["changed"]) for outcome, claims in runs if claims is not None)
-    if not ages:
+def _claimed(content: Mapping[str, Any], pool: str) -> set[str]:
+    """Return the arms that the claims of a results file compare on a pool."""
+    compared = content.get("comparison", {})
+    if not compared.get("registered"):
+        return set()
+    text = (sweeps.SWEEPS / compared["registered"]["file"]).read_text(encoding="utf-8")
+    claims = [claim for claim in yaml.safe_load(text)["claims"] if pool in claim.get("pools", [pool])]
+    return {claim[side] for claim in claims for side in ("one", "other") if side in claim}
+
+
+def _newer(runs: Sequence[Outcome], written: str | None) -> str:
+    """Return how many runs of an arm began after the last claim about it was written, and of how many that is not
+    recorded."""
+    if written is None:
         return "no claim"
+    ages = Counter(outcome.age(written) for outcome in runs)
     if not ages["not recorded"]:
         return f"{ages['newer']} of {ages.total()}"
     parts = [f"{ages[age]} {age}" for age in ("newer", "older") if ages[age]]
@@ -166,8 +177,8 @@ def of_entry(content: object, name: str) -> list[Section]:
         own = [outcome for outcome in outcomes if outcome.pool == pool]
         if (problem := _problem(own)) is not None:
             raise SystemExit(f"{name}, {pool}: {problem}")
-        dated = [(outcome, content.get("registered")) for outcome in own]
-        newer = {arm: _newer([each for each in dated if each[0].arm == arm]) for arm in {each.arm for each in own}}
+        written = (content.get("registered") or {}).get("changed")
+        newer = {arm: _newer([each for each in own if each.arm == arm], written) for arm in {each.arm for each in own}}
         commits = {outcome.arm: f"{entry['code']} ({version})" for outcome in own}
         lessons = {outcome.arm: BOARD["lessons"].get(outcome.arm, entry["rule"]) for outcome in own}
         title = f"{name}: {pool}, by {entry['author']}"

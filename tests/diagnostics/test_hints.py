@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from conftest import REPOSITORY, Cli
-from mutualrl.diagnostics.advice import Advice, with_hints
+from mutualrl.diagnostics.advice import Advice, with_hints, with_texts
 from mutualrl.diagnostics.hints import CAVEAT, HintRow
+from mutualrl.diagnostics.revival import ANY, RevivalRow
 
 SMALL = ("--prompts", "32", "--samples", "4", "--max-new-tokens", "40", "--engine", "transformers", "--hints", "--json")
 
@@ -113,3 +115,14 @@ def test_the_caveat_says_what_was_measured() -> None:
     assert other["n"] == 3
     assert "three others of longer runs ended below it" in CAVEAT
     assert with_hints(Advice("sgt", "sgt"), [row()]).caveat == CAVEAT
+
+
+def test_recorded_texts_turn_none_into_sgt() -> None:
+    none = Advice("none", "none: SGT's gate would rarely open")
+    dead = RevivalRow("ada", ANY, prompts=16, failed=7, revived=6, rate=0.375, rate_ci=(0.1, 0.6))
+    found = with_texts(none, [dead])
+    assert found.recommended == "sgt"
+    assert "ada 6 of 7" in found.recommendation
+    assert "not decided" in found.caveat
+    assert with_texts(none, [replace(dead, revived=0, rate=0.0, rate_ci=(0.0, 0.0))]) == none
+    assert with_texts(Advice("sgt", "sgt: peers"), [dead]).recommendation.startswith("sgt: peers. Recorded texts")

@@ -52,6 +52,19 @@ def test_revived_means_could_be_learnt(cli_here: Cli, tmp_path: Path, limit: int
     assert bool(beyond) == (limit == 6)
 
 
+@pytest.mark.slow
+def test_two_models_alike_are_advised_to_learn_from_the_file(cli_here: Cli) -> None:
+    """They solve the same prompts, and the file has texts for those that they fail."""
+    models = ("--model", "tiny:ada", "--model", "tiny:ada", "--source", "book=recorded:tiny:book")
+    sampling = ("--samples", "4", "--prompts", "16", "--max-new-tokens", "20", "--json")
+    result = cli_here("complementarity", *models, *sampling)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert all(row["revived"] for row in found["revival"])
+    assert found["recommended"] == "sgt"
+    assert "recorded texts" in found["recommendation"].lower()
+
+
 def test_task_keys_are_taken_as_by_train(cli_here: Cli, tmp_path: Path) -> None:
     rows = [{"question": f"{i}+1?", "gold": str(i + 1), "solution": f"\\boxed{{{i + 1}}}"} for i in range(32)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

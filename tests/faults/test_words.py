@@ -185,7 +185,7 @@ def test_one_model_and_an_endpoint(cli: Cli, cli_here: Cli, tmp_path: Path) -> N
     assert facts["rescues"] == rescues > 0
     per_rescue = f"{given['tokens'] / rescues:,.0f}"
     assert f"Source teacher: {asked:,} questions ({given['failed']:,} without an answer)" in page
-    assert f"{given['tokens']:,} tokens; {rescues:,} rescues, {per_rescue} tokens per rescue" in page
+    assert f"{given['tokens']:,} tokens; {rescues:,} texts taught, {per_rescue} tokens per text" in page
     (note,) = [note for note in summary["notes"] if note.startswith("source teacher")]
     assert "no quota left" in note and note in " ".join(table.split())
     row = next(line for line in table.splitlines() if line.startswith("| teacher"))

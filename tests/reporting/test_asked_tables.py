@@ -46,7 +46,7 @@ def test_the_table_has_the_sums_of_a_run(tmp_path: Path) -> None:
     assert (values["tokens asked"], values["tokens returned"]) == ("2,400", "800")
     # two policies, 20 steps, 8 prompts x 4 rollouts x 10 tokens
     assert values["of the policies' tokens"] == f"{3200 / (2 * 20 * 32 * 10):.1%}"
-    assert (values["rescues"], values["tokens per rescue"]) == ("40", "80")
+    assert (values["texts taught"], values["tokens per text taught"]) == ("40", "80")
     assert values["waited for it"] == "ada 20%, bob 20%"  # 2 s of 10 s
     assert report_tables.asked_sources(*read_runs([made_run(tmp_path / "none")])).rows == []
 

@@ -660,3 +660,20 @@ def test_malformed_files_have_a_page_or_an_error_message(cli_here: Cli, tmp_path
         (tmp_path / "d").mkdir(exist_ok=True)
         (tmp_path / "d" / "distill.json").write_text(json.dumps(bad))
         assert cli_here("report", tmp_path / "d", "--out", "page").returncode in (2, 6)
+
+
+@pytest.mark.parametrize(
+    ("regime", "settings", "word"),
+    [("sgt", {}, "rescued"), ("sgt", {"gate": "none"}, "taught"), ("chord", {}, "taught")],
+)
+def test_only_what_a_gate_opened_for_is_called_a_rescue(
+    cli: Cli, tmp_path: Path, regime: str, settings: dict[str, Any], word: str
+) -> None:
+    run = with_rescues(made_run(tmp_path / "r", regime, settings=settings), "ada", [rescue(3), rescue(5)])
+    page, data, _ = make_report(cli, run, "--out", tmp_path / "page")
+    text = (tmp_path / "page" / "index.html").read_text()
+    assert f"What was {word}?" in text
+    assert ("A rescue: a prompt" in text) == (word == "rescued")
+    assert ("bob's success" in text) <= (word == "rescued")
+    assert {record["gated"] for record in page.rescues()} == {word == "rescued"}
+    assert [f["name"] for f in data["figures"] if "after-a-rescue" in f["name"]] == []  # no exchange: nothing followed

@@ -235,6 +235,16 @@ def test_baseline_of_dynamic_sampling_is_sampled_once(tmp_path: Path) -> None:
     assert shlex.split(verdict.commands[0]) == ["mutualrl", "train", "r.yaml", *added]
 
 
+def test_baseline_of_a_run_that_waited_for_peers_does_not_wait(tmp_path: Path) -> None:
+    """`grpo` refuses the setting."""
+    command = ["mutualrl", "train", "r.yaml", "--set", "exchange.staleness=1"]
+    run = made_run(tmp_path / "r", "sgt", command=command)
+    edit_recipe(run, lambda recipe: recipe.update(exchange={"staleness": 1}))
+    (verdict,) = verdicts_of(run)
+    added = ["--set", "exchange.staleness=0", "--run-dir", f"{run}-grpo", "--regime", "grpo"]
+    assert shlex.split(verdict.commands[0]) == ["mutualrl", "train", "r.yaml", *added]
+
+
 def test_hurt_stands_before_not_decided_and_helped(tmp_path: Path) -> None:
     runs = []
     for seed in range(3):

@@ -72,3 +72,11 @@ def test_other_regimes_act_by_their_own_metric(regime: str, metric: str) -> None
 
 def test_live_notes_come_after_ten_steps_or_half_a_short_run() -> None:
     assert [live_after(steps) for steps in (1, 4, 12, 500)] == [1, 2, 6, 10]
+
+
+def test_run_of_scripts_is_not_advised_what_needs_a_recipe() -> None:
+    row = {**VARIED, "sgt/gate_rate": 0.0, "sgt/pairs": 0.0, "see/peers": 1.0}
+    (note,) = LearningNotes.of(get_regime("sgt").metrics, [row]).notes()
+    assert "complementarity --run" in note
+    (note,) = LearningNotes.of(get_regime("sgt").metrics, [row], recipe=False).notes()
+    assert "complementarity" not in note

@@ -55,12 +55,12 @@ def _show_sources(summary: Summary) -> None:
     if not summary.source_facts:
         return
     if not any(facts.asked for facts in summary.source_facts.values()):
-        table = Table("source", "rescues")
+        table = Table("source", "texts taught")
         for name, facts in summary.source_facts.items():
             table.add_row(cell(name), f"{facts.rescues:,}")
         show_table(table)
         return
-    table = Table("source", "questions", "without an answer", "tokens", "rescues", "tokens per rescue")
+    table = Table("source", "questions", "without an answer", "tokens", "texts taught", "tokens per text taught")
     for name, facts in summary.source_facts.items():
         per_rescue = facts.tokens_per_rescue
         asked = [f"{facts.questions - facts.left_out:,}", f"{facts.failed:,}", f"{facts.tokens:,}"]

@@ -76,7 +76,7 @@ def _follow_on_screen(source: str, current: Run, is_live: Callable[[], bool], se
     local = [name for name in current.policies if directory.policy(name).root.is_dir()]
     joined = current.info.exchange and local  # its directory has only its own policy
     names = local if joined else list(current.policies)
-    live = LiveRun(directory, names, current.rule.metrics)
+    live = LiveRun(directory, names, current.rule.metrics, recipe=not current.info.scripts)
 
     page = Path.cwd() / f"{run_name(source)}-report" if remote else directory.root / "report"
     name = run_name(source) if remote else current.name

@@ -12,16 +12,17 @@ from mutualrl.diagnostics.gates import SPARSE
 from mutualrl.diagnostics.hints import CAVEAT as HINTS_CAVEAT
 from mutualrl.diagnostics.hints import HintRow
 from mutualrl.diagnostics.overlap import GateRow, PoolRates
+from mutualrl.diagnostics.revival import ANY, RevivalRow
 from mutualrl.diagnostics.rollouts import Bools, ModelRollouts
 from mutualrl.regimes.hinted import Hinted
 from mutualrl.regimes.sgt import SGT
 
 #: what was measured about the recommendation of `sgt` (benchmarks/results/prediction.json, text_source.json)
 SGT_CAVEAT = (
-    "Measured on 19 policies of ten pools: SGT ended above GRPO in the mean for all 8 whose gate opened on 30 % of "
-    "the prompts or more, and for 4 of 11 with less. Where the policies have the same skills and write differently, "
-    "SGT ended below GRPO, HACPO, guided rollouts and SFT then GRPO, and retained less than GRPO of what was solved "
-    "before (docs/text-source.md). Compare with grpo over several seeds (mutualrl sweep)."
+    "Measured on 19 policies of ten pools: SGT ended above GRPO in the mean for all 7 whose gate opened on 30 % of "
+    "the prompts or more in the first tenth of the run, and for 5 of 12 with less. Where the policies have the same "
+    "skills and write differently, SGT ended below GRPO, HACPO, guided rollouts and SFT then GRPO, and retained less "
+    "than GRPO of what was solved before (docs/text-source.md). Compare with grpo over several seeds (mutualrl sweep)."
 )
 
 
@@ -100,6 +101,27 @@ def for_agents(advice: Advice) -> Advice:
     settings = {"hint": "plan"}
     reason = advice.recommendation.partition(": ")[2].partition(";")[0]
     return Advice(Hinted.name, f"{Hinted.name}{_assignments(settings)}: {reason}", settings, caveat=AGENTS_CAVEAT)
+
+
+def with_texts(advice: Advice, revived: Sequence[RevivalRow]) -> Advice:
+    """Return advice with what recorded texts would revive: `sgt` in place of none if a source has a confirmed text on
+    some of the prompts that a model failed."""
+    rows = [row for row in revived if row.source == ANY] or list(revived)
+    rows = [row for row in rows if row.prompts and row.revived / row.prompts >= SPARSE and row.rate_ci[0] > 0]
+    if not rows:
+        return advice
+    texts = ", ".join(f"{row.learner} {row.revived} of {row.failed}" for row in rows)
+    reason = f"recorded texts revive prompts on which a model fails entirely ({texts})"
+    if advice.recommended != "none":
+        return replace(advice, recommendation=f"{advice.recommendation}. {reason.capitalize()}")
+    return Advice(SGT.name, f"{SGT.name}: {reason}; without them, {advice.recommendation}", caveat=TEXTS_CAVEAT)
+
+
+#: what was measured about a recorded file (benchmarks/results/rivals-recorded.json)
+TEXTS_CAVEAT = (
+    "Measured on one tiny model: whether a file under the gate ends above GRPO was not decided on seven seeds "
+    "(docs/rivals.md). Compare with grpo over several seeds (mutualrl sweep)."
+)
 
 
 def with_hints(advice: Advice, tried: Sequence[HintRow]) -> Advice:

@@ -133,9 +133,10 @@ class Prediction:
 def prediction_of(recipe: Recipe, section: ServedSource | FrozenSource, batch: BatchPlan) -> Prediction:
     """Return what a source that is asked will do."""
     sampling = sampling_of(recipe, section)
+    everywhere = any(recipe.regime_of(name).asks_everywhere() for name in recipe.readers_of(section))
     return Prediction(
         section.kind,
-        "gated" if section.gated else "all",
+        "gated" if section.gated and not everywhere else "all",
         batch.prompts,
         batch.prompts * sampling.samples,
         recipe.rounds(batch.optimizer_steps),

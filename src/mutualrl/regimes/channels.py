@@ -119,6 +119,10 @@ class Channels(Regime):
         parts = [part for part in self.regimes if part.source_problem() is None]
         return sorted({prompt_id for part in parts for prompt_id in part.unsolved(rollouts)})
 
+    def asks_everywhere(self) -> bool:
+        """Return whether a part that can use a source wants its texts on all prompts."""
+        return any(part.asks_everywhere() for part in self.regimes if part.source_problem() is None)
+
     def problems(self, trainer: Settings) -> list[Problem]:
         """Return the parts' problems, with their settings' full names."""
         problems: list[Problem] = []

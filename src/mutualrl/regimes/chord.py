@@ -60,6 +60,10 @@ class Chord(Regime):
         """Return all prompts: a text is wanted on each."""
         return sorted(set(rollouts.prompt_ids))
 
+    def asks_everywhere(self) -> bool:
+        """Return True."""
+        return True
+
     def plan(self, view: RoundView) -> Plan:
         """Return one text per prompt that has any, drawn uniformly, under the round's weight."""
         candidates: list[tuple[str, Candidate]] = []

@@ -159,6 +159,10 @@ class Regime(BaseModel):
         limit = success_above(self)
         return [key for key, group in sorted(scored.items()) if group and max(group) <= limit]
 
+    def asks_everywhere(self) -> bool:
+        """Return whether `unsolved` has all prompts, whatever the rewards."""
+        return False
+
     def problems(self, trainer: Settings) -> Sequence[Problem]:
         """Return (key, problem) of the trainer's settings with which it cannot run."""
         return ()

@@ -149,6 +149,10 @@ class SGT(Regime):
         """Return the prompts on which the learner's part of the gate is open."""
         return unsolved_by(group_by_prompt(rollouts.prompt_ids, rollouts.rewards), self)
 
+    def asks_everywhere(self) -> bool:
+        """Return whether the learner's part of the gate is always open."""
+        return self.gate not in ("all", "any")
+
     def requests(self, view: RoundView) -> Requests:
         """Return the candidates that `pick: lowest_nll` compares, for prompts with more than one."""
         if self.pick != "lowest_nll" or self.teacher == "own":

@@ -77,7 +77,7 @@ def _figures(run: Run, policy: PolicyRecord) -> str:
     text = table(f"Greedy accuracy on {n} held-out prompts of {name(run.task)}", ("group", "before", "after"), rows)
     if result is None or not result.rescued_pairs:
         return text
-    return f"{text}\n\nRescued pairs: {result.rescued_pairs}, on {result.rescued_prompts} prompts."
+    return f"{text}\n\nTexts taught: {result.rescued_pairs}, on {result.rescued_prompts} prompts."
 
 
 def _training(run: Run) -> str:

@@ -108,7 +108,7 @@ def sharing(run: LoggedRun) -> Table:
         "policy",
         "model",
         "steps",
-        "rescued pairs",
+        "texts taught",
         "on prompts",
         "waited (s)",
         "waited for (s)",
@@ -141,7 +141,7 @@ def sources(run: LoggedRun) -> Table:
             rows.append([source, *known, policy, str(usable), *learned])
     head = (
         *("source", "prompts with a text", "texts", "confirmed", "on prompts"),
-        *("policy", "can learn", "rescues", "rescued prompts", "uses per text"),
+        *("policy", "can learn", "texts taught", "on prompts", "uses per text"),
     )
     return Table("Sources", head, rows)
 
@@ -170,7 +170,14 @@ def asked_sources(run: LoggedRun) -> Table:
         )
     head = (
         *("source", "prompts", "answers asked", "asked again", "failed", "cut off", "left out", "tokens asked"),
-        *("tokens returned", "confirmed", "of the policies' tokens", "rescues", "tokens per rescue", "waited for it"),
+        *(
+            "tokens returned",
+            "confirmed",
+            "of the policies' tokens",
+            "texts taught",
+            "tokens per text taught",
+            "waited for it",
+        ),
     )
     return Table("Sources that were asked", head, rows)
 

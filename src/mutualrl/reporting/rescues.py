@@ -85,19 +85,22 @@ class Tally:
 
 @dataclass(slots=True)
 class RescueReport:
-    """What a page shows about rescues: records of the cards, tables and figures of what followed, notes."""
+    """What a page shows about rescues: records of the cards, tables and figures of what followed, notes. `gated`:
+    every text was taught on a prompt that the policy had failed; else the page does not call them rescues."""
 
     records: list[JsonObject] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    gated: bool = True
 
 
 def collect_rescues(groups: Sequence[Comparison]) -> RescueReport:
     """Return the rescues of all runs by run and step, and what followed them under each arm of each comparison.
 
     A record: `run`, `policy`, `step`, `id` of the prompt, `prompt`, `own` (text, reward), `peer`, `answer`, `hint` (the
-    peer's, where the answer is the policy's own; else empty), each text as `messages` returns it; `later`: the next
+    peer's, where the answer is the policy's own; else empty), each text as `messages` returns it; `gated`: of its run;
+    `later`: the next
     visit (`round`, `correct`, `of`, `text`), None if the prompt did not recur, UNKNOWN if it may have in missing
     rounds; `visits`: [correct, of] of all later visits.
     """
@@ -112,7 +115,7 @@ def collect_rescues(groups: Sequence[Comparison]) -> RescueReport:
     records = thinned(numbered(report.records), LARGEST_OF_MANY if many else LARGEST)
     if len(records) < len(report.records):
         shares = f"{len(records)} of {len(report.records)}"
-        report.notes.append(f"this page has {shares} rescues, evenly spaced; rescues.jsonl has all of them")
+        report.notes.append(f"this page has {shares} taught texts, evenly spaced; rescues.jsonl has all of them")
     report.records = records
     return report
 
@@ -134,6 +137,9 @@ def _collect_arm(
                 problem = f"rounds of {policy!r} are missing from the exchange"
                 report.notes.append(f"{run.name}: {problem}; some later answers are unknown")
             report.records += [_record(run, policy, row, visits) for row in rows]
+            report.gated &= run.gated
+            if not run.gated:
+                continue  # it was taught on prompts that it had solved, too: nothing to compare
             control = controls[run.name] if beside else None
             followed = _followed(policy, rescued, visits, control, report.notes.append)
             _add(tallies.setdefault(policy, {}), followed)
@@ -251,7 +257,7 @@ def _beside(members: Sequence[LoggedRun], *, with_control: bool) -> str:
     """Return what the rescues are shown beside, for a caption."""
     if not with_control:
         return (
-            "after a failure that was not rescued, since no peer had solved the prompt: other prompts, at other times "
+            "after a failure on which nothing was taught: other prompts, at other times "
             f"of training, which may be harder or easier. A {baseline().name} run of the same recipe with --exchange "
             "full, reported beside this one, shows the same prompts without rescue"
         )
@@ -364,6 +370,7 @@ def _record(run: LoggedRun, policy: str, row: JsonObject, visits: Visits) -> Jso
         "peer": _text(row.get("peer")),
         "answer": messages(row.get("answer")),
         "hint": messages(row.get("hint", "")),
+        "gated": run.gated,
         "later": _next(later, rescue_round, visits),
         "visits": [[visit.correct, visit.of] for visit in later[:MOST_FRACTIONS]],
     }

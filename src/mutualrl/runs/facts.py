@@ -95,9 +95,9 @@ def cost_of_source(name: str, facts: SourceFacts) -> str:
     """Return what a source that was asked cost and gave."""
     sent = facts.questions - facts.left_out
     per_rescue = facts.tokens_per_rescue
-    each = "" if per_rescue is None else f", {per_rescue:,.0f} tokens per rescue"
+    each = "" if per_rescue is None else f", {per_rescue:,.0f} tokens per text"
     failed = f" ({facts.failed:,} without an answer)" if facts.failed else ""
-    return f"Source {name}: {sent:,} questions{failed}, {facts.tokens:,} tokens; {facts.rescues:,} rescues{each}."
+    return f"Source {name}: {sent:,} questions{failed}, {facts.tokens:,} tokens; {facts.rescues:,} texts taught{each}."
 
 
 def silence_note(name: str, facts: SourceFacts) -> str | None:

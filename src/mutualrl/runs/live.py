@@ -97,10 +97,10 @@ class Curve:
 class LivePolicy:
     """State of one policy while it trains. `waited`, `seconds`: totals over its steps so far."""
 
-    def __init__(self, run: RunDirectory, name: str, metrics: Sequence[Metric] = ()) -> None:
+    def __init__(self, run: RunDirectory, name: str, metrics: Sequence[Metric] = (), *, recipe: bool = True) -> None:
         self.name = name
         self._run = run
-        self._declared = metrics
+        self._declared, self._recipe = metrics, recipe
         self._gate_key = next((metric.key for metric in metrics if metric.role == "gate_rate"), None)
         self._metrics = NewLines(run.policy(name).metrics)
         self._rescues = NewLines(run.policy(name).rescues, LOOK_BYTES)
@@ -119,7 +119,7 @@ class LivePolicy:
         self.by_group: dict[str, float] = {}
         self.waited = self.seconds = 0.0
         self._recent: deque[float] = deque(maxlen=RECENT)
-        self.learning = LearningNotes(self._declared)
+        self.learning = LearningNotes(self._declared, recipe=self._recipe)
         if self._before is not None:
             self.accuracy.add(0, self._before)
 
@@ -212,11 +212,13 @@ class LivePolicy:
 
 
 class LiveRun:
-    """Live run: its policies."""
+    """Live run: its policies. `recipe`: whether it has one, as runs of users' own scripts do not."""
 
-    def __init__(self, run: RunDirectory, policies: Sequence[str], metrics: Sequence[Metric] = ()) -> None:
+    def __init__(
+        self, run: RunDirectory, policies: Sequence[str], metrics: Sequence[Metric] = (), *, recipe: bool = True
+    ) -> None:
         self.run = run
-        self.policies = {name: LivePolicy(run, name, metrics) for name in policies}
+        self.policies = {name: LivePolicy(run, name, metrics, recipe=recipe) for name in policies}
 
     def update(self, *, logs: bool = False) -> None:
         """Read new data from the policies' files, with `logs` also from their logs."""

@@ -116,7 +116,9 @@ def read_logged(path: Path) -> LoggedRun:
             where = files.metrics.relative_to(run.root)
             notes.append(f"{where}: {len(wrong)} validations are not valid (step {_first(wrong)}) and are left out")
         steps[name] = max((row["step"] for row in lines), default=0)
-        notes += [f"{name}: {note}" for note in LearningNotes.of(run.rule.metrics, lines).notes()]
+        notes += [
+            f"{name}: {note}" for note in LearningNotes.of(run.rule.metrics, lines, recipe=not run.info.scripts).notes()
+        ]
         notes += unscorable_note(name, policy.validation)
         limit = run.setting("task.max_prompt_tokens")
         notes += [note for note in data_notes(directory, name, limit) if note not in notes]

@@ -27,9 +27,10 @@ def live_after(steps: int) -> int:
 
 
 class LearningNotes:
-    """Counts over one policy's steps, and the notes that follow from them. `metrics`: of the regime."""
+    """Counts over one policy's steps, and the notes that follow from them. `metrics`: of the regime; `recipe`: whether
+    the run has one, as those of users' own scripts do not."""
 
-    def __init__(self, metrics: Iterable[Metric]) -> None:
+    def __init__(self, metrics: Iterable[Metric], *, recipe: bool = True) -> None:
         declared = list(metrics)
         self._gates = [metric.key for metric in declared if metric.role == "gate_rate"]
         self._actions = [metric.key for metric in declared if metric.role in ("rescues", "action")]
@@ -39,13 +40,14 @@ class LearningNotes:
         self._unrewarded = 0  # steps in which no rollout had a reward
         self._varied = False
         self._sums: dict[str, float] = {}
+        self._recipe = recipe
         self._peers = False  # whether there was a policy to read beside sources
         self._sources: dict[str, Counter[str]] = {}
 
     @classmethod
-    def of(cls, metrics: Iterable[Metric], rows: Iterable[JsonObject]) -> LearningNotes:
+    def of(cls, metrics: Iterable[Metric], rows: Iterable[JsonObject], *, recipe: bool = True) -> LearningNotes:
         """Count the steps of a finished log."""
-        learning = cls(metrics)
+        learning = cls(metrics, recipe=recipe)
         for row in rows:
             learning.add(row)
         return learning
@@ -94,7 +96,7 @@ class LearningNotes:
         others += [f"a text of source {name} earn a reward above the threshold" for name in self._sources]
         why = f"on no prompt did every own rollout fail and {' or '.join(others)}"
         given = [reason for name, counts in self._sources.items() if (reason := _nothing_of(name, counts)) is not None]
-        if self._peers or not self._sources:
+        if self._recipe and (self._peers or not self._sources):
             given.append("mutualrl complementarity --run DIR shows what each policy solves")
         return f"{why} ({'; '.join(given)})" if given else why
 

@@ -92,6 +92,13 @@ class Run(Record):
         return RegimeInfo.from_run(self.info.regime, self.info.regime_info)
 
     @property
+    def gated(self) -> bool:
+        """Return whether its regime teaches only where the learner failed: it declares a gate, and has not `gate:
+        none`."""
+        gate = any(metric.role == "gate_rate" for metric in self.rule.metrics)
+        return gate and "none" not in (self.setting("regime.gate"), self.setting("regime.sgt.gate"))
+
+    @property
     def seed(self) -> int | None:
         """Return the run's seed; None if it is not recorded."""
         return self.info.seed if "seed" in self.info.model_fields_set else None

@@ -265,6 +265,8 @@ def _again(run: Run, *, directory: str, regime: str | None = None, seed: int | N
             repeated.append(word)
     if regime is not None and run.resample is not None:
         repeated += ["--set", "round.resample=false"]  # else the baseline would be sampled again, too
+    if regime == baseline().name and run.setting("exchange.staleness"):
+        repeated += ["--set", "exchange.staleness=0"]  # it does not wait for peers, and refuses the key
     if any("trust" in word or is_import_path(word.rpartition("=")[2]) for word in repeated):
         return ()
     return (shlex.join([*repeated, *(word for pair in changed.items() for word in pair)]),)
@@ -272,10 +274,10 @@ def _again(run: Run, *, directory: str, regime: str | None = None, seed: int | N
 
 def _replaced(assignment: str, changed: Mapping[str, str]) -> bool:
     """Return whether an assignment of `--set` is to something that changes: the regime, whose keys another one does
-    not have, and dynamic sampling with it, the seed, or the directory."""
+    not have, and with it dynamic sampling and waiting for peers, the seed, or the directory."""
     key = assignment.partition("=")[0]
     regime = (
-        key.startswith(("regime.", "round.resample"))
+        key.startswith(("regime.", "round.resample", "exchange.staleness"))
         or key == "regime"
         or (key.startswith("policies.") and ".regime" in key)
     )

@@ -16,7 +16,7 @@ import numpy as np
 from mutualrl.console.lines import notify
 from mutualrl.console.markdown import name, number, sentence, table, with_interval
 from mutualrl.diagnostics import dead_prompts, hints, revival
-from mutualrl.diagnostics.advice import SGT_CAVEAT, Advice, for_agents, recommended, with_hints
+from mutualrl.diagnostics.advice import SGT_CAVEAT, Advice, for_agents, recommended, with_hints, with_texts
 from mutualrl.diagnostics.diagnostic import INLINE, Beside, Diagnostic, Figures, Inputs, Scope
 from mutualrl.diagnostics.drawing import legend, short
 from mutualrl.diagnostics.gates import Thresholds, successes
@@ -70,17 +70,21 @@ class Overlap:
 
 
 def compute(inputs: Inputs[ComplementarityRequest]) -> Overlap:
-    """Return the result; where hints were tried, its advice takes them into account."""
+    """Return the result; its advice takes recorded texts and hints into account."""
     rollouts, request, plan = inputs.rollouts, inputs.request, inputs.plan
     samples = rollouts.present_M_P_G.sum(axis=2).min(axis=1).tolist()
     k_values = gate_sizes(request.k, samples)
     result = complementarity(rollouts, plan.thresholds, request.success, k_values, plan.seed)
+    advice = result.advice
+    for beside in inputs.beside.results:
+        if isinstance(beside, revival.Revival):
+            advice = with_texts(advice, beside.revival)
     if plan.turns is not None:
-        result = replace(result, advice=for_agents(result.advice))
-    for found in inputs.beside.results:
-        if isinstance(found, hints.Hints):
-            result = replace(result, advice=with_hints(result.advice, found.hints))
-    return result
+        advice = for_agents(advice)
+    for beside in inputs.beside.results:
+        if isinstance(beside, hints.Hints):
+            advice = with_hints(advice, beside.hints)
+    return replace(result, advice=advice)
 
 
 def complementarity(

@@ -75,7 +75,7 @@ const cards = (() => {
     const own = element("div"), peer = element("div"), words = element("div");
     const pair = element("div", undefined, hinted ? "pair three" : "pair");
     own.append(element("h4", `Own answers (${rescue.own.length})`));
-    peer.append(element("h4", rescue.peer === "(gold)" ? "The data's solution" : `${rescue.peer}'s success${hinted ? ", shown as a hint" : ""}`));
+    peer.append(element("h4", rescue.peer === "(gold)" ? "The data's solution" : `${rescue.peer}'s ${rescue.gated ? "success" : "text"}${hinted ? ", shown as a hint" : ""}`));
     pair.append(own, peer);
     if (hinted) {
       const [hint, written] = beside(rescue.hint, rescue.answer, "good");
@@ -87,7 +87,7 @@ const cards = (() => {
       const [left, right] = beside(first[0], rescue.answer, kind(first));
       own.append(left);
       peer.append(right);
-    } else peer.append(text(rescue.answer, "good"));
+    } else peer.append(text(rescue.answer, rescue.gated ? "good" : ""));
     own.append(...others.map((rollout) => text(rollout[0], kind(rollout))));
     box.append(pair);
     const parts = element("dl"), entry = (term, ...contents) => {
@@ -222,7 +222,7 @@ const cards = (() => {
     return { open, show, policies: [...policy.options].map((option) => option.value) };
   };
 
-  const all = { rescues: browser("rescues", rescueCard, "rescues"), samples: browser("samples", sampleCard, "samples") };
+  const all = { rescues: browser("rescues", rescueCard, document.getElementById("rescues")?.dataset.words), samples: browser("samples", sampleCard, "samples") };
   const follow = () => {
     const name = location.hash.slice(1).split(":")[0];
     if (location.hash.includes(":") && Object.hasOwn(all, name) && all[name]) all[name].open(location.hash);
