@@ -3,11 +3,12 @@
     python benchmarks/one_model.py              # everything, half an hour; resumes after an interruption
     python benchmarks/one_model.py --table      # the table of the existing pieces
     python benchmarks/one_model.py --seeds      # seven more seeds, with CHORD and pass@64; an hour
+    python benchmarks/one_model.py --chord      # CHORD on the first three seeds; five minutes
 
 It fine-tunes `tiny:ada` on the texts of `tiny:book` with TRL's SFTTrainer, on the confirmed ones and on all (into
-`benchmarks/sweeps/one-model/`), runs `mutualrl sweep benchmarks/sweeps/one-model.yaml` (or `one-model-seeds.yaml`), and
-writes `benchmarks/results/one_model.json` and `.md` (or of the sweep's name). The models after SFT are the same for
-every seed.
+`benchmarks/sweeps/one-model/`), runs `mutualrl sweep benchmarks/sweeps/one-model.yaml` (or `one-model-seeds.yaml`,
+`one-model-chord.yaml`), and writes `benchmarks/results/one_model.json` and `.md` (or of the sweep's name). The models
+after SFT are the same for every seed.
 """
 
 from __future__ import annotations
@@ -77,11 +78,15 @@ def prepare(file: Path) -> None:
 def main() -> None:
     """Make the missing runs, and write the table."""
     parser = sweeps.options(__doc__)
-    parser.add_argument("--seeds", action="store_true", help="seven more seeds, with CHORD and pass@64")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--seeds", action="store_const", dest="part", const="seeds", help="seven more, CHORD and pass@64")
+    part.add_argument(
+        "--chord", action="store_const", dest="part", const="chord", help="CHORD on the first three seeds"
+    )
     args = harness.parse(parser)
     name, command = "one-model", "python benchmarks/one_model.py"
-    if args.seeds:
-        name, command = "one-model-seeds", f"{command} --seeds"
+    if args.part is not None:
+        name, command = f"one-model-{args.part}", f"{command} --{args.part}"
     few = {"samples": 2, "limit": 2}
     sweeps.make(name, command, args, ("sgt",), result=name.replace("-", "_"), prepare=prepare, evaluate=few)
 

@@ -196,6 +196,7 @@ def test_shipped_sweeps_are_valid(tmp_path: Path) -> None:
         "minimind-keep",
         "noise-whitened",
         "one-model",
+        "one-model-chord",
         "one-model-seeds",
         "paper",
         "resample",

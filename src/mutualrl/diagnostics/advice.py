@@ -117,10 +117,11 @@ def with_texts(advice: Advice, revived: Sequence[RevivalRow]) -> Advice:
     return Advice(SGT.name, f"{SGT.name}: {reason}; without them, {advice.recommendation}", caveat=TEXTS_CAVEAT)
 
 
-#: what was measured about a recorded file (benchmarks/results/rivals-recorded.json)
+#: what was measured about a recorded file (benchmarks/results/one_model_seeds.json, rivals-recorded.json)
 TEXTS_CAVEAT = (
-    "Measured on one tiny model: whether a file under the gate ends above GRPO was not decided on seven seeds "
-    "(docs/rivals.md). Compare with grpo over several seeds (mutualrl sweep)."
+    "Measured on one tiny model and seven seeds: a file under the gate ended above GRPO after 160 steps "
+    "(docs/one-model.md); after 100 steps that was not decided (docs/rivals.md). Compare with grpo over several seeds "
+    "(mutualrl sweep)."
 )
 
 
