@@ -166,6 +166,15 @@ def test_newer_than_the_claim_agrees_with_the_commits(name: str) -> None:
     assert ("not recorded" in text) and ("0 of 3" in text)
 
 
+def test_rows_are_dated_by_the_last_claim_about_their_arm() -> None:
+    """Three seeds were known when the claims about sgt, dynamic sampling and twice the rollouts were written, on two
+    pools; no claim names a weight of .3."""
+    by_title = {section.title: {row.arm: row.newer for row in section.rows} for section in board.sections()}
+    for title in ("The same two beside rivals, 100 steps", "The same one beside rivals, 100 steps"):
+        assert {by_title[title][arm] for arm in ("sgt", "resample", "grpo twice the rollouts")} == {"7 of 10"}
+    assert by_title["Two models that know different things"]["sgt 0.3"] == "no claim"
+
+
 def test_fields_of_other_versions_do_not_matter(cli_here: Cli, tmp_path: Path) -> None:
     path = changed(entry(cli_here, tmp_path), lambda content: content["pieces"][0]["policies"]["ada"].update(later=1))
     assert [row.arm for section in check(path) for row in section.rows] == ["sgt"]

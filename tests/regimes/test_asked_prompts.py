@@ -28,13 +28,17 @@ OWN = Peer([(prompt_id, reward) for prompt_id, rewards in GROUPS.items() for rew
         ("sgt", {"failure_below": 0.6}, ["o", "q", "z"]),
         ("sgt", {"gate": "any"}, ["o", "p", "q", "z"]),
         ("sgt", {"gate": "none"}, ["n", "o", "p", "q", "z"]),
+        ("sgt", {"gate": "relative"}, ["n", "o", "p", "q", "z"]),
+        ("chord", {}, ["n", "o", "p", "q", "z"]),
         ("hinted", {}, ["o", "z"]),
         ("guided", {}, ["o", "z"]),
         ("swarm", {}, ["o"]),  # its success is any reward above 0
     ],
 )
 def test_prompts_on_which_a_learner_wants_a_text(regime: str, settings: dict[str, object], expected: list[str]) -> None:
-    assert get_regime(regime)(**settings).unsolved(OWN) == expected
+    rule = get_regime(regime)(**settings)
+    assert rule.unsolved(OWN) == expected
+    assert rule.asks_everywhere() == (len(expected) == len(GROUPS))  # what a dry run says beforehand
 
 
 def test_rollouts_with_a_prefix_do_not_hide_a_failure_from_guided() -> None:
@@ -46,6 +50,8 @@ def test_rollouts_with_a_prefix_do_not_hide_a_failure_from_guided() -> None:
 
 def test_a_combination_wants_what_those_parts_want_that_may_learn_from_a_selection() -> None:
     assert get_regime("xgrpo+sgt")().unsolved(OWN) == ["o", "z"]
+    assert not get_regime("xgrpo+sgt")().asks_everywhere()
+    assert get_regime("xgrpo+sgt")(sgt={"gate": "none"}).asks_everywhere()
     assert get_regime("swarm+sgt")(sgt={"gate": "any"}).unsolved(OWN) == ["o", "p", "q", "z"]
 
 
