@@ -28,7 +28,7 @@ from mutualrl.study.statistics import Estimate, rank_correlation
 #: tie the later one
 STUDIES = (
     ("rivals", "rivals-recorded", "rivals-tiny"),
-    ("one_model", "one_model_seeds"),
+    ("one_model", "one_model_seeds", "one_model_chord"),
     ("hints_countdown",),
     ("hints",),
     ("served",),
