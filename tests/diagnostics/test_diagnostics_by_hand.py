@@ -156,12 +156,13 @@ def test_recommendation_carries_what_was_measured_against_it() -> None:
         assert claim in refuted
         assert words in caveat
     points = json.loads((REPOSITORY / "benchmarks" / "results" / "prediction.json").read_text())["points"]
-    high, low = ([p for p in points if (p["gate"] >= 0.3) == often] for often in (True, False))
+    high, low = ([p for p in points if (p["gate"] >= 0.3) == above] for above in (True, False))
     gained, some = (sum(p["gain"] > 0 for p in each) for each in (high, low))
     assert gained == len(high)
     assert f"{len(points)} policies of ten pools" in caveat
     assert len({p["pool"] for p in points}) == 10
-    assert f"all {len(high)} whose gate opened on 30 % of the prompts or more, and for {some} of {len(low)}" in caveat
+    often = f"all {len(high)} whose gate opened on 30 % of the prompts or more in the first tenth of the run"
+    assert f"{often}, and for {some} of {len(low)} with less" in caveat
     same = {name: {f"p{i}": [i % 2, i % 2] for i in range(8)} for name in ("a", "b")}
     assert complementarity(make_rollouts(same), PAPER, "first", [2], seed=0).advice.caveat == ""
 
