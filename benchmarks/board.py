@@ -367,7 +367,8 @@ def draw(made: Sequence[Section], path: Path) -> None:
     """Write the picture of the main lessons as an SVG."""
     shown_rows: list[tuple[str, list[Row]]] = []
     for section in made:
-        rows = [row for row in section.rows if row.lesson or not section.page]
+        drawn = [row for row in section.rows if row.gain.n >= MIN_VALUES]
+        rows = [row for row in drawn if row.lesson or not section.page]
         if rows:
             shown_rows.append((section.title, rows))
     count = sum(len(rows) + 1.4 for _, rows in shown_rows)
@@ -405,6 +406,7 @@ LEAST, MOST = -0.46, 0.6
 def draw_tokens(made: Sequence[Section], path: Path) -> None:
     """Write the picture of gain against tokens as an SVG: every main lesson whose tokens are recorded."""
     rows = [row for section in made for row in section.rows if row.lesson and None not in row.tokens[:2]]
+    rows = [row for row in rows if row.gain.n >= MIN_VALUES]  # of fewer seeds the interval is as long as the axis
     named: list[tuple[str, float, float]] = []
     with draw_on((9.6, 4.2), STYLE | {"svg.hashsalt": "tokens"}) as canvas:
         axis = canvas.subplots()
