@@ -31,7 +31,7 @@ from mutualrl.console.display import clean
 from mutualrl.console.markdown import name as shown
 from mutualrl.console.plots import draw_on
 from mutualrl.reporting.drawing import STYLE
-from mutualrl.study.claims import difference
+from mutualrl.study.claims import difference, read_claims
 from mutualrl.study.comparison import Compared, compare
 from mutualrl.study.outcomes import Outcome, Outcomes
 from mutualrl.study.statistics import MIN_VALUES, Estimate, smallest_found
@@ -144,9 +144,9 @@ def _claimed(content: Mapping[str, Any], pool: str) -> set[str]:
     compared = content.get("comparison", {})
     if not compared.get("registered"):
         return set()
-    text = (sweeps.SWEEPS / compared["registered"]["file"]).read_text(encoding="utf-8")
-    claims = [claim for claim in yaml.safe_load(text)["claims"] if pool in claim.get("pools", [pool])]
-    return {claim[side] for claim in claims for side in ("one", "other") if side in claim}
+    registered = read_claims(sweeps.SWEEPS / compared["registered"]["file"])
+    claims = [claim for claim in registered.file.claims if not claim.pools or pool in claim.pools]
+    return {arm for claim in claims for arm in (claim.one, claim.other) if arm is not None}
 
 
 def _newer(runs: Sequence[Outcome], written: str | None) -> str:
@@ -355,8 +355,8 @@ def _line(row: Row) -> str:
         tokens = f"{sampled:.2f} + {trained:.2f} + {asked or 0.0:.2f}"
     findable = smallest_found(row.gain.standard_deviation, SEEDS)
     arm = BOARD["shown"].get(row.arm, row.arm)
-    told = (f"`{shown(arm)}`", row.lesson, gain, reading, tokens, str(row.gain.n), f"{findable:.3f}")
-    cells = (*told, row.newer, shown(row.commit))
+    measured = (gain, reading, tokens, str(row.gain.n), f"{findable:.3f}")
+    cells = (f"`{shown(arm)}`", row.lesson, *measured, row.newer, shown(row.commit))
     return f"| {' | '.join(cells)} |"
 
 

@@ -120,9 +120,11 @@ def test_the_caveat_says_what_was_measured() -> None:
 def test_recorded_texts_turn_none_into_sgt() -> None:
     none = Advice("none", "none: SGT's gate would rarely open")
     dead = RevivalRow("ada", ANY, prompts=16, failed=7, revived=6, rate=0.375, rate_ci=(0.1, 0.6))
-    found = with_texts(none, [dead])
-    assert found.recommended == "sgt"
-    assert "ada 6 of 7" in found.recommendation
-    assert "not decided" in found.caveat
+    advice = with_texts(none, [dead])
+    assert advice.recommended == "sgt"
+    assert "ada 6 of 7" in advice.recommendation
+    assert "not decided" in advice.caveat
     assert with_texts(none, [replace(dead, revived=0, rate=0.0, rate_ci=(0.0, 0.0))]) == none
     assert with_texts(Advice("sgt", "sgt: peers"), [dead]).recommendation.startswith("sgt: peers. Recorded texts")
+    named = with_texts(Advice("sgt", "sgt: peers"), [replace(dead, learner="Qwen3-0.6B")])
+    assert "Qwen3-0.6B 6 of 7" in named.recommendation  # a name keeps its capitals

@@ -113,7 +113,7 @@ def with_texts(advice: Advice, revived: Sequence[RevivalRow]) -> Advice:
     texts = ", ".join(f"{row.learner} {row.revived} of {row.failed}" for row in rows)
     reason = f"recorded texts revive prompts on which a model fails entirely ({texts})"
     if advice.recommended != "none":
-        return replace(advice, recommendation=f"{advice.recommendation}. {reason.capitalize()}")
+        return replace(advice, recommendation=f"{advice.recommendation}. {reason[0].upper()}{reason[1:]}")
     return Advice(SGT.name, f"{SGT.name}: {reason}; without them, {advice.recommendation}", caveat=TEXTS_CAVEAT)
 
 
