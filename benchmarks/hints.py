@@ -2,10 +2,11 @@
 
     python benchmarks/hints.py              # everything, forty minutes on 2 cores; resumes after an interruption
     python benchmarks/hints.py --table      # the table of the existing pieces
+    python benchmarks/hints.py --seeds      # hints, a peer's words and GRPO on seven more seeds, pass@64; half an hour
 
 It runs `mutualrl complementarity --hints` on the embedded pools `tiny-hints` and `tiny-countdown`, then `mutualrl sweep
 benchmarks/sweeps/hints.yaml` on `tiny-hints`, and writes `benchmarks/results/hints.json` and `.md`, and
-`hints_prediction.json`. `hints_countdown.py` has the other pool.
+`hints_prediction.json`. `--seeds` runs `hints-seeds.yaml` alone. `hints_countdown.py` has the other pool.
 """
 
 from __future__ import annotations
@@ -40,7 +41,13 @@ def write_predictions(out: Path, prompts: int) -> None:
 
 def main() -> None:
     """Make the missing runs, and write the table."""
-    args = harness.parse(sweeps.options(__doc__))
+    parser = sweeps.options(__doc__)
+    parser.add_argument("--seeds", action="store_true", help="seven more seeds, with pass@64")
+    args = harness.parse(parser)
+    if args.seeds:
+        few = {"samples": 2, "limit": 2}
+        sweeps.make("hints-seeds", f"{COMMAND} --seeds", args, ("hinted",), result="hints_seeds", evaluate=few)
+        return
 
     def prepare(file: Path) -> None:
         write_predictions(args.out, 8 if args.smoke else 256)

@@ -193,6 +193,7 @@ def test_shipped_sweeps_are_valid(tmp_path: Path) -> None:
         "hints",
         "hints-countdown",
         "hints-countdown-controls",
+        "hints-seeds",
         "minimind-keep",
         "noise-whitened",
         "one-model",
