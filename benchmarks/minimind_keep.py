@@ -15,10 +15,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import harness
-import sweep_results as sweeps
 from gpu_smol_pair import SPECIALISTS
-from smol import fine_tune
+from smol import fine_tune, of_model
 from text_source import write_rows
 from word_problems import SKILLS, problems
 
@@ -39,18 +37,8 @@ def make(model: Path, out: Path, *, smoke: bool) -> None:
 
 def main() -> None:
     """Make the missing inputs and runs, and write the table."""
-    parser = sweeps.options(__doc__)
-    parser.add_argument("--model", type=Path, help="MiniMind2-Small")
-    args = harness.parse(parser)
-
-    def prepare(file: Path) -> None:
-        if not (file.parent / "minimind-keep" / "sft" / "share" / "model.safetensors").is_file():
-            if args.model is None:
-                parser.error("--model DIR: the model that is taught")
-            make(args.model, file.parent / "minimind-keep", smoke=args.smoke)
-
-    command = "python benchmarks/minimind_keep.py"
-    sweeps.make("minimind-keep", command, args, ("sgt",), result="minimind_keep", prepare=prepare)
+    learner = "MiniMind2-Small, which is taught"
+    of_model("minimind-keep", __doc__, learner, make, "sft/share/model.safetensors")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ lacks the skill that its peer was taught. The training problems are the same for
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -76,19 +76,29 @@ def make(model: Path, out: Path, *, smoke: bool) -> None:
     write_rows(out / "held_out.jsonl", held_out)
 
 
-def main() -> None:
-    """Make the missing inputs and runs, and write the table."""
-    parser = sweeps.options(__doc__)
-    parser.add_argument("--model", type=Path, help="SmolLM2-135M-Instruct")
+def of_model(name: str, description: str | None, model: str, make: Callable[..., None], last: str) -> None:
+    """Make the missing inputs and runs of a sweep, and write its table.
+
+    `make(model, directory, smoke=...)` makes its inputs from the model of `--model`, `last` as the last of them.
+    """
+    parser = sweeps.options(description)
+    parser.add_argument("--model", type=Path, help=model)
     args = harness.parse(parser)
 
     def prepare(file: Path) -> None:
-        if not (file.parent / "smol" / "held_out.jsonl").is_file():
+        inputs = file.parent / name
+        if not (inputs / last).is_file():
             if args.model is None:
-                parser.error("--model DIR: the model that the specialists are made of")
-            make(args.model, file.parent / "smol", smoke=args.smoke)
+                parser.error(f"--model DIR: {model}")
+            make(args.model, inputs, smoke=args.smoke)
 
-    sweeps.make("smol", "python benchmarks/smol.py", args, ("sgt",), prepare=prepare)
+    result = name.replace("-", "_")
+    sweeps.make(name, f"python benchmarks/{result}.py", args, ("sgt",), result=result, prepare=prepare)
+
+
+def main() -> None:
+    """Make the missing inputs and runs, and write the table."""
+    of_model("smol", __doc__, "SmolLM2-135M-Instruct, of which the specialists are made", make, "held_out.jsonl")
 
 
 if __name__ == "__main__":

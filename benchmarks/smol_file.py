@@ -21,9 +21,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import harness
-import sweep_results as sweeps
-from smol import fine_tune
+from smol import fine_tune, of_model
 from text_source import write_rows
 from word_problems import SKILLS, last_number, problems
 
@@ -65,18 +63,8 @@ def make(model: Path, out: Path, *, smoke: bool) -> None:
 
 def main() -> None:
     """Make the missing inputs and runs, and write the table."""
-    parser = sweeps.options(__doc__)
-    parser.add_argument("--model", type=Path, help="SmolLM2-135M-Instruct")
-    args = harness.parse(parser)
-
-    def prepare(file: Path) -> None:
-        if not (file.parent / "smol-file" / "sft" / "file" / "model.safetensors").is_file():
-            if args.model is None:
-                parser.error("--model DIR: the model that learns from the file")
-            make(args.model, file.parent / "smol-file", smoke=args.smoke)
-
-    command = "python benchmarks/smol_file.py"
-    sweeps.make("smol-file", command, args, ("sgt",), result="smol_file", prepare=prepare)
+    learner = "SmolLM2-135M-Instruct, which learns from the file"
+    of_model("smol-file", __doc__, learner, make, "sft/file/model.safetensors")
 
 
 if __name__ == "__main__":
