@@ -13,6 +13,7 @@ import sweep_results
 from conftest import REPOSITORY
 from mutualrl.errors import RecipeError
 from mutualrl.study.claims import ClaimFile, evaluate_claims, read_claims, verdict_counts
+from mutualrl.study.comparison import compare
 from mutualrl.study.outcomes import Outcome, Outcomes, PolicyOutcome
 
 STUDY = REPOSITORY / "benchmarks" / "results" / "study.json"
@@ -197,6 +198,21 @@ def test_share_margin_is_computed_per_seed_and_from_the_magnitude() -> None:
     )
     claim = one_claim(measure="gate_change", says="within", margin={"share": 0.25, "of": "b"})
     assert evaluate_claims(falling, claim)[0].verdict == "held"
+
+
+def test_mean_rewards_may_leave_0_to_1_where_what_is_retained_and_pass_at_k_do_not() -> None:
+    for mean_reward in (False, True):
+        values = [(1.0, 1.0), (1.0, 1.0), (0.5, 0.8)]  # accuracy, retained and pass@8
+        outcomes = [
+            Outcome(
+                "p", "a", s, {"ada": PolicyOutcome({"all": a}, retained=r, pass_at={"8": r}, mean_reward=mean_reward)}
+            )
+            for s, (a, r) in enumerate(values)
+        ]
+        compared = compare(Outcomes(outcomes), "a", None, [])
+        (accuracy,) = {each.high for each in compared.final["p"]["a"].values()}
+        assert (accuracy > 1) is mean_reward
+        assert {name: each.high for name, each in compared.beside["p"]["a"].items()} == {"pass@8": 1.0, "retained": 1.0}
 
 
 def test_no_interval_is_narrower_than_one_problem_or_one_validation() -> None:

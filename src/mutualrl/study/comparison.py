@@ -158,8 +158,8 @@ def _other_problems(outcomes: Outcomes) -> Iterator[str]:
             yield f"not matched: {pool}: accuracy is over {numbers}"
 
 
-#: measures that are fractions, in which no interval leaves 0 to 1
-FRACTIONS, FRACTION = ("accuracy", "accuracy_at_tokens", "pass_at", "retained", "over_calls"), (0.0, 1.0)
+#: measures that are fractions, in which no interval leaves 0 to 1; accuracies are where they are no means of rewards
+FRACTIONS, ACCURACIES, FRACTION = ("pass_at", "retained", "over_calls"), ("accuracy", "accuracy_at_tokens"), (0.0, 1.0)
 Column = tuple[str, str, str | None]  # name, measure, policy (None: mean of the pool)
 
 
@@ -171,7 +171,8 @@ def _levels(outcomes: Outcomes, pool: str, columns: Sequence[Column]) -> dict[st
         for name, measure, policy in columns:
             values = outcomes.by_seed(pool, arm, outcomes.seeds(pool, arm), measure, policy)
             if values is not None:
-                is_fraction = measure.partition("/")[0] in FRACTIONS and not outcomes.measure_rewards(pool)
+                kind = measure.partition("/")[0]
+                is_fraction = kind in FRACTIONS or (kind in ACCURACIES and not outcomes.measure_rewards(pool))
                 bounds = FRACTION if is_fraction else None
                 row[name] = Estimate.of(values, resolution=outcomes.resolution(pool, measure), bounds=bounds)
         table[arm] = row
