@@ -46,7 +46,7 @@ def test_policies_that_can_use_a_hint_are_told_to_use_hinted(cli: Cli) -> None:
 def test_policies_that_cannot_use_a_hint_keep_the_recommendation_with_the_reason(cli: Cli) -> None:
     result = hints(cli, "--pool", "tiny-countdown")
     assert result["recommended"] == "sgt"
-    assert "hints do not help these models (success with one: fay 0.00, without" in result["recommendation"]
+    assert "Hints do not help here (success with one: fay 0.00, without" in result["recommendation"]
     assert result["caveat"]
 
 

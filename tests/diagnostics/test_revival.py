@@ -50,6 +50,9 @@ def test_revived_means_could_be_learnt(cli_here: Cli, tmp_path: Path, limit: int
     assert (row["failed"], row["revived"], row["out_of_reach"]) == (len(dead), len(within), len(beyond))
     assert row["needed_length"] == max((lengths[key] for key in beyond), default=None)
     assert bool(beyond) == (limit == 6)
+    assert found["recommended"] == ("sgt" if limit == 20 else "none"), "two of 57 may be chance"
+    assert f"({'ada' if limit == 20 else 'book'} {len(within)} of {len(dead)})" in found["recommendation"]
+    assert "peer" not in found["recommendation"], "one model has none"
 
 
 @pytest.mark.slow

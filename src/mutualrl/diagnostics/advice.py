@@ -113,8 +113,18 @@ def with_texts(advice: Advice, revived: Sequence[RevivalRow]) -> Advice:
     texts = ", ".join(f"{row.learner} {row.revived} of {row.failed}" for row in rows)
     reason = f"recorded texts revive prompts on which a model fails entirely ({texts})"
     if advice.recommended != "none":
-        return replace(advice, recommendation=f"{advice.recommendation}. {reason[0].upper()}{reason[1:]}")
+        return _with_reason(advice, reason)
     return Advice(SGT.name, f"{SGT.name}: {reason}; without them, {advice.recommendation}", caveat=TEXTS_CAVEAT)
+
+
+def for_one(revived: Sequence[RevivalRow]) -> Advice:
+    """Return advice for one model, which no other can teach, with what recorded texts would revive: `sgt`, or none."""
+    counts = ", ".join(f"{row.source} {row.revived} of {row.failed}" for row in revived if row.source != ANY)
+    none = Advice("none", f"none: the texts revive few prompts, or none, on which the model fails entirely ({counts})")
+    advice = with_texts(none, revived)
+    if advice is none:
+        return none
+    return replace(advice, recommendation=advice.recommendation.partition("; without them")[0])
 
 
 #: what was measured about a recorded file (benchmarks/results/one_model_seeds.json, rivals-recorded.json)
@@ -135,13 +145,12 @@ def with_hints(advice: Advice, tried: Sequence[HintRow]) -> Advice:
     if not helped and any(row.difference_ci[0] > 0 for row in rows):
         shares = [f"{r.learner} {number(r.copies, 2)} copies, {number(r.bare, 2)} bare" for r in rows]
         reason = f"hints help, but leave next to nothing to learn ({'; '.join(shares)})"
-        return replace(advice, recommendation=f"{advice.recommendation}. {reason}")
+        return _with_reason(advice, reason)
     if not helped:
         seen = [
             f"{row.learner} {number(row.success_with, 2)}, without {number(row.success_without, 2)}" for row in rows
         ]
-        reason = f"hints do not help these models (success with one: {'; '.join(seen)})"
-        return replace(advice, recommendation=f"{advice.recommendation}. {reason}")
+        return _with_reason(advice, f"hints do not help here (success with one: {'; '.join(seen)})")
     best = max(helped, key=lambda row: row.difference)
     reason = (
         f"where the gate opens, {best.learner} solves {best.success_with:.0%} of its answers with a hint, "
@@ -150,3 +159,8 @@ def with_hints(advice: Advice, tried: Sequence[HintRow]) -> Advice:
     )
     text = f"{Hinted.name}: {reason}. In place of {advice.recommendation}"
     return Advice(Hinted.name, text, caveat=HINTS_CAVEAT)
+
+
+def _with_reason(advice: Advice, reason: str) -> Advice:
+    """Return advice with one more sentence."""
+    return replace(advice, recommendation=f"{advice.recommendation}. {reason[0].upper()}{reason[1:]}")

@@ -16,7 +16,7 @@ import numpy as np
 from mutualrl.console.lines import notify
 from mutualrl.console.markdown import name, number, sentence, table, with_interval
 from mutualrl.diagnostics import dead_prompts, hints, revival
-from mutualrl.diagnostics.advice import SGT_CAVEAT, Advice, for_agents, recommended, with_hints, with_texts
+from mutualrl.diagnostics.advice import SGT_CAVEAT, Advice, for_agents, for_one, recommended, with_hints, with_texts
 from mutualrl.diagnostics.diagnostic import INLINE, Beside, Diagnostic, Figures, Inputs, Scope
 from mutualrl.diagnostics.drawing import legend, short
 from mutualrl.diagnostics.gates import Thresholds, successes
@@ -63,6 +63,13 @@ class Overlap:
     buckets: list[GapBucket]
     gate: list[GateRow]
     graded: float
+    advice: Advice = field(metadata=INLINE)
+
+
+@dataclass(frozen=True, slots=True)
+class OfOne:
+    """Advice for one model with recorded texts."""
+
     advice: Advice = field(metadata=INLINE)
 
 
@@ -136,6 +143,12 @@ def found_beside(plan: DiagnosticPlan, loaded: Loaded | None, bars: ProgressBars
                 notify(f"{unknown} prompts of the models' rollouts are not the task's, and left out")
         revived = revival.revival(rollouts, sources, plan.thresholds, plan.seed)
         found.append((revived, revival.markdown(revived)))
+        if revived.revival and len({row.learner for row in revived.revival}) == 1:
+            advice = for_one(revived.revival)
+            for result, _ in found:
+                if isinstance(result, hints.Hints):
+                    advice = with_hints(advice, result.hints)
+            found.append((OfOne(advice), _advice_text(advice)))
     return Beside(tuple(result for result, _ in found), tuple(text for _, text in found), figures)
 
 
@@ -165,10 +178,12 @@ def markdown(result: Overlap, scope: Scope) -> str:
     head = ["bucket", "prompts", "mean reward", "Jaccard", "exactly one"]
     parts.append(table("Difficulty-conditioned diversity", head, rows))
     parts.append(_gate_table(result.gate))
-    parts.append(f"Recommendation: {sentence(result.advice.recommendation)}")
-    if result.advice.caveat:
-        parts.append(result.advice.caveat)
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, _advice_text(result.advice)])
+
+
+def _advice_text(advice: Advice) -> str:
+    recommendation = f"Recommendation: {sentence(advice.recommendation)}"
+    return f"{recommendation}\n\n{advice.caveat}" if advice.caveat else recommendation
 
 
 def _pair_table(result: Overlap, scope: Scope) -> str:
