@@ -664,7 +664,14 @@ def test_malformed_files_have_a_page_or_an_error_message(cli_here: Cli, tmp_path
 
 @pytest.mark.parametrize(
     ("regime", "settings", "word"),
-    [("sgt", {}, "rescued"), ("sgt", {"gate": "none"}, "taught"), ("chord", {}, "taught")],
+    [
+        ("sgt", {}, "rescued"),
+        ("hinted", {}, "rescued"),
+        ("sgt", {"gate": "any"}, "taught"),
+        ("sgt", {"gate": "relative"}, "taught"),
+        ("sgt", {"gate": "none"}, "taught"),
+        ("chord", {}, "taught"),
+    ],
 )
 def test_only_what_a_gate_opened_for_is_called_a_rescue(
     cli: Cli, tmp_path: Path, regime: str, settings: dict[str, Any], word: str

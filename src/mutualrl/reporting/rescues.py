@@ -139,7 +139,7 @@ def _collect_arm(
             report.records += [_record(run, policy, row, visits) for row in rows]
             report.gated &= run.gated
             if not run.gated:
-                continue  # it was taught on prompts that it had solved, too: nothing to compare
+                continue  # it was taught on prompts that it had solved, too: other failures are no control
             control = controls[run.name] if beside else None
             followed = _followed(policy, rescued, visits, control, report.notes.append)
             _add(tallies.setdefault(policy, {}), followed)

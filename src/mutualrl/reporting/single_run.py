@@ -75,7 +75,7 @@ def _optimization(run: LoggedRun) -> Figure:
 def _gate(run: LoggedRun) -> Figure:
     rates = {name: smooth_curve(run.by_role(name, "gate_rate")) for name in run.policies}
     pairs = {name: curve(run.series(name, TAUGHT.key).cumsum()) for name in run.policies}
-    if not run.gated:
+    if run.gate == "none":
         caption = f"The texts that {run.info.regime} taught, cumulative."
         return Figure("gate", "How much was taught?", caption, filled(Panel("texts taught", "cumulative texts", pairs)))
     return Figure(

@@ -92,11 +92,16 @@ class Run(Record):
         return RegimeInfo.from_run(self.info.regime, self.info.regime_info)
 
     @property
+    def gate(self) -> str:
+        """Return its regime's gate: a value of `gate` of sgt, `none` where the regime declares none."""
+        if all(metric.role != "gate_rate" for metric in self.rule.metrics):
+            return "none"
+        return str(self.setting("regime.gate") or self.setting("regime.sgt.gate") or "all")
+
+    @property
     def gated(self) -> bool:
-        """Return whether its regime teaches only where the learner failed: it declares a gate, and has not `gate:
-        none`."""
-        gate = any(metric.role == "gate_rate" for metric in self.rule.metrics)
-        return gate and "none" not in (self.setting("regime.gate"), self.setting("regime.sgt.gate"))
+        """Return whether its regime teaches only where all rollouts of the learner failed."""
+        return self.gate == "all"
 
     @property
     def seed(self) -> int | None:
