@@ -79,8 +79,10 @@ def added_to(name: str, runs: Path) -> tuple[JsonObject, Compared]:
     registered = _dated(registered, before["comparison"]["registered"]["changed"])  # when the first part began
     new = {_key(piece) for piece in content["pieces"]}
     earlier = [piece for piece in before["pieces"] if _key(piece) not in new]
-    content["pieces"] = sorted([*earlier, *content["pieces"]], key=_key)
     grid = stored_grid(runs)
+    places = {(piece.pool, piece.arm): place for place, piece in enumerate(grid.pieces)}
+    of_both = sorted([*earlier, *content["pieces"]], key=_key)
+    content["pieces"] = sorted(of_both, key=lambda piece: places.get(_key(piece)[:2], len(places)))
     declared = len(grid.pieces) // len(grid.seeds) * registered.file.seeds
     notes = [f"{len(earlier)} of {len(content['pieces'])} pieces were made by an earlier part of the sweep"]
     if (missing := declared - len(content["pieces"])) > 0:

@@ -83,9 +83,11 @@ def test_grid_run_in_parts_is_merged(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(sweeps, "of_sweep", lambda runs: ({"versions": {}, "pieces": [rerun, new_piece]}, None))
     later = parse_claims(claims.text, claims.name, LATER)
     monkeypatch.setattr(sweeps, "registered_claims", lambda runs: later)
-    monkeypatch.setattr(sweeps, "stored_grid", lambda runs: Grid(pools, arms, (0, 99), "grpo"))
+    monkeypatch.setattr(sweeps, "stored_grid", lambda runs: Grid(pools, arms[::-1], (0, 99), "grpo"))
     value, comparison = sweeps.added_to("paper", tmp_path)
     assert len(value["pieces"]) == pieces_before + 1
+    of_pool = [piece["arm"] for piece in value["pieces"] if piece["pool"] == pools[0]]
+    assert list(dict.fromkeys(of_pool)) == [arm for arm in arms[::-1] if arm in of_pool], "as in the sweep file"
     merged_piece = next(
         piece for piece in value["pieces"] if (piece["arm"], piece["seed"]) == (rerun["arm"], rerun["seed"])
     )
