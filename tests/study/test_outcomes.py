@@ -59,6 +59,6 @@ def test_pass_at_k_is_read_from_the_runs_evaluations(tmp_path: Path) -> None:
     outcome = of_run(read_logged(run), "p", "a")
     assert Outcome.from_json(json.loads(json.dumps(outcome.to_json()))).policies["ada"].pass_at == {"1": 0.25, "2": 0.4}
     outcomes = Outcomes([outcome])
-    assert outcomes.largest_k("p") == 2
+    assert outcomes.shown_k("p") == [1, 2]
     assert outcomes.value("p", "a", 0, "pass_at/2", "ada") == 0.4
     assert outcomes.value("p", "a", 0, "pass_at/2") is None  # bob has none

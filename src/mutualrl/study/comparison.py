@@ -180,13 +180,12 @@ def _levels(outcomes: Outcomes, pool: str, columns: Sequence[Column]) -> dict[st
 
 
 def _other_columns(outcomes: Outcomes, pool: str) -> list[Column]:
-    """Return pass@k of the largest k, problems retained, what rollouts with tools are like, and the NLL of each
-    policy's lessons."""
-    columns: list[Column] = [("retained", "retained", None)]
+    """Return pass@k of 1, 8 and the largest k, problems retained, what rollouts with tools are like, and the NLL of
+    each policy's lessons."""
+    columns: list[Column] = [(f"pass@{k}", f"pass_at/{k}", None) for k in outcomes.shown_k(pool)]
+    columns += [("retained", "retained", None)]
     columns += [(name, measure, None) for name, measure in (("turns", "turns"), ("over-calling", "over_calls"))]
     columns.append(("uncalled", "uncalled", None))
-    if largest := outcomes.largest_k(pool):
-        columns.insert(0, (f"pass@{largest}", f"pass_at/{largest}", None))
     columns += [(f"lesson NLL {policy}", "lesson_nll", policy) for policy in outcomes.policies(pool)]
     return columns
 

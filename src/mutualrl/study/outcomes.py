@@ -267,10 +267,11 @@ class Outcomes:
         of_pool = (outcome for key, outcome in self.by.items() if key[0] == pool)
         return any(policy.mean_reward for outcome in of_pool for policy in outcome.policies.values())
 
-    def largest_k(self, pool: str) -> int | None:
-        """Return the largest k of the pool's pass@k; None if no run has any."""
+    def shown_k(self, pool: str) -> list[int]:
+        """Return the k of the pool's pass@k that a table shows: of those that a run has, 1, 8 and the largest."""
         outcomes = [outcome for key, outcome in self.by.items() if key[0] == pool]
-        return max((int(k) for o in outcomes for policy in o.policies.values() for k in policy.pass_at), default=None)
+        measured = {int(k) for o in outcomes for policy in o.policies.values() for k in policy.pass_at}
+        return sorted(k for k in measured if k in (1, 8, max(measured)))
 
     def resolution(self, pool: str, measure: str, problems: int | None = None) -> float:
         """Return the smallest step of a measure: one problem for an accuracy (of `problems`, if the runs do not record
