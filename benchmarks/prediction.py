@@ -30,9 +30,11 @@ STUDIES = (
     ("rivals", "rivals-recorded", "rivals-tiny"),
     ("one_model", "one_model_seeds", "one_model_chord"),
     ("hints_countdown",),
-    ("hints",),
+    ("hints", "hints_seeds"),
     ("served",),
     ("smol",),
+    ("smol_file",),
+    ("minimind_keep",),
     ("agents-trajectories", "agents-seeds"),
     ("study",),
     ("paper",),
@@ -44,6 +46,7 @@ MODELS = {
     "tiny-recorded": "tiny",
     "tiny-countdown": "text-source-pool",
     "served-pool": "tiny-hints",
+    "smol-file-pool": "smol-pool",
 }
 REFERENCE = "grpo"
 #: chosen after the gains were known: a description of them, no test

@@ -662,6 +662,33 @@ def test_malformed_files_have_a_page_or_an_error_message(cli_here: Cli, tmp_path
         assert cli_here("report", tmp_path / "d", "--out", "page").returncode in (2, 6)
 
 
+def test_page_says_nothing_of_peers_to_one_policy_nor_of_texts_where_none_is_taught(cli: Cli, tmp_path: Path) -> None:
+    """A gate of `none` for one of two policies is enough: not all texts are rescues."""
+    alone = made_run(tmp_path / "alone", "sgt", policies=("ada",))
+    _, data, _ = make_report(cli, alone, "--out", tmp_path / "page")
+    assert "waiting for peers" not in json.dumps(data)
+    pair = made_run(tmp_path / "pair", "guided")
+    _, data, _ = make_report(cli, pair, "--out", tmp_path / "page-2")
+    assert "texts taught" not in json.dumps(data)
+    (table,) = [table for table in data["tables"] if table["title"] == "Policies"]
+    assert "waited (s)" in table["head"]
+    assert "waiting for peers" in json.dumps(data)
+    mixed = made_run(tmp_path / "mixed", "sgt")
+    edit_recipe(mixed, lambda recipe: recipe["policies"][1].update(regime={"gate": "none"}))
+    (run,) = read_runs([mixed])
+    assert (run.gates, run.gated) == ({"all", "none"}, False)
+
+
+def test_what_a_hint_led_to_is_said_to_be_the_policys_own(cli: Cli, tmp_path: Path) -> None:
+    lines = [rescue(3, hint=" \\boxed{6}"), rescue(5)]
+    for number, some in enumerate((lines[:1], lines)):
+        run = with_rescues(made_run(tmp_path / f"r{number}", "hinted"), "ada", some)
+        make_report(cli, run, "--out", tmp_path / f"page{number}")
+        text = (tmp_path / f"page{number}" / "index.html").read_text()
+        assert "its own confirmed answer to a peer's or a source's success as a hint" in text
+        assert ("or that success itself" in text) == (len(some) == 2), "one was taught as it is"
+
+
 @pytest.mark.parametrize(
     ("regime", "settings", "word"),
     [
@@ -682,5 +709,6 @@ def test_only_what_a_gate_opened_for_is_called_a_rescue(
     assert f"What was {word}?" in text
     assert ("A rescue: a prompt" in text) == (word == "rescued")
     assert ("bob's success" in text) <= (word == "rescued")
+    assert "success as a hint" not in text, "no card has one"
     assert {record["gated"] for record in page.rescues()} == {word == "rescued"}
     assert [f["name"] for f in data["figures"] if "after-a-rescue" in f["name"]] == []  # no exchange: nothing followed

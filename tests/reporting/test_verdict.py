@@ -117,6 +117,8 @@ def test_custom_rewards_are_not_called_accuracy(tmp_path: Path, monkeypatch: pyt
     boxed = made_runs.validation
     monkeypatch.setattr(made_runs, "validation", lambda accuracy: {**boxed(accuracy), "no_box": None})
     run = made_run(tmp_path / "r", "sgt")
+    assert verdicts_of(run)[0].basis.startswith("accuracy (greedy"), "runs with tools have no box, and are judged"
+    edit_recipe(run, lambda recipe: recipe["task"].update(reward="rewards.py:mine"))
     assert verdicts_of(run)[0].basis.startswith("mean reward (greedy")
 
 
@@ -206,6 +208,9 @@ def test_verdict_says_what_happened_to_dead_prompts(tmp_path: Path) -> None:
     run = counted(made_run(tmp_path / "r", "sgt"), {"ada": [4.0, 9.0, 2.0]})  # bob did not count them
     (verdict,) = verdicts_of(run)
     assert verdict.dead == [Dead("ada", 4, 9, 2, "came back 3 times; taught 40 texts")]
+    prompts = {"prompts_per_round": 8, "prompts": 24}
+    once = counted(made_run(tmp_path / "once", "prp", fingerprint=prompts), {"ada": [4.0, 9.0, 2.0]})
+    assert verdicts_of(once)[0].dead == [Dead("ada", 4, 9, 2, "no prompt came a second time")], "3 rounds of 8 of 24"
     alone = counted(made_run(tmp_path / "g", "grpo"), {"ada": [4.0], "bob": [8.0]})
     both = verdicts_of(run, alone)
     mean = "mean per policy and run"
@@ -243,6 +248,14 @@ def test_baseline_of_a_run_that_waited_for_peers_does_not_wait(tmp_path: Path) -
     (verdict,) = verdicts_of(run)
     added = ["--set", "exchange.staleness=0", "--run-dir", f"{run}-grpo", "--regime", "grpo"]
     assert shlex.split(verdict.commands[0]) == ["mutualrl", "train", "r.yaml", *added]
+
+
+def test_words_for_one_policy_with_a_source_and_for_a_run_that_was_killed(tmp_path: Path) -> None:
+    one = made_run(tmp_path / "g", "grpo", policies=("ada",))
+    edit_recipe(one, lambda recipe: recipe.update(sources=[{"name": "book", "recorded": "book.jsonl"}]))
+    assert "with a regime that learns from book, and compare" in verdicts_of(one)[0].answer
+    killed = made_run(tmp_path / "k", "sgt", finished=False)
+    assert verdicts_of(killed)[0].answer == "k has not finished (killed, or on another machine)."
 
 
 def test_hurt_stands_before_not_decided_and_helped(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ def test_equal_rewards_are_said_with_advice() -> None:
     (note,) = notes("grpo", FLAT, FLAT)
     assert note.startswith("every reward is 0 in all 2 steps: there is nothing to learn from. Try the reward on known")
     (note,) = notes("grpo", {"reward": 1.0, "reward_std": 0.0})
+    assert note.startswith("every reward is 1 in its one step: there")
     assert note.endswith("Use harder prompts, or a reward that tells rollouts apart")
     assert notes("grpo", FLAT, VARIED) == []
     assert notes("grpo", FLAT, {"reward": 1.0, "reward_std": 0.0}) == []
@@ -34,15 +35,25 @@ def test_open_gate_that_taught_nothing_names_the_reason_and_the_setting() -> Non
     row = {**VARIED, "sgt/gate_rate": 0.875, "sgt/pairs": 0.0, "thl/too_long": 4.0, "thl/changed": 1.0}
     (note,) = notes("sgt", row, row)
     assert note == (
-        "the regime never acted in all 2 steps, although its gate opened for 88% of the prompts: 8 texts of peers and sources were "
+        "the regime never acted in all 2 steps, although its gate opened for 88% of the prompts: 8 texts of peers "
         "longer than trainer.max_completion_length in this policy's tokens; raise it for this policy (policies: "
         "trainer.max_completion_length)"
     )
     (note,) = notes("sgt", {**row, "thl/too_long": 0.0})
-    assert "this policy's tokenizer changes 1 texts of peers and sources" in note
+    assert (
+        "in its one step, although its gate opened for 88% of the prompts: this policy's tokenizer changes 1 text of"
+        in note
+    )
+    of_source = {**row, "thl/too_long": 1.0, "see/peers": 0.0, "source/book/texts": 2.0, "source/book/confirmed": 2.0}
+    (note,) = notes("sgt", of_source)
+    assert "1 text of sources longer than trainer.max_completion_length" in note
+    (note,) = notes("sgt", {**of_source, "see/peers": 1.0})
+    assert "1 text of peers and sources longer than" in note
+    (note,) = notes("sgt", {**of_source, "thl/too_long": 0.0, "thl/changed": 0.0})
+    assert note.endswith("no source published a row that it can use")
     assert notes("sgt", row, {**row, "sgt/pairs": 1.0}) == []
     (note,) = notes("sgt", {**row, "sgt/unrenderable": 9.0})
-    assert "9 runs of peers and sources cannot be kept by this policy's chat template" in note
+    assert "9 runs of peers that this policy's chat template cannot keep" in note
     (note,) = notes("sgt", {**row, "sgt/unrenderable": 4.0})  # all of them are too long
     assert "raise it for this policy" in note
 
@@ -56,7 +67,7 @@ def test_samples_of_which_none_was_confirmed_are_said() -> None:
         "of 8 answers that it asked this policy for, none was confirmed by the rewards and kept by its filters"
     )
     (note,) = notes("hinted", {**row, "plan/samples": 0.0})
-    assert note.endswith("no peer or source published a row that it can use")
+    assert note.endswith("no peer published a row that it can use")
 
 
 def test_gate_that_never_opened_is_said() -> None:

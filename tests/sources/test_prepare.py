@@ -63,8 +63,8 @@ def test_what_is_found_is_said_before_training(tmp_path: Path) -> None:
     assert "6 of 6 training prompts have a text" in note
     assert "11 distinct texts (left out: 6 cut off)" in note
     assert "6 confirmed by the reward, on 6 prompts" in note
-    assert "ada can learn 5 (1 too long: max_completion_length 95 would do for one on each prompt)" in note
-    assert "bob can learn 5 (1 too long: max_completion_length 64 would do for one on each prompt)" in note
+    assert "ada can learn 5 of them (1 too long: max_completion_length 95 would do for one on each prompt)" in note
+    assert "bob can learn 5 of them (1 too long: max_completion_length 64 would do for one on each prompt)" in note
     assert "texts of 1 validation prompts are left out" in note
     assert prepared.summary["learners"]["ada"] == {"encodable": 5, "too_long": 1, "changed": 0, "needed_length": 95}
 

@@ -247,6 +247,8 @@ def waiting(recipe: Recipe, placement: Placement | None) -> str | None:
         ratio = weights[slowest] / weights[fastest]
         if ratio >= UNEVEN:
             text += f"; {slowest} has {ratio:.1f} times the weights per device of {fastest}: the others wait for it"
+    if not all(recipe.regime_of(policy.name).late() for policy in recipe.policies):
+        return text
     return f"{text}. `mutualrl report` of a run shows what other values would have saved"
 
 

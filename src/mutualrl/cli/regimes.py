@@ -48,14 +48,14 @@ def show(options: OfRegime) -> None:
         emit({**info, "settings": settings})
         return
     print_text(screen(), f"{regime.name}: {regime.summary}")
-    if regime.traits.reads_peers:
+    only_sources = regime().needs_source()
+    if regime.traits.reads_peers and not only_sources:
         behind = "may be rounds behind" if regime().late() else "must keep up"
         print_text(screen(), f"Peers {behind} (exchange.staleness)")
     if regime.traits.accepts_sources:
-        print_text(
-            screen(),
-            "Learns from sources, too: recorded texts, a served model, a frozen one (--source NAME=KIND:WHERE)",
-        )
+        which = "only" if only_sources else "too"
+        kinds = "recorded texts, a served model, a frozen one (--source NAME=KIND:WHERE)"
+        print_text(screen(), f"Learns from sources, {which}: {kinds}")
     table = Table("setting", "default", "meaning")
     for row in settings:
         table.add_row(cell(f"regime.{row['setting']}"), cell(str(row["default"])), cell(row["description"]))

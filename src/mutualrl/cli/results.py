@@ -20,20 +20,21 @@ def show_summary(summary: Summary, run_dir: Path | str) -> None:
     validations = {name: (result.initial_validation, result.validation) for name, result in summary.policies.items()}
     groups = sorted({group for _, after in validations.values() if after is not None for group in after.by_group})
     shown = groups if 1 < len(groups) <= 4 else []
-    shared = ("dead prompts", "taught", "waited") if summary.shares else ("dead prompts",)
+    facts_of = {name: result.facts or PolicyFacts() for name, result in summary.policies.items()}
+    teaches = summary.shares and any(facts.taught is not None for facts in facts_of.values())
+    waits = summary.shares and len(summary.policies) > 1
+    shared = ["dead prompts", *["texts taught"] * teaches, *["waited"] * waits]
     table = Table("policy", "all", *map(cell, shown), *shared)
     for name, result in summary.policies.items():
         both = validations[name]
         cells = [" -> ".join(map(_accuracy, both))]
         cells += [" -> ".join(_of_group(validation, group) for validation in both) for group in shown]
-        facts = result.facts or PolicyFacts()
+        facts = facts_of[name]
         cells.append("" if facts.dead is None else f"{facts.dead} (most: {facts.most_dead})")
-        if summary.shares:
-            cells += [str(facts.taught), f"{result.wait_seconds:.0f} s"]
+        cells += ["" if facts.taught is None else str(facts.taught)] * teaches
+        cells += [f"{result.wait_seconds:.0f} s"] * waits
         table.add_row(cell(name), *cells)
-    ends = [after for _, after in validations.values() if after is not None]
-    rewarded = any(after.no_box is None for after in ends)  # by user reward functions
-    measure = "Mean reward of greedy completions" if rewarded else "Greedy accuracy"
+    measure = "Mean reward of greedy completions" if summary.mean_reward else "Greedy accuracy"
     heading = (
         f"{measure} on held-out {summary.task}, before -> after training\n"
         f"({summary.regime}, {summary.steps} steps, seed {summary.seed})"
@@ -47,7 +48,8 @@ def show_summary(summary: Summary, run_dir: Path | str) -> None:
         print_text(console, few)
     for note in summary.notes:
         print_text(console, f"Note: {note}")
-    print_text(console, f"{summary.seconds:.0f} s in total; the run is in {run_dir!s}")
+    span = "since it was resumed" if summary.resumed else "in total"
+    print_text(console, f"{summary.seconds:.0f} s {span}; the run is in {run_dir!s}")
 
 
 def _show_sources(summary: Summary) -> None:

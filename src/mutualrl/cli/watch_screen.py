@@ -284,7 +284,7 @@ def rescue_texts(policies: Sequence[LivePolicy]) -> Text:
     rescues = [(row.get("step"), policy.name, row) for policy in policies for row in policy.rescues]
     rescues.sort(key=lambda rescue: rescue[0] if type(rescue[0]) is int else 0, reverse=True)
     if not rescues:
-        return Text("none yet: no policy has failed where a peer succeeded")
+        return Text("none yet: no text was taught")
     text = Text()
     for step, name, row in rescues[:MOST_SHOWN]:
         _add_rescue(text, str(step), name, row)

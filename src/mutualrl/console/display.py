@@ -75,3 +75,13 @@ def cell(text: str) -> str:
 def group_label(group: str | None) -> str:
     """Return the name of a group of an accuracy; `all` for None."""
     return "all" if group is None else group or "(no name)"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun: `1 text`, `1,200 texts`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def times(count: int) -> str:
+    """Return how often: `once`, `3 times`."""
+    return "once" if count == 1 else f"{count:,} times"

@@ -382,7 +382,10 @@ def _recorded(request: DiagnosticRequest, directory: Path, *, alone: bool = Fals
     run.info()
     recipe = load_run(run, without_models=True)
     if len(recipe.policies) < 2 and not alone:
-        raise UsageError(f"{directory}: the run has one policy ({recipe.policies[0].name!r}); a pool is needed")
+        raise UsageError(
+            f"{directory}: the run has one policy ({recipe.policies[0].name!r}); name a run of a pool, or see what "
+            "texts would revive (mutualrl complementarity --run DIR --source NAME=recorded:FILE)"
+        )
     return Recorded(run, recipe, None if request.rounds is None else _rounds(request.rounds))
 
 

@@ -35,12 +35,13 @@ from mutualrl.process.status import RunState, StatusWriter
 from mutualrl.process.stop_signals import StopSignals, stop_signals
 from mutualrl.recipes import Recipe
 from mutualrl.recipes.run_sources import restore, store
+from mutualrl.regimes.info import RegimeInfo
 from mutualrl.reporting.progress import Progress
 from mutualrl.runs.facts import accounts_of, policy_facts, rows_of, silence_note, source_facts, values_of
 from mutualrl.runs.notes import notes_of
 from mutualrl.see.location import record_store
 from mutualrl.storage.files import try_stat, write_checksummed
-from mutualrl.storage.run_info import Summary, policy_result
+from mutualrl.storage.run_info import Summary, is_accuracy, policy_result
 from mutualrl.storage.rundir import RunDirectory, clean_run, directory_is_gone, hold, require_creatable
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def train(recipe: Recipe, console: Console, launch: Launch | None = None) -> tup
         else:
             run_on_cluster(run, recipe, placement, session, console, request)
         summary = summarize(run, recipe, launch.policies(recipe), time.monotonic() - began)
+        summary = summary.model_copy(update={"resumed": session > 0})
         write_checksummed(run.summary, summary.to_json(), root=run.root)
     return run, summary
 
@@ -191,13 +193,16 @@ def summarize(run: RunDirectory, recipe: Recipe, names: Sequence[str], seconds: 
     info, notes = run.info(), list[str]()
     rows = {name: rows_of(run, name) for name in names}
     values = {name: values_of(each) for name, each in rows.items()}
-    policies = {name: each.model_copy(update={"facts": policy_facts(values[name])}) for name, each in policies.items()}
+    teaches = RegimeInfo.of(recipe.regime_class).teaches
+    for name, result in policies.items():
+        policies[name] = result.model_copy(update={"facts": policy_facts(values[name], teaches=teaches)})
     accounts = accounts_of(record_store(run), info.asked_sources, notes)
     sources = {each.name: source_facts(each.name, values, accounts.get(each.name)) for each in recipe.active_sources}
     silences = [note for name, facts in sources.items() if (note := silence_note(name, facts)) is not None]
     return Summary(
         regime=recipe.regime_class.name,
         shares=recipe.regime_class.traits.shares and len(recipe.members) > 1,
+        mean_reward=not is_accuracy(recipe.task.reward),
         pool=recipe.pool,
         task=recipe.task.name,
         seed=recipe.run.seed,

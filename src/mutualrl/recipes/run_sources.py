@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mutualrl.console.display import counted
 from mutualrl.errors import FileDamagedError, PlanMismatchError, UsageError
 from mutualrl.recipes.schema import Recipe
 from mutualrl.records import Prompt
@@ -123,9 +124,9 @@ class Prediction:
             most = which = ""
         answers, tokens = self.answers_per_round, self.answers_per_round * self.tokens_per_answer
         text = (
-            f"source {name} ({self.kind}): {most}{self.prompts_per_round:,} prompts per round{which}, {most}"
-            f"{answers:,} answers of at most {self.tokens_per_answer:,} tokens; beside the questions {tokens:,} tokens "
-            f"per round at most, and {tokens * self.rounds:,} in {self.rounds:,} rounds"
+            f"source {name} ({self.kind}): {most}{counted(self.prompts_per_round, 'prompt')} per round{which}, {most}"
+            f"{counted(answers, 'answer')} of at most {self.tokens_per_answer:,} tokens; beside the questions "
+            f"{tokens:,} tokens per round at most, and {tokens * self.rounds:,} in {counted(self.rounds, 'round')}"
         )
         return text if self.budget_tokens is None else f"{text}; its budget is {self.budget_tokens:,} tokens"
 

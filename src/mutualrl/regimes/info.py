@@ -55,6 +55,11 @@ class RegimeInfo(BaseModel):
         except ValidationError:
             return shipped
 
+    @property
+    def teaches(self) -> bool:
+        """Return whether it says which rows it teaches."""
+        return self.metric("rescues") is not None
+
     def metric(self, role: str) -> str | None:
         """Return the key of the metric with that role, if the regime logs one."""
         return next((metric.key for metric in self.metrics if metric.role == role), None)

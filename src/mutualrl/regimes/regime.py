@@ -235,8 +235,9 @@ class Regime(BaseModel):
             return None
         if not self.traits.reads_peers:
             return f"found {staleness}, but regime {self.name!r} does not wait for peers; leave it out"
+        needed = "sources' texts" if self.needs_source() else "peers' rollouts"
         return (
-            f"found {staleness}, but regime {self.describe()!r} needs the peers' rollouts within the round; "
+            f"found {staleness}, but regime {self.describe()!r} needs the {needed} within the round; "
             "expected 0, or a regime that can use them late (see `mutualrl regimes show NAME`)"
         )
 

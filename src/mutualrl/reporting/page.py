@@ -135,6 +135,7 @@ def render(page: PageContent) -> str:
     rescues = {
         **_cards(rescued.records),
         "gated": rescued.gated,
+        "hints": sum(bool(record["hint"]) for record in rescued.records),
         "notes": [clean(note) for note in rescued.notes],
         "tables": [_table(table, f"rescued-{number}") for number, table in enumerate(rescued.tables, 1)],
         "figures": [_figure(figure, f"rescue-figure-{i}") for i, figure in enumerate(rescued.figures, 1)],

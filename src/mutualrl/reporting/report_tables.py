@@ -56,7 +56,7 @@ def overview(runs: Sequence[LoggedRun]) -> Table:
                 run.task,
                 str(run.seed),
                 f"{', '.join(dict.fromkeys(completed)) or '0'} of {planned}",
-                "" if run.summary is None else f"{run.summary.seconds:.1f}",
+                "" if run.summary is None else f"{run.summary.seconds:.1f}{' (resumed)' * run.summary.resumed}",
             ]
         )
     return Table("Runs", ("run", "state", "regime", "pool", "task", "seed", "steps", "seconds"), rows)
@@ -88,16 +88,18 @@ def sharing(run: LoggedRun) -> Table:
             ("policy", "model", "steps", "attempts"),
             [[policy.name, policy.model, str(run.steps[policy.name]), attempts]],
         )
+    taught = {name: run.facts(name).taught for name in run.policies}
+    teaches = any(texts is not None for texts in taught.values())
     rows = []
     for name, policy in run.policies.items():
         result = policy.result
+        on_prompts = "" if result is None else str(result.rescued_prompts)
         rows.append(
             [
                 name,
                 policy.model,
                 str(run.steps[name]),
-                str(run.facts(name).taught),
-                "" if result is None else str(result.rescued_prompts),
+                *([str(taught[name]), on_prompts] if teaches else []),
                 f"{run.total(name, WAIT.key):.1f}",
                 "" if result is None else _waited_for(result.waited_for_seconds),
                 "" if result is None else str(result.attempts),
@@ -108,8 +110,7 @@ def sharing(run: LoggedRun) -> Table:
         "policy",
         "model",
         "steps",
-        "texts taught",
-        "on prompts",
+        *(("texts taught", "on prompts") if teaches else ()),
         "waited (s)",
         "waited for (s)",
         "attempts",
@@ -141,7 +142,7 @@ def sources(run: LoggedRun) -> Table:
             rows.append([source, *known, policy, str(usable), *learned])
     head = (
         *("source", "prompts with a text", "texts", "confirmed", "on prompts"),
-        *("policy", "can learn", "texts taught", "on prompts", "uses per text"),
+        *("policy", "can learn of the confirmed", "texts taught", "on prompts", "uses per text"),
     )
     return Table("Sources", head, rows)
 
@@ -222,10 +223,11 @@ def asked_notes(run: LoggedRun) -> list[str]:
                 f"{cut:,} of {asked:,} answers of source {source} were cut off, and a text that was cut off is "
                 f"no success; raise sources.{source}.max_tokens, or see whether the server knows the model's end tokens"
             )
-        share = max((waited_share(run, policy, source) for policy in run.policies), default=0.0)
-        if share > WAITED and not staleness:
+        shares = {policy: share for policy in run.policies if (share := waited_share(run, policy, source)) > WAITED}
+        if shares and not staleness:
+            waited = " and ".join(f"{share:.0%} of {policy}'s time" for policy, share in shares.items())
             notes.append(
-                f"The policies waited for source {source} alone for up to {share:.0%} of their time; "
+                f"Waiting for source {source} alone took {waited}; "
                 "exchange.staleness: 1 lets its answers be a round late, under regimes that can use them (mutualrl "
                 "regimes show NAME)"
             )
@@ -245,10 +247,10 @@ STALENESS = (0, 1, 2, 4, 8)
 
 def pace(run: LoggedRun) -> Table:
     """Return the time and waiting for several values of `exchange.staleness`, simulated from the run's rounds; no rows
-    for a run without sharing or without step times."""
+    for a run without sharing or without step times, or of a regime that cannot use late rounds."""
     busy = {name: busy_seconds(run, name) for name in run.policies}
     rows = []
-    if len(busy) > 1 and all(busy.values()):
+    if len(busy) > 1 and all(busy.values()) and run.rule.late:
         for staleness in STALENESS:
             simulated = simulate(busy, staleness)
             waits = [f"{100 * simulated.waiting[name]:.0f} %" for name in busy]

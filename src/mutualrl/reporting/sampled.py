@@ -15,13 +15,13 @@ def collect_samples(runs: Sequence[LoggedRun], notes: list[str]) -> list[JsonObj
     """Return the samples of at most MANY runs by run, step and policy, one record per prompt; none of more runs.
 
     A record: `run`, `policy`, `step`, `id` of the prompt, `prompt`, `own` (text, reward), `taught` (peer, text,
-    whether the peer's text was only a hint to it).
+    whether the peer's text was only a hint to it, whether it is known to be correct).
     """
     records: list[JsonObject] = []
     for run in runs if len(runs) <= MANY else ():
         for policy in run.policies:
             for row in read_samples(run, policy, notes):
-                records += _records(run.name, policy, row)
+                records += _records(run, policy, row)
     records.sort(key=lambda sample: (sample["run"], sample["step"], sample["policy"]))
     samples = thinned(numbered(records), LARGEST)
     if len(samples) < len(records):
@@ -29,13 +29,13 @@ def collect_samples(runs: Sequence[LoggedRun], notes: list[str]) -> list[JsonObj
     return samples
 
 
-def _records(run: str, policy: str, row: JsonObject) -> list[JsonObject]:
+def _records(run: LoggedRun, policy: str, row: JsonObject) -> list[JsonObject]:
     """Return the prompts of a line of samples.jsonl; what has another form is left out."""
     by_prompt: dict[str, JsonObject] = {}
     for rollout in _objects(row.get("rollouts")):
         key = str(rollout.get("prompt_id"))
         first = {
-            **{"run": run, "policy": policy, "step": row["step"], "id": messages(key)},
+            **{"run": run.name, "policy": policy, "step": row["step"], "id": messages(key)},
             **{"prompt": messages(rollout.get("prompt")), "own": [], "taught": []},
         }
         record = by_prompt.setdefault(key, first)
@@ -43,7 +43,7 @@ def _records(run: str, policy: str, row: JsonObject) -> list[JsonObject]:
     for lesson in _objects(row.get("taught")):
         if (key := str(lesson.get("prompt_id"))) in by_prompt:
             from_hint = lesson.get("from_hint") is True
-            taught = [messages(lesson.get("peer")), messages(lesson.get("answer")), from_hint]
+            taught = [messages(lesson.get("peer")), messages(lesson.get("answer")), from_hint, run.gated]
             by_prompt[key]["taught"].append(taught)
     return list(by_prompt.values())
 

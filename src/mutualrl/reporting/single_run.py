@@ -74,16 +74,18 @@ def _optimization(run: LoggedRun) -> Figure:
 
 def _gate(run: LoggedRun) -> Figure:
     rates = {name: smooth_curve(run.by_role(name, "gate_rate")) for name in run.policies}
-    pairs = {name: curve(run.series(name, TAUGHT.key).cumsum()) for name in run.policies}
-    if run.gate == "none":
+    taught = {name: curve(run.series(name, TAUGHT.key).cumsum()) for name in run.policies}
+    texts = [Panel("texts taught", "cumulative texts", taught)] if run.rule.teaches else []
+    if run.gates == {"none"}:
         caption = f"The texts that {run.info.regime} taught, cumulative."
-        return Figure("gate", "How much was taught?", caption, filled(Panel("texts taught", "cumulative texts", pairs)))
+        return Figure("gate", "How much was taught?", caption, filled(*texts))
+    cumulative = ", and the texts that were taught, cumulative" if texts else ""
     return Figure(
         "gate",
         "When could another member help?",
-        f"The gate of {run.info.regime} opens on a prompt where it has something to teach: the fraction of a round's "
-        "prompts (moving average over a twentieth of its points), and the texts that were taught, cumulative.",
-        filled(Panel("gate rate", "fraction of prompts", rates), Panel("texts taught", "cumulative texts", pairs)),
+        f"The gate of {run.info.regime} opens on a prompt where another member's text can be used: the fraction of a "
+        f"round's prompts (moving average over a twentieth of its points){cumulative}.",
+        filled(Panel("gate rate", "fraction of prompts", rates), *texts),
     )
 
 
@@ -145,11 +147,15 @@ def _engine(run: LoggedRun) -> Figure:
 
 def _time(run: LoggedRun) -> Figure:
     waits = {name: smooth_curve(run.series(name, WAIT.key)) for name in run.policies}
-    speeds = {name: smooth_curve(tokens_per_second(run, name)) for name in run.policies}
+    speed = Panel("speed", "tokens per second", {n: smooth_curve(tokens_per_second(run, n)) for n in run.policies})
+    kinds = ["peers"] * (len(run.policies) > 1) + ["sources"] * bool(run.info.asked_sources)
+    waiting = [Panel(str(WAIT.panel), "seconds per step", waits)] if kinds else []
+    waited = f"Seconds per step waiting for {' and '.join(kinds)}; prompt" if kinds else "Prompt"
+    with_waiting = " and waiting" if kinds else ""
     return Figure(
         "time",
         "Where did the time go?",
-        "Seconds per step waiting for peers; prompt and completion tokens per second of step time, with generation and "
-        f"waiting, without validation.{SMOOTHED}",
-        filled(Panel(str(WAIT.panel), "seconds per step", waits), Panel("speed", "tokens per second", speeds)),
+        f"{waited} and completion tokens per second of step time, with generation{with_waiting}, without validation."
+        f"{SMOOTHED}",
+        filled(*waiting, speed),
     )

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 
+from mutualrl.console.display import counted
 from mutualrl.errors import ExchangeDamagedError, FileDamagedError
 from mutualrl.see.store import ExchangeStore
 from mutualrl.sources.answers import read_account, stored_accounts, stored_first_account
@@ -39,15 +40,16 @@ def values_of(rows: Iterable[JsonObject]) -> Values:
     return values
 
 
-def policy_facts(values: Values) -> PolicyFacts:
-    """Return what a policy's prompts and rounds came to. Dead prompts are None if no round counted them."""
-    dead = values(DEAD.key)
+def policy_facts(values: Values, *, teaches: bool) -> PolicyFacts:
+    """Return what a policy's prompts and rounds came to. Dead prompts are None if no round counted them, the texts
+    that it was taught if its regime does not say that it teaches, and taught none."""
+    dead, taught = values(DEAD.key), int(sum(values(TAUGHT.key)))
     return PolicyFacts(
         dead=int(dead[-1]) if dead else None,
         first_dead=int(dead[0]) if dead else None,
         most_dead=int(max(dead)) if dead else None,
         revived=int(sum(values(REVIVED.key))),
-        taught=int(sum(values(TAUGHT.key))),
+        taught=taught if teaches or taught else None,
         extra_rows=int(sum(values(EXTRA_ROWS.key))),
         extra_tokens=int(sum(values(EXTRA_TOKENS.key))),
     )
@@ -97,7 +99,8 @@ def cost_of_source(name: str, facts: SourceFacts) -> str:
     per_rescue = facts.tokens_per_rescue
     each = "" if per_rescue is None else f", {per_rescue:,.0f} tokens per text"
     failed = f" ({facts.failed:,} without an answer)" if facts.failed else ""
-    return f"Source {name}: {sent:,} questions{failed}, {facts.tokens:,} tokens; {facts.rescues:,} texts taught{each}."
+    taught = f"{counted(facts.rescues, 'text')} taught"
+    return f"Source {name}: {counted(sent, 'question')}{failed}, {facts.tokens:,} tokens; {taught}{each}."
 
 
 def silence_note(name: str, facts: SourceFacts) -> str | None:

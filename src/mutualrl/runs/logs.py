@@ -67,7 +67,7 @@ class LoggedRun(Run):
 
     def facts(self, policy: str) -> PolicyFacts:
         """Return what a policy's prompts and rounds came to."""
-        return policy_facts(partial(self._values, policy))
+        return policy_facts(partial(self._values, policy), teaches=self.rule.teaches)
 
     def source_facts(self, source: str) -> SourceFacts:
         """Return what a source gave and cost: as a finished run's summary has it, else by the exchange and the logs."""

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from mutualrl.console.display import counted
 from mutualrl.errors import FileDamagedError
 from mutualrl.recipes.agreement import too_long_notes
 from mutualrl.storage.files import JsonObject, finite_number, read_checksummed
@@ -73,7 +74,7 @@ class LearningNotes:
         """Return the notes on the steps so far."""
         if not self.steps:
             return []
-        span = f"in all {self.steps} steps"
+        span = f"in all {self.steps} steps" if self.steps > 1 else "in its one step"
         if self._unrewarded == self.steps:
             return [
                 f"no rollout has a reward {span}: the reward functions returned None, NaN or an infinite number, so "
@@ -103,35 +104,41 @@ class LearningNotes:
     def _opened(self, gate: float | None) -> str:
         return "" if gate is None else f", although its gate opened for {gate / self.steps:.0%} of the prompts"
 
+    def _of_others(self, count: float, noun: str) -> str:
+        """Return a count of what others published."""
+        others = ["peers"] * (self._peers or not self._sources) + ["sources"] * bool(self._sources)
+        return f"{counted(round(count), noun)} of {' and '.join(others)}"
+
     def _reason(self) -> str:
         long, changed = self._sums.get(TOO_LONG.key, 0.0), self._sums.get(CHANGED.key, 0.0)
         if (lost := sum(self._sums.get(key, 0.0) for key in self._unrenderable)) > long:
             return (
-                f"{lost:.0f} runs of peers and sources cannot be kept by this policy's chat template, or "
-                "have no room or no turn that it can use; mutualrl thl-check --suite turns --source MODEL says what it "
-                "loses, and hinted shows a run with any template"
+                f"{self._of_others(lost, 'run')} that this policy's chat template cannot keep, or without room or a "
+                "turn that it can use; mutualrl thl-check --suite turns --source MODEL says what it loses, and hinted "
+                "shows a run with any template"
             )
         if (unopened := self._sums.get(REASONING.key, 0.0)) > max(long, changed):
             return (
-                f"{unopened:.0f} texts of peers and sources have no reasoning, and this policy's prompts open a block "
-                "of it (<think>); expected texts that reason, or trainer.chat_template_kwargs: {enable_thinking: false}"
+                f"{self._of_others(unopened, 'text')} without reasoning, where this policy's prompts open a block of "
+                "it (<think>); expected texts that reason, or trainer.chat_template_kwargs: {enable_thinking: false}"
             )
         if long and long >= changed:
             return (
-                f"{long:.0f} texts of peers and sources were longer than trainer.max_completion_length in this "
-                "policy's tokens; raise it for this policy (policies: trainer.max_completion_length)"
+                f"{self._of_others(long, 'text')} longer than trainer.max_completion_length in this policy's tokens; "
+                "raise it for this policy (policies: trainer.max_completion_length)"
             )
         if changed:
             return (
-                f"this policy's tokenizer changes {changed:.0f} texts of peers and sources, which cannot be learned; "
+                f"this policy's tokenizer changes {self._of_others(changed, 'text')}, which cannot be learned; "
                 "mutualrl thl-check --pool POOL names the pair"
             )
         if samples := self._sums.get(SAMPLES.key, 0.0):
             return (
-                f"of {samples:.0f} answers that it asked this policy for, none was confirmed by the rewards and kept "
-                "by its filters"
+                f"of {counted(round(samples), 'answer')} that it asked this policy for, none was confirmed by the "
+                "rewards and kept by its filters"
             )
-        return "no peer or source published a row that it can use"
+        others = ["peer"] * (self._peers or not self._sources) + ["source"] * bool(self._sources)
+        return f"no {' or '.join(others)} published a row that it can use"
 
 
 def _nothing_of(name: str, counts: Counter[str]) -> str | None:

@@ -18,7 +18,7 @@ from mutualrl.regimes.info import RegimeInfo
 from mutualrl.regimes.regime import SUCCESS_ABOVE, flat
 from mutualrl.regimes.resample import Resample
 from mutualrl.storage.files import JsonObject, finite_number
-from mutualrl.storage.run_info import PolicyResult, RunInfo, Summary, Validation, measured
+from mutualrl.storage.run_info import PolicyResult, RunInfo, Summary, Validation, is_accuracy, measured
 
 _POLICY = re.compile(POLICY_NAME)
 
@@ -92,16 +92,18 @@ class Run(Record):
         return RegimeInfo.from_run(self.info.regime, self.info.regime_info)
 
     @property
-    def gate(self) -> str:
-        """Return its regime's gate: a value of `gate` of sgt, `none` where the regime declares none."""
-        if all(metric.role != "gate_rate" for metric in self.rule.metrics):
-            return "none"
-        return str(self.setting("regime.gate") or self.setting("regime.sgt.gate") or "all")
+    def gates(self) -> set[str]:
+        """Return the gates of its policies: values of `gate` of sgt, `none` where the regime declares none."""
+        if self.rule.metric("gate_rate") is None:
+            return {"none"}
+        shared = _gate_in(self.recipe) or "all"
+        policies = self.recipe.get("policies")
+        return {_gate_in(policy) or shared for policy in (policies if isinstance(policies, list) else [])} or {shared}
 
     @property
     def gated(self) -> bool:
         """Return whether its regime teaches only where all rollouts of the learner failed."""
-        return self.gate == "all"
+        return self.gates == {"all"}
 
     @property
     def seed(self) -> int | None:
@@ -140,7 +142,7 @@ class Run(Record):
     @property
     def measures_accuracy(self) -> bool:
         """Return whether validation measures accuracy rather than a mean reward."""
-        return self.setting("task.reward") in (None, "boxed", ["boxed"])
+        return is_accuracy(self.setting("task.reward"))
 
     @property
     def is_local(self) -> bool:
@@ -214,3 +216,11 @@ def is_policy_name(name: object) -> bool:
 def measure_of(runs: Iterable[Run]) -> str:
     """Return what the validations of all runs measure: with custom reward functions there is no accuracy."""
     return "accuracy" if all(run.measures_accuracy for run in runs) else "reward"
+
+
+def _gate_in(section: object) -> str | None:
+    """Return the gate that a recipe, or a policy of one, sets; None if it sets none."""
+    regime = section.get("regime") if isinstance(section, dict) else None
+    parts = [regime, *regime.values()] if isinstance(regime, dict) else []  # a combination has its parts' settings
+    gates = [part.get("gate") for part in parts if isinstance(part, dict)]
+    return next((str(gate) for gate in gates if gate), None)

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from mutualrl.errors import FileDamagedError, UsageError
 from mutualrl.process.status import ELSEWHERE, status_file
+from mutualrl.regimes.info import RegimeInfo
 from mutualrl.runs.facts import policy_facts, rows_of, values_of
 from mutualrl.see.bucket import PROBE_SECONDS
 from mutualrl.see.liveness import HEARTBEAT, last_heartbeat
@@ -104,10 +105,10 @@ def _info(store: RemoteStore, policy: str) -> RunInfo | None:
 def _write_outcome(run: RunDirectory, info: RunInfo, policies: Sequence[str], url: str) -> None:
     """Write the summary of a run whose policies have all finished, else its status."""
     results = {policy: policy_result(run.policy(policy).result, run.root) for policy in policies}
-    finished = {}
+    finished, rule = {}, RegimeInfo.from_run(info.regime, info.regime_info)
     for policy, result in results.items():
         if result is not None:
-            facts = policy_facts(values_of(rows_of(run, policy)))
+            facts = policy_facts(values_of(rows_of(run, policy)), teaches=rule.teaches)
             finished[policy] = result.model_copy(update={"facts": facts})
     if len(finished) == len(results):
         plan = info.fingerprint

@@ -441,7 +441,7 @@ def learnable_note(learner: str, counts: Mapping[str, int]) -> str:
         refused.append(f"{counts['changed']:,} changed by its tokenizer")
     if counts.get("reasoning"):
         refused.append(f"{counts['reasoning']:,} without reasoning, which its prompts open with <think>")
-    number = f"{counts['encodable']:,}" if counts["encodable"] or not refused else "none of them"
+    number = f"{counts['encodable']:,} of them" if counts["encodable"] or not refused else "none of them"
     return f"{learner} can learn {number}" + (f" ({', '.join(refused)})" if refused else "")
 
 

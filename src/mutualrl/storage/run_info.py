@@ -97,6 +97,11 @@ class Validation(Stored):
     unscorable: int = 0
 
 
+def is_accuracy(reward: object) -> bool:
+    """Return whether `task.reward` makes a validation's mean an accuracy."""
+    return reward in (None, "boxed", ["boxed"])
+
+
 def measured(validation: Validation | None) -> float | None:
     """Return the accuracy of a validation; None without one, or if no completion had a reward."""
     if validation is None or (validation.unscorable and validation.unscorable == validation.n):
@@ -107,15 +112,14 @@ def measured(validation: Validation | None) -> float | None:
 class PolicyFacts(Stored):
     """What a policy's prompts and rounds came to. `dead`: prompts whose last group had no reward above 0, at the end;
     `first_dead`: after the first round; `most_dead`: the most in any round (None: not counted); `revived`: how often
-    one of them had a success again.
-    `taught`: rows whose text it was taught; `extra_rows`, `extra_tokens`: all that joined its loss beside its own
-    rollouts."""
+    one of them had a success again. `taught`: rows whose text it was taught (None: its regime teaches none);
+    `extra_rows`, `extra_tokens`: all that joined its loss beside its own rollouts."""
 
     dead: int | None = None
     first_dead: int | None = None
     most_dead: int | None = None
     revived: int = 0
-    taught: int = 0
+    taught: int | None = None
     extra_rows: int = 0
     extra_tokens: int = 0
 
@@ -139,16 +143,19 @@ class PolicyResult(Stored):
 
 
 class Summary(Stored):
-    """`summary.json`: the results of a finished run. `shares`: whether its policies shared anything; `policies`: by
-    name, without those in `lost`; `seconds`: from the start of its last session to its end."""
+    """`summary.json`: the results of a finished run. `shares`: whether its policies shared anything; `mean_reward`:
+    whether validation measures a mean reward, no accuracy; `policies`: by name, without those in `lost`; `seconds`:
+    from the start of its last session to its end; `resumed`: whether there was a session before."""
 
     regime: str
     shares: bool = True
+    mean_reward: bool = False
     pool: str | None = None
     task: str
     seed: int
     steps: int
     seconds: Finite
+    resumed: bool = False
     data: JsonObject = {}
     sources: dict[str, JsonObject] = {}
     source_facts: dict[str, SourceFacts] = {}

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from mutualrl.console.display import counted, times
 from mutualrl.process.plugins import is_import_path
 from mutualrl.process.status import RunState
 from mutualrl.recipes.agreement import few_held_out
@@ -17,7 +18,8 @@ from mutualrl.reporting.comparability import Comparison
 from mutualrl.reporting.page import Dead, Verdict, Word
 from mutualrl.runs.facts import cost_of_source
 from mutualrl.runs.logs import LoggedRun
-from mutualrl.runs.record import Run
+from mutualrl.runs.record import Run, measure_of
+from mutualrl.storage.metrics import DEAD, RESAMPLE_ATTEMPTS
 from mutualrl.study.statistics import MIN_VALUES, paired
 from mutualrl.study.sweep_directory import in_sweep
 
@@ -41,16 +43,23 @@ def verdicts(comparisons: Sequence[Comparison]) -> list[Verdict]:
 def dead_of_run(run: LoggedRun) -> list[Dead]:
     """Return what happened to the prompts without a reward above 0 in their last group, of each policy that counted
     them: also how many came back, and how many texts it was taught."""
-    counted = []
+    found = []
     for policy in run.policies:
         facts = run.facts(policy)
         if facts.dead is None or facts.most_dead is None or facts.first_dead is None:
             continue
-        words = f"came back {facts.revived:,} times"
-        if facts.taught or run.rule.metric("rescues") is not None:
-            words += f"; taught {facts.taught:,} texts"
-        counted.append(Dead(policy, facts.first_dead, facts.most_dead, facts.dead, words))
-    return counted
+        words = f"came back {times(facts.revived)}" if _sampled_twice(run, policy) else "no prompt came a second time"
+        if facts.taught is not None:
+            words += f"; taught {counted(facts.taught, 'text')}"
+        found.append(Dead(policy, facts.first_dead, facts.most_dead, facts.dead, words))
+    return found
+
+
+def _sampled_twice(run: LoggedRun, policy: str) -> bool:
+    """Return whether a policy sampled more prompts than the data has, so that some came again; True if not known."""
+    plan = run.info.fingerprint
+    batches = len(run.series(policy, DEAD.key)) + run.total(policy, RESAMPLE_ATTEMPTS.key)
+    return not 0 < batches * int(plan.get("prompts_per_round", 0)) <= int(plan.get("prompts", 0))
 
 
 def costs_of_run(run: LoggedRun) -> list[str]:
@@ -74,15 +83,15 @@ def dead_by_arm(comparison: Comparison) -> dict[str, Dead]:
     return by_arm
 
 
-def _with_dead(verdict: Verdict, comparison: Comparison, counted: Mapping[str, Dead]) -> Verdict:
+def _with_dead(verdict: Verdict, comparison: Comparison, dead: Mapping[str, Dead]) -> Verdict:
     """Return a verdict with the dead prompts of arms, and a caution where they are not to be compared."""
-    kinds = {run.resample is not None for arm in counted for run in comparison.arms[arm]}
+    kinds = {run.resample is not None for arm in dead for run in comparison.arms[arm]}
     unlike = (
         "Dynamic sampling samples more prompts per round and counts the dead ones among them: its number is not to be "
         "compared with one without."
     )
     cautions = (*verdict.cautions, unlike) if len(kinds) > 1 else verdict.cautions
-    return replace(verdict, dead=list(counted.values()), cautions=cautions)
+    return replace(verdict, dead=list(dead.values()), cautions=cautions)
 
 
 def _of_one(run: LoggedRun) -> Verdict:
@@ -96,7 +105,8 @@ def _of_one(run: LoggedRun) -> Verdict:
     if run.state != RunState.FINISHED:
         resume = f"mutualrl train --resume --run-dir {_quoted(run)}"
         commands = (resume,) if run.is_local and not run.info.scripts else ()
-        return Verdict("No result yet", run.name, f"{run.name} has not finished ({run.state}).", commands=commands)
+        state = "killed, or on another machine" if run.state == RunState.ENDED else str(run.state)
+        return Verdict("No result yet", run.name, f"{run.name} has not finished ({state}).", commands=commands)
     if final is None:
         missing = [name for name, policy in run.policies.items() if policy.final is None]
         answer = f"{run.name} has no result of {', '.join(missing) or 'its policies'} here: the pool's gain is unknown."
@@ -111,7 +121,9 @@ def _of_one(run: LoggedRun) -> Verdict:
             answer = f"{alone} trained alone: there is nobody to share with, no other policy and no source."
             return Verdict("Baseline only", run.name, answer, number, basis=basis, cautions=few)
         other = SGT.name
-        answer = "This is a baseline: train the same recipe with a regime that shares, and compare the two."
+        others = [str(part.get("name")) for part in run.setting("sources") or () if isinstance(part, dict)]
+        learns = "that shares" if len(run.policies) > 1 else f"that learns from {' and '.join(others)}"
+        answer = f"This is a baseline: train the same recipe with a regime {learns}, and compare the two."
     else:
         other = baseline().name
         shares = len(run.policies) > 1 and run.rule.shares
@@ -217,8 +229,7 @@ def _count(runs: Sequence[Run]) -> int | None:
 
 def _measure(runs: Sequence[Run]) -> str:
     """Return the name of the held-out measure: with custom reward functions there is no accuracy."""
-    validations = [policy.validation for run in runs for policy in run.policies.values()]
-    return "mean reward" if any(each is not None and each.no_box is None for each in validations) else "accuracy"
+    return "accuracy" if measure_of(runs) == "accuracy" else "mean reward"
 
 
 def _averaged(runs: Sequence[Run]) -> str:

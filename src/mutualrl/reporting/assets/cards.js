@@ -55,10 +55,10 @@ const cards = (() => {
     return box;
   };
   // Return two texts with their differing words marked; conversations, and empty texts, as they are.
-  const beside = (one, other, kind) => {
-    if (typeof one !== "string" || typeof other !== "string" || one === "" || other === "") return [text(one, kind), text(other, "good")];
+  const beside = (one, other, kind, otherKind) => {
+    if (typeof one !== "string" || typeof other !== "string" || one === "" || other === "") return [text(one, kind), text(other, otherKind)];
     const [left, right] = differences(one, other);
-    return [marked(left, kind), marked(right, "good")];
+    return [marked(left, kind), marked(right, otherKind)];
   };
   const kind = ([, reward]) => (reward > 0 ? "good" : "bad");
 
@@ -71,23 +71,23 @@ const cards = (() => {
     box.append(title, text(record.prompt, "prompt"));
   };
   const rescueCard = (rescue, box) => {
-    const [first, ...others] = rescue.own, hinted = rescue.hint !== "";
+    const [first, ...others] = rescue.own, hinted = rescue.hint !== "", taught = rescue.gated ? "good" : "";
     const own = element("div"), peer = element("div"), words = element("div");
     const pair = element("div", undefined, hinted ? "pair three" : "pair");
     own.append(element("h4", `Own answers (${rescue.own.length})`));
     peer.append(element("h4", rescue.peer === "(gold)" ? "The data's solution" : `${rescue.peer}'s ${rescue.gated ? "success" : "text"}${hinted ? ", shown as a hint" : ""}`));
     pair.append(own, peer);
     if (hinted) {
-      const [hint, written] = beside(rescue.hint, rescue.answer, "good");
+      const [hint, written] = beside(rescue.hint, rescue.answer, "good", "good");
       if (first) own.append(text(first[0], kind(first)));
       peer.append(hint);
       words.append(element("h4", "Own answer to the hint, confirmed"), written);
       pair.append(words);
     } else if (first) {
-      const [left, right] = beside(first[0], rescue.answer, kind(first));
+      const [left, right] = beside(first[0], rescue.answer, kind(first), taught);
       own.append(left);
       peer.append(right);
-    } else peer.append(text(rescue.answer, rescue.gated ? "good" : ""));
+    } else peer.append(text(rescue.answer, taught));
     own.append(...others.map((rollout) => text(rollout[0], kind(rollout))));
     box.append(pair);
     const parts = element("dl"), entry = (term, ...contents) => {
@@ -113,9 +113,9 @@ const cards = (() => {
       side.append(element("h4", rollout[1] === null ? "No reward" : `Reward ${rollout[1]}`), text(rollout[0], kind(rollout)));
       pair.append(side);
     }
-    for (const [peer, answer, hinted] of sample.taught) {
+    for (const [peer, answer, hinted, gated] of sample.taught) {
       const side = element("div"), whose = peer === "(gold)" ? "the data's solution" : `${peer}'s text`;
-      side.append(element("h4", hinted ? `Taught: its own answer, after ${whose} as a hint` : `Taught: ${whose}`), text(answer, "good"));
+      side.append(element("h4", hinted ? `Taught: its own answer, after ${whose} as a hint` : `Taught: ${whose}`), text(answer, gated ? "good" : ""));
       pair.append(side);
     }
     box.append(pair);
