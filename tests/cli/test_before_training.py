@@ -146,3 +146,18 @@ def test_a_row_larger_than_memory_would_bear_is_refused(
         options = ("--task", "dataset", "--data", tmp_path / name, "--dry-run")
         result = cli_here("train", "--regime", "grpo", "--pool", "tiny", *options)
         assert (result.returncode, "line 1: over 1,000 bytes" in result.stderr) == (2, True), result.stderr
+
+
+def test_late_rounds_are_advised_to_regimes_that_can_use_them(cli_here: Cli) -> None:
+    """With the words of `regimes show`, and of what is refused."""
+    for regime, late in (("sgt", True), ("xgrpo", False)):
+        result = cli_here("train", "--regime", regime, "--pool", "tiny", "--dry-run")
+        assert "A round waits for each policy of the pool" in result.stdout
+        assert ("what other values would have saved" in result.stdout) is late
+        refused = cli_here("train", "--regime", regime, "--pool", "tiny", "--dry-run", "--set", "exchange.staleness=1")
+        assert (refused.returncode == 0) is late
+    shown = cli_here("regimes", "show", "chord").stdout
+    assert "Learns from sources, only: recorded texts" in shown
+    assert "Peers" not in shown
+    late = ("--pool", "tiny-recorded", "--dry-run", "--set", "exchange.staleness=1")
+    assert "needs the sources' texts within the round" in cli_here("train", "--regime", "chord", *late).stderr

@@ -53,13 +53,14 @@ def test_error_in_a_reward_is_reported_with_file_and_line() -> None:
         adapt(broken, "broken")(completions=["x"])
 
 
-@pytest.mark.parametrize(("no_box", "measure"), [(0.0, "Greedy accuracy"), (None, "Mean reward of greedy completions")])
-def test_mean_reward_is_not_labelled_accuracy(
-    no_box: float | None, measure: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    validation = Validation(n=6, accuracy=0.1, by_group={"all": 0.1}, no_box=no_box)
-    show_summary(made_summary(validation, task="dataset"), "runs/x")
+@pytest.mark.parametrize(("mean", "measure"), [(False, "Greedy accuracy"), (True, "Mean reward of greedy completions")])
+def test_mean_reward_is_not_labelled_accuracy(mean: bool, measure: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs with tools have no boxed answer either way."""
+    validation = Validation(n=6, accuracy=0.1, by_group={"all": 0.1}, no_box=None)
+    show_summary(made_summary(validation, task="dataset", mean_reward=mean, resumed=mean), "runs/x")
     output = capsys.readouterr().out
+    assert f"1 s {'since it was resumed' if mean else 'in total'}; the run is in runs/x" in output
+    assert "texts taught" not in output and "waited" not in output, "one policy, taught nothing"
     assert f"{measure} on held-out dataset" in output
     header = next(line for line in output.splitlines() if "dead prompts" in line)
     assert header.count("all") == 1  # a single group is not shown twice
