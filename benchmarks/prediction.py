@@ -24,7 +24,7 @@ from mutualrl.study.claims import difference
 from mutualrl.study.outcomes import Outcomes
 from mutualrl.study.statistics import Estimate, rank_correlation
 
-#: results files, those of one study together; of a policy in several studies the one with most seeds counts, and in a
+#: results files, those of one study together, of runs with ten steps or more, which have a first tenth; of a policy in several studies the one with most seeds counts, and in a
 #: tie the later one
 STUDIES = (
     ("rivals", "rivals-recorded", "rivals-tiny"),
@@ -33,7 +33,6 @@ STUDIES = (
     ("hints", "hints_seeds"),
     ("served",),
     ("smol",),
-    ("smol_file",),
     ("minimind_keep",),
     ("agents-trajectories", "agents-seeds"),
     ("study",),
@@ -46,7 +45,6 @@ MODELS = {
     "tiny-recorded": "tiny",
     "tiny-countdown": "text-source-pool",
     "served-pool": "tiny-hints",
-    "smol-file-pool": "smol-pool",
 }
 REFERENCE = "grpo"
 #: chosen after the gains were known: a description of them, no test

@@ -19,8 +19,9 @@ from mutualrl.regimes.sgt import SGT
 
 #: what was measured about the recommendation of `sgt` (benchmarks/results/prediction.json, text_source.json)
 SGT_CAVEAT = (
-    "Measured on 19 policies of ten pools: SGT ended above GRPO in the mean for all 7 whose gate opened on 30 % of "
-    "the prompts or more in the first tenth of the run, and for 5 of 12 with less. Where the policies have the same "
+    "Measured on 20 policies of eleven pools: whether this rate predicts SGT's gain is not decided. SGT ended above "
+    "GRPO in the mean for 7 of 8 whose gate opened on 30 % of the prompts or more in the first tenth of the run, and "
+    "for 5 of 12 with less. Where the policies have the same "
     "skills and write differently, SGT ended below GRPO, HACPO, guided rollouts and SFT then GRPO, and retained less "
     "than GRPO of what was solved before (docs/text-source.md). Compare with grpo over several seeds (mutualrl sweep)."
 )
