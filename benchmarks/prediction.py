@@ -24,8 +24,8 @@ from mutualrl.study.claims import difference
 from mutualrl.study.outcomes import Outcomes
 from mutualrl.study.statistics import Estimate, rank_correlation
 
-#: results files, those of one study together, of runs with ten steps or more, which have a first tenth; of a policy in several studies the one with most seeds counts, and in a
-#: tie the later one
+#: results files, those of one study together, of runs with ten steps or more, which have a first tenth; of a policy in
+#: several studies the one with most seeds counts, and in a tie the later one
 STUDIES = (
     ("rivals", "rivals-recorded", "rivals-tiny"),
     ("one_model", "one_model_seeds", "one_model_chord"),
