@@ -138,7 +138,7 @@ def test_watch_ends_with_the_run(cli_here: Cli, tmp_path: Path) -> None:
     run = made_run(tmp_path / "r", "sgt")
     result = cli_here("watch", run)
     assert result.returncode == 0
-    assert "taught" in result.stdout
+    assert "dead prompts" in result.stdout
     assert json.loads(cli_here("watch", run, "--json").stdout)["state"] == "finished"
     ended = made_run(tmp_path / "e", finished=False)
     result = cli_here("watch", ended)

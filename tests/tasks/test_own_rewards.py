@@ -25,10 +25,11 @@ from mutualrl.errors import RewardError, UsageError
 from mutualrl.launch.death import reward_failure
 from mutualrl.records import Prompt
 from mutualrl.see.liveness import Heartbeat, Phase
-from mutualrl.storage.run_info import Validation
+from mutualrl.storage.run_info import Validation, is_accuracy
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks.rewards import adapt, distinct_names, load_rewards, weighted
 from mutualrl.tasks.scoring import score_rewards
+from mutualrl.tasks.section import TaskSection
 
 
 def test_docs_example_accepts_texts_and_conversations() -> None:
@@ -51,6 +52,13 @@ def test_error_in_a_reward_is_reported_with_file_and_line() -> None:
     line = broken.__code__.co_firstlineno + 1
     with pytest.raises(RewardError, match=rf"KeyError: 'no such column' \(test_own_rewards.py, line {line}\)"):
         adapt(broken, "broken")(completions=["x"])
+
+
+def test_the_built_in_reward_measures_accuracy_as_a_recipe_and_its_record_have_it() -> None:
+    assert all(
+        is_accuracy(reward) for reward in (None, "boxed", ["boxed"], ("boxed",), TaskSection(name="math").reward)
+    )
+    assert not any(is_accuracy(reward) for reward in ("r.py:f", ("boxed", "r.py:f"), []))
 
 
 @pytest.mark.parametrize(("mean", "measure"), [(False, "Greedy accuracy"), (True, "Mean reward of greedy completions")])

@@ -99,7 +99,7 @@ class Validation(Stored):
 
 def is_accuracy(reward: object) -> bool:
     """Return whether `task.reward` makes a validation's mean an accuracy."""
-    return reward in (None, "boxed", ["boxed"])
+    return reward in (None, "boxed", ["boxed"], ("boxed",))
 
 
 def measured(validation: Validation | None) -> float | None:
