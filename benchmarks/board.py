@@ -324,7 +324,8 @@ def _claims() -> list[str]:
     lines = [
         "## Registered claims",
         "",
-        "All of them, with the time of their first commit. Verdicts are Holm-corrected within a sweep.",
+        "All of them, with the time of their first commit. Verdicts are Holm-corrected within a sweep, but for those "
+        "of `study`, which are not corrected.",
     ]
     lines += ["", "| sweep | committed | first run began | held | refuted | undecided |", "|---|---|---|---|---|---|"]
     for name, committed in BOARD["committed"].items():

@@ -141,7 +141,7 @@ def test_every_quoted_figure_has_a_key(path: Path) -> None:
 
 
 def test_checks_detect_a_changed_figure_a_wrong_word_and_a_figure_without_a_key() -> None:
-    entry = next(entry for entry in LEDGER if entry["quote"].startswith("XGRPO is below GRPO"))
+    entry = next(entry for entry in LEDGER if entry["quote"].startswith("XGRPO was below GRPO"))
     with pytest.raises(AssertionError):
         test_quote_is_in_its_page_with_the_figures_of_its_keys({**entry, "below": ["effects.tiny.sgt - grpo.kl"]})
     with pytest.raises(AssertionError):
