@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from mutualrl.errors import FileDamagedError, UsageError
 from mutualrl.process.status import ELSEWHERE, status_file
-from mutualrl.regimes.info import RegimeInfo
 from mutualrl.runs.facts import policy_facts, rows_of, values_of
+from mutualrl.runs.read import read_run
 from mutualrl.see.bucket import PROBE_SECONDS
 from mutualrl.see.liveness import HEARTBEAT, last_heartbeat
 from mutualrl.see.manifest import read_manifest
@@ -105,15 +105,16 @@ def _info(store: RemoteStore, policy: str) -> RunInfo | None:
 def _write_outcome(run: RunDirectory, info: RunInfo, policies: Sequence[str], url: str) -> None:
     """Write the summary of a run whose policies have all finished, else its status."""
     results = {policy: policy_result(run.policy(policy).result, run.root) for policy in policies}
-    finished, rule = {}, RegimeInfo.from_run(info.regime, info.regime_info)
+    finished, record = {}, read_run(run.root)
     for policy, result in results.items():
         if result is not None:
-            facts = policy_facts(values_of(rows_of(run, policy)), teaches=rule.teaches)
+            facts = policy_facts(values_of(rows_of(run, policy)), teaches=record.rule.teaches)
             finished[policy] = result.model_copy(update={"facts": facts})
     if len(finished) == len(results):
         plan = info.fingerprint
         summary = Summary(
             regime=info.regime,
+            mean_reward=not record.measures_accuracy,
             pool=info.pool,
             task=str(plan.get("task")),
             seed=info.seed,

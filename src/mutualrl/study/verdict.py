@@ -43,7 +43,7 @@ def verdicts(comparisons: Sequence[Comparison]) -> list[Verdict]:
 def dead_of_run(run: LoggedRun) -> list[Dead]:
     """Return what happened to the prompts without a reward above 0 in their last group, of each policy that counted
     them: also how many came back, and how many texts it was taught."""
-    found = []
+    counts = []
     for policy in run.policies:
         facts = run.facts(policy)
         if facts.dead is None or facts.most_dead is None or facts.first_dead is None:
@@ -51,8 +51,8 @@ def dead_of_run(run: LoggedRun) -> list[Dead]:
         words = f"came back {times(facts.revived)}" if _sampled_twice(run, policy) else "no prompt came a second time"
         if facts.taught is not None:
             words += f"; taught {counted(facts.taught, 'text')}"
-        found.append(Dead(policy, facts.first_dead, facts.most_dead, facts.dead, words))
-    return found
+        counts.append(Dead(policy, facts.first_dead, facts.most_dead, facts.dead, words))
+    return counts
 
 
 def _sampled_twice(run: LoggedRun, policy: str) -> bool:
