@@ -11,7 +11,8 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -122,6 +123,88 @@ Mask = npt.NDArray[np.bool_]
 def plain_ids(ids: Sequence[int] | Ids) -> tuple[int, ...]:
     """Return token ids as a tuple, which compares and hashes by value."""
     return tuple(ids.tolist() if isinstance(ids, np.ndarray) else ids)
+
+
+class ToolCall(NamedTuple):
+    """Call of a tool. `arguments`: by name, each with its type; a text that is no JSON object stays as it is.
+    `call_id`: what its result refers to, where the format has it."""
+
+    name: str
+    arguments: Mapping[str, object] | str
+    call_id: str = ""
+
+
+class Message(NamedTuple):
+    """Message as it is read. `others`: number of its parts without text, which are left out. `name`: of a result, the
+    tool; `call_id`: the call that it answers, where the format says so. `sampled`: the policy sampled it."""
+
+    role: str
+    text: str
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    others: int = 0
+    name: str = ""
+    call_id: str = ""
+    sampled: bool = False
+
+    @property
+    def with_reasoning(self) -> str:
+        """Return the text after its reasoning in a block, as models write it."""
+        thought = self.reasoning.strip()
+        return f"<think>\n{thought}\n</think>\n\n{self.text}" if thought else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """A conversation of a model, or an agent's run, from whatever a file writes it in (`tasks.run_reader`).
+
+    Roles are `system`, `user`, `assistant` and `tool`; a turn of the model is one message; the results of its calls
+    follow it in the order of the calls, each with its tool's name. Equal runs are equal values, whatever their file's
+    notation.
+    """
+
+    messages: tuple[Message, ...]
+    """All messages, those of the prompt first."""
+    branches: int = 0
+    """Branches of a trace beside the last, which are left out."""
+    problem: str = ""
+    """Why it is no run that could be learnt; empty if it is one."""
+
+    @property
+    def prompt(self) -> tuple[Message, ...]:
+        """Return the messages before the model's first."""
+        return self.messages[: self._begin]
+
+    @property
+    def after(self) -> tuple[Message, ...]:
+        """Return the messages from the model's first on."""
+        return self.messages[self._begin :]
+
+    @property
+    def prompts(self) -> list[str]:
+        """Return the texts by which the prompt may be known: the user's last one, if there is any, and all together."""
+        users = [message.text for message in self.prompt if message.role == "user"]
+        return [*users[-1:], "\n".join(message.text for message in self.prompt)]
+
+    @property
+    def is_run(self) -> bool:
+        """Return whether it is more than an answer: it has a call, a result, or several turns of the model."""
+        return len(self.after) > 1 or any(message.tool_calls for message in self.after)
+
+    @property
+    def calls(self) -> list[tuple[ToolCall, Message | None]]:
+        """Return each call with its result; None for a call at the end of the run, which has none."""
+        pairs: list[tuple[ToolCall, Message | None]] = []
+        for place, message in enumerate(self.messages):
+            results = self.messages[place + 1 : place + 1 + len(message.tool_calls)]
+            answered = [result if result.role == "tool" else None for result in results]
+            pairs += zip_longest(message.tool_calls, answered)
+        return pairs
+
+    @property
+    def _begin(self) -> int:
+        places = (place for place, message in enumerate(self.messages) if message.role == "assistant")
+        return next(places, len(self.messages))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

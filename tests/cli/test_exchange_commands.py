@@ -11,12 +11,11 @@ import pytest
 
 from conftest import Cli
 from mutualrl.recipes import Request, dump, resolve
-from mutualrl.records import Rollout
+from mutualrl.records import Message, Rollout, ToolCall
 from mutualrl.see import Exchange
 from mutualrl.storage.artifacts import file_sum
 from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints
 from mutualrl.storage.files import write_checksummed
-from mutualrl.tasks.messages import Message, ToolCall
 from mutualrl.tasks.trajectories import as_json
 
 NAMES = ("ada", "bob")

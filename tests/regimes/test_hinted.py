@@ -15,14 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from mutualrl.records import PublishSchema, Rollout
+from mutualrl.records import Message, PublishSchema, Rollout, ToolCall
 from mutualrl.regimes import PPO, Results, RoundView, Sample, Sampled, UpperBound, get_regime, whitened_plan
 from mutualrl.regimes.hinted import Hinted, is_bare, longest_common_substring
 from mutualrl.regimes.hints import FOR_AGENTS, FOR_CHATS, FOR_TEXTS, shown_hint, with_hint
 from mutualrl.regimes.round import Trajectory
 from mutualrl.rollouts import Rollouts
 from mutualrl.tasks.boxed import final_answer
-from mutualrl.tasks.messages import Message, ToolCall
 from mutualrl.tasks.trajectories import as_json
 from regime_views import Peer, view
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from agent_files import CALL, LAYOUTS, chat, messages, traces, write
 
-from mutualrl.records import Prompt
+from mutualrl.records import Prompt, ToolCall
 from mutualrl.sources.layouts import reward_of
 from mutualrl.sources.prepare import claimed_rewards
 from mutualrl.sources.recorded import read_recorded
 from mutualrl.sources.section import Columns
-from mutualrl.tasks.messages import ToolCall
-from mutualrl.tasks.trajectories import calls_of, final_text, from_json, plan, read_conversation, transcript
+from mutualrl.tasks.run_reader import read_trajectory
+from mutualrl.tasks.trajectories import calls_of, final_text, from_json, plan, transcript
 
 PROMPTS = [Prompt(f"p{number}", f"{number} plus 2?", str(number + 2), "plus") for number in range(3)]
 TEXTS = {prompt.text: f"\\boxed{{{prompt.answer}}}" for prompt in PROMPTS}
@@ -95,7 +95,7 @@ def test_the_last_branch_is_taken(tmp_path: Path) -> None:
 
 def test_a_cyclic_trace_ends() -> None:
     nodes = [{"parent": place ^ 1, "message": {"role": "user", "content": "a"}} for place in (0, 1)]
-    assert read_conversation(nodes) is not None
+    assert read_trajectory(nodes) is not None
 
 
 def test_runs_that_differ_only_in_their_calls_are_two(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_runs_that_differ_only_in_their_calls_are_two(tmp_path: Path) -> None:
 #: reads a file that is far larger than the memory that reading it may add
 READER = """
 import resource, sys
-from mutualrl.records import Prompt
+from mutualrl.records import Prompt, ToolCall
 from mutualrl.sources.layouts import reward_of
 from mutualrl.sources.prepare import claimed_rewards
 from mutualrl.sources.recorded import read_recorded
@@ -216,6 +216,6 @@ def test_results_have_the_names_of_the_calls_that_they_answer() -> None:
         {"role": "tool", "content": "a"},
         {"role": "tool", "content": "nobody asked"},
     ]
-    conversation = read_conversation(values)
+    conversation = read_trajectory(values)
     assert conversation is not None
     assert [message.name for message in conversation.messages[1:]] == ["B", "A", ""]

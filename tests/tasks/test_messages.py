@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mutualrl.tasks.messages import Message, ToolCall, continued, is_cut_off, read_message
+from mutualrl.records import Message, ToolCall
+from mutualrl.tasks.messages import continued, is_cut_off, read_message
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mutualrl.tasks.messages import Message, ToolCall
+from mutualrl.records import Message, ToolCall
 from mutualrl.tasks.trajectories import (
     as_json,
     calls_of,

@@ -14,13 +14,12 @@ from transformers import AutoModelForCausalLM, set_seed
 
 from mutualrl.adapter.data import as_dataset
 from mutualrl.engines.transformers_engine import load_tokenizer
-from mutualrl.records import Prompt, Rollout
+from mutualrl.records import Message, Prompt, Rollout, ToolCall
 from mutualrl.see import Exchange
 from mutualrl.sources.source import Source
 from mutualrl.tasks import TaskSource, get_task
 from mutualrl.tasks.boxed import boxed_reward
 from mutualrl.tasks.calculator import calculate
-from mutualrl.tasks.messages import Message, ToolCall
 from mutualrl.tasks.trajectories import as_json
 from mutualrl.tiny import path_of
 from mutualrl.training.trainer import MutualGRPOTrainer

@@ -19,9 +19,9 @@ from transformers.utils import get_json_schema
 from mutualrl.adapter.data import as_dataset
 from mutualrl.adapter.rendering import Renderer, Unrenderable
 from mutualrl.engines.transformers_engine import load_tokenizer
+from mutualrl.records import Message
 from mutualrl.tasks.boxed import boxed_reward
 from mutualrl.tasks.calculator import calculate
-from mutualrl.tasks.messages import Message
 from mutualrl.tiny import path_of
 from mutualrl.training.trainer import MutualGRPOTrainer
 from training_harness import Logs, config, sharing

@@ -22,12 +22,11 @@ from agent_harness import (
 from test_agents import ALL, Remembering, Room, rooms, with_script
 from test_hinted_in_training import Gradients
 
-from mutualrl.records import Rollout
+from mutualrl.records import Message, Rollout, ToolCall
 from mutualrl.regimes import GuideView
 from mutualrl.regimes.guided import Guided
 from mutualrl.see import Exchange
 from mutualrl.sources.source import StoredSource
-from mutualrl.tasks.messages import Message, ToolCall
 from mutualrl.tasks.trajectories import as_json, from_json
 
 __all__ = ["rooms"]

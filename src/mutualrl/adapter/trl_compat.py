@@ -27,7 +27,7 @@ from trl.models.utils import unwrap_model_for_generation
 from trl.trainer.utils import RepeatSampler
 
 from mutualrl.adapter import fsdp2
-from mutualrl.tasks.messages import Message
+from mutualrl.records import Message
 from mutualrl.tasks.trajectories import as_chats, of_completion
 
 if TYPE_CHECKING:

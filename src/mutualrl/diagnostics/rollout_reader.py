@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,14 @@ from mutualrl.console.lines import notify
 from mutualrl.console.user_path import user_path
 from mutualrl.errors import DataError
 from mutualrl.rollouts import SCHEMA, widest
-from mutualrl.sources.layouts import CONVERSATIONS, find_layout, reward_of
+from mutualrl.sources.layouts import find_layout, reward_of
+from mutualrl.sources.prepare import malformed_note
 from mutualrl.sources.section import Columns
 from mutualrl.storage.parquet import read_table
 from mutualrl.tasks.base import Row, normalized
 from mutualrl.tasks.files import EXPECTED, FORMATS, columns_of, data_files, file_rows, format_of, suffix_of
-from mutualrl.tasks.messages import read_message
-from mutualrl.tasks.trajectories import is_run, read_conversation, said
+from mutualrl.tasks.run_reader import CONVERSATIONS, is_conversation, read_trajectory, trajectory_of
+from mutualrl.tasks.trajectories import said
 
 #: accepted names of the columns, in order of preference
 ALIASES = {
@@ -46,6 +49,16 @@ TEXTS = ("prompt_id", "x_text", "y_text")  # also read from messages
 #: columns of dumps of training runs, one file per step: TRL's `log_completions`, with one more column per reward
 #: function, and verl's
 TRL, VERL = frozenset({"step", "prompt", "completion"}), frozenset({"step", "input", "output"})
+#: columns that tell the environment of a prompt: ids are counted anew in each of them
+ENVIRONMENTS = ("env_name", "env_id", "environment", "task_name", "data_source", "task", "dataset")
+#: columns of ids that may be counted so; those of texts, and ours, identify a prompt by themselves
+COUNTED_IDS = ("id", "example_id", "doc_id")
+#: column of a table of rollouts with `_environment`
+ENVIRONMENT = "prompt_environment"
+#: column that tells several verdicts on one response apart, of lm-evaluation-harness
+FILTER = "filter"
+#: a directory of prime-rl's rollouts of one step
+STEP_DIRECTORY = re.compile(r"step_(\d+)")
 #: columns that say that an error of the infrastructure ended a rollout, which is then no failure of the model
 ERROR, STOPPED, HAS_ERROR = "error", "stop_condition", "has_error"
 
@@ -88,7 +101,7 @@ def read_rollouts(paths: Sequence[Path], reward: str | None = None) -> pa.Table:
         if file.resolve() in seen:
             raise DataError(f"{file}: the file is given twice; every rollout would count double")
         seen.add(file.resolve())
-    tables = [_parquet(file, reward) if suffix_of(file) == ".parquet" else _lines(file, reward) for file in files]
+    tables = _identified([_of_step(_table(file, reward), file) for file in files])
     _check_stems(files, tables)
     policies = _names(files, tables)
     present = {name for table in tables for name in table.column_names}
@@ -103,6 +116,61 @@ def read_rollouts(paths: Sequence[Path], reward: str | None = None) -> pa.Table:
     dumped = [part for part, table in zip(parts, tables, strict=True) if "step" in table.column_names]
     others = [part for part, table in zip(parts, tables, strict=True) if "step" not in table.column_names]
     return pa.concat_tables([*others, _last_steps(pa.concat_tables(dumped))] if dumped else others)
+
+
+def _table(path: Path, reward: str | None) -> pa.Table:
+    """Return a file's rollouts; of Parquet column by column, unless a row says more than each of its columns."""
+    if suffix_of(path) != ".parquet":
+        return _lines(path, reward)
+    names = columns_of(path)
+    runs = "y_text" not in names and any(is_conversation(name, names) for name in names)
+    counted = _field("prompt_id", names, reward, (), path) in COUNTED_IDS and any(
+        name in ENVIRONMENTS for name in names
+    )
+    return _lines(path, reward) if runs or counted or FILTER in names else _parquet(path, reward)
+
+
+def _of_step(table: pa.Table, file: Path) -> pa.Table:
+    """Return a table with the step that its file's directory has in prime-rl's rollouts, of one model as TRL's."""
+    steps = [int(match[1]) for each in file.resolve().parent.parts if (match := STEP_DIRECTORY.fullmatch(each))]
+    if not steps or "step" in table.column_names:
+        return table
+    rounds = pa.array(np.full(len(table), steps[-1], dtype=np.int64))
+    unnamed = table.drop_columns(["policy"]) if "policy" in table.column_names else table
+    return _set_column(_set_column(unnamed, "round", rounds), "step", rounds)
+
+
+def _identified(tables: Sequence[pa.Table]) -> list[pa.Table]:
+    """Return tables whose ids identify prompts: with their environment, where one id is of several; and by the text,
+    where each row has an id of its own and texts come again. Raises DataError for an id with several texts."""
+    environments: dict[str, set[str]] = {}
+    for table in tables:
+        for prompt_id, environment in zip(*_columns(table, "prompt_id", ENVIRONMENT), strict=True):
+            environments.setdefault(prompt_id, set()).add(environment)
+    identified = []
+    for table in tables:
+        ids, told, texts = _columns(table, "prompt_id", ENVIRONMENT, "x_text")
+        rounds, policies = _columns(table, "round", "policy")
+        known = [normalized(text) for text in texts if text]
+        if len(ids) == len(set(ids)) and len(known) == len(ids) > 2 * len(set(known)):
+            ids = known
+        elif any(len(environments[prompt_id]) > 1 for prompt_id in ids):
+            ids = [f"{told}/{prompt_id}" if told else prompt_id for prompt_id, told in zip(ids, told, strict=True)]
+        seen: dict[tuple[object, ...], str] = {}
+        for key, text in zip(zip(policies, rounds, ids, strict=True), texts, strict=True):
+            if text and seen.setdefault(key, text) != text:
+                raise DataError(
+                    f"prompt id {key[2]!r} has several prompts: {seen[key][:80]!r} and {text[:80]!r}; expected an id "
+                    f"for each prompt (column prompt_id), or a column with its environment ({ENVIRONMENTS[0]})"
+                )
+        named = _set_column(table, "prompt_id", pa.array(ids, pa.string()))
+        identified.append(named.drop_columns([ENVIRONMENT]) if ENVIRONMENT in named.column_names else named)
+    return identified
+
+
+def _columns(table: pa.Table, *names: str) -> list[list[Any]]:
+    """Return columns as lists, of nulls where a table lacks one."""
+    return [table[name].to_pylist() if name in table.column_names else [None] * len(table) for name in names]
 
 
 def _check_stems(files: Sequence[Path], tables: Sequence[pa.Table]) -> None:
@@ -193,40 +261,79 @@ def _of_messages(name: str, value: object) -> object:
     value as it is. Of content in parts, the parts that are text."""
     if name not in TEXTS or not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
         return value
-    messages = [message for each in value if (message := read_message(each)) is not None]
-    if name == "y_text" and is_run(messages):
-        return said(messages)
-    users = [message.text for message in messages if message.role == "user" and message.text]
-    conversation = "\n".join(message.text for message in messages)
+    read = read_trajectory(value)
+    if read is None:
+        return None
+    if name == "y_text" and not read.prompt and read.is_run:
+        return said(read.after)
+    users = [message.text for message in read.messages if message.role == "user" and message.text]
+    conversation = "\n".join(message.text for message in read.messages)
     return users[-1] if users and name != "prompt_id" else conversation or None
 
 
-def _of_run(row: Row) -> Row:
+def _of_run(row: Row, malformed: Counter[str]) -> Row:
     """Return a row with a whole run of an agent (`messages`, `conversations`, the `nodes` of a trace, the `steps` of
-    ATIF) as a rollout: its prompt, what the model said, its reward and its model; any other row as it is."""
-    column = next((name for name in CONVERSATIONS if isinstance(row.get(name), list)), None)
-    if column is None or any(name in row for names in (TRL, VERL) for name in names if name != "step"):
+    ATIF) as a rollout: its prompt, what the model said, its reward and its model; any other row as it is. A problem of
+    the run is counted in `malformed`."""
+    if any(name in row for names in (TRL, VERL) for name in names if name != "step") or "y_text" in row:
         return row
-    conversation = read_conversation(row[column])
-    if conversation is None:
+    read = trajectory_of(row)
+    if read is None:
         return row
-    rollout: Row = {"prompt": conversation.prompts[0], "completion": said(conversation.after)}
+    malformed.update([read.problem] if read.problem else [])
+    rollout: Row = {"prompt": read.prompts[0], "completion": said(read.after)}
     if (reward := reward_of(row)) is not None:
         rollout["reward"] = reward
-    agent = row.get("agent")
-    if isinstance(agent, Mapping) and isinstance(agent.get("model_name", agent.get("name")), str):
-        rollout["model"] = agent.get("model_name", agent.get("name"))
+    agent, task, calls = row.get("agent"), row.get("task"), row.get("calls")
+    if row.get("nodes") is not None:  # the id of a trace is its own, not its prompt's
+        rollout["id"] = None
+        key = task.get("key") or task.get("hash") if isinstance(task, Mapping) else None
+        rollout |= {"prompt_id": key} if isinstance(key, str) else {}
+        models = (
+            {call.get("model") for call in calls if isinstance(call, Mapping)} if isinstance(calls, list) else set()
+        )
+        rollout |= {"model": model} if len(models) == 1 and isinstance(model := next(iter(models)), str) else {}
+    elif isinstance(agent, Mapping) and isinstance(model := agent.get("model_name", agent.get("name")), str):
+        rollout["model"] = model
     others = {name: value for name, value in row.items() if name not in TYPES or not isinstance(value, Mapping)}
-    return {**rollout, **{name: value for name, value in others.items() if name != column}}
+    merged = {**others, **rollout}
+    return {
+        name: value for name, value in merged.items() if name not in CONVERSATIONS and (name, value) != ("id", None)
+    }
+
+
+def _is_trained(row: Row) -> bool:
+    """Return whether a row is of the model in training: a trace of verifiers may be of a judge or an opponent."""
+    agent = row.get("agent")
+    return not isinstance(agent, Mapping) or agent.get("trainable") is not False
+
+
+def _rows(path: Path) -> Iterator[tuple[int, Row]]:
+    """Yield the rows of a file as rollouts, and say at the end which were left out."""
+    left_out: Counter[str] = Counter()
+    malformed: Counter[str] = Counter()
+    typed, verdict = format_of(path).typed, None
+    for number, row in file_rows(path):
+        verdict = verdict or row.get(FILTER)
+        if not _is_trained(row):
+            left_out["of a model that is not trained"] += 1
+        elif row.get(FILTER) != verdict:
+            left_out[f"of another {FILTER} than {verdict!r}, on the same responses"] += 1
+        elif typed:
+            yield number, _of_run(row, malformed)
+        else:
+            yield number, {name: _value(name, text) for name, text in row.items()}
+    for reason, count in left_out.items():
+        notify(f"{path.name}: {count:,} rows are left out: {reason}")
+    if malformed:
+        notify(f"{path.name}: {malformed_note(malformed)}: their rewards count, their texts can teach nothing")
 
 
 def _lines(path: Path, reward: str | None) -> pa.Table:
     columns: dict[str, list[object]] = {}
     numbers: list[int] = []
     dump, lost = False, 0
-    typed = format_of(path).typed
-    for number, read in file_rows(path):
-        row = _of_run(read) if typed else {name: _value(name, text) for name, text in read.items()}
+    for number, row in _rows(path):
         dump = dump or is_dump(row)
         lost += errored(row)
         numeric = [name for name, value in row.items() if isinstance(value, int | float)]
@@ -249,16 +356,28 @@ def _lines(path: Path, reward: str | None) -> pa.Table:
                         f"{path}, row {number}, field '{field}': found {repr(value)[:80]}, expected {_EXPECTED[name]}"
                     )
             columns.setdefault(name, []).append(str(value) if name == "prompt_id" and value is not None else value)
+        columns.setdefault(ENVIRONMENT, []).append(_environment(row))
         numbers.append(number)
     present = {n: values for n, values in columns.items() if n in NEEDED[1:] or any(v is not None for v in values)}
+    if not numbers:
+        raise DataError(f"{path}: none of its rows is a rollout of the model in training")
     if None in present.get("policy", ()):
         number = numbers[present["policy"].index(None)]
         raise DataError(f"{path}, row {number}: no field 'policy' (or 'model'), which other rows have")
-    arrays = {name: _array(values, TYPES[name], path, name, numbers) for name, values in present.items()}
+    kinds = {**TYPES, ENVIRONMENT: pa.string()}
+    arrays = {name: _array(values, kinds[name], path, name, numbers) for name, values in present.items()}
     if dump:
         arrays["step"] = arrays["round"]
     _say_errored(path, lost, len(numbers))
     return pa.table({**arrays, "line": pa.array(numbers, pa.int64())})
+
+
+def _environment(row: Row) -> str | None:
+    """Return what an id of the row is counted in: the values of all columns that tell its environment; None for an id
+    that identifies a prompt by itself."""
+    field = next((alias for alias in ALIASES["prompt_id"] if alias in row), None)
+    found = [value for name in ENVIRONMENTS if isinstance(value := row.get(name), str) and value]
+    return "/".join(dict.fromkeys(found)) if field in COUNTED_IDS and found else None
 
 
 def _value(column: str, text: object) -> object:
@@ -395,7 +514,9 @@ def _names(files: Sequence[Path], tables: Sequence[pa.Table]) -> list[str]:
     for file, table in zip(files, tables, strict=True):
         if "step" in table.column_names and "policy" not in table.column_names:
             parent = file.resolve().parent
-            directories[file] = parent.parent if parent.name == "completions" else parent
+            step = next((each for each in parent.parents if STEP_DIRECTORY.fullmatch(each.name)), parent)
+            parent = step.parent if STEP_DIRECTORY.fullmatch(step.name) else parent
+            directories[file] = parent.parent if parent.name in ("completions", "rollouts") else parent
     trainers = set(directories.values())
     labels: dict[Path, str] = {}
     for trainer in trainers:

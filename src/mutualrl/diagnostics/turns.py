@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,12 +21,13 @@ from mutualrl.adapter.rendering import Renderer, Unrenderable
 from mutualrl.console.display import cell
 from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.errors import DataError, UsageError
-from mutualrl.sources.layouts import CONVERSATIONS
+from mutualrl.records import Message, ToolCall
+from mutualrl.sources.prepare import malformed_note
 from mutualrl.storage.files import JsonObject
 from mutualrl.tasks.calculator import calculate
-from mutualrl.tasks.files import file_rows
-from mutualrl.tasks.messages import Message, ToolCall
-from mutualrl.tasks.trajectories import read_conversation
+from mutualrl.tasks.files import FORMATS, data_files, file_rows
+from mutualrl.tasks.messages import from_text
+from mutualrl.tasks.run_reader import CONVERSATIONS, tools_of, trajectory_of
 from mutualrl.tiny import path_of, resolve_path
 
 KEPT = "kept"
@@ -96,8 +97,8 @@ def check_turns(
     tokenizers = {name: tokenizer_of(name, trust_remote_code=trust_remote_code) for name in names}
     if rollouts is None:
         return [check_template(name, tokenizer) for name, tokenizer in tokenizers.items()]
-    conversations = recorded(rollouts)
-    return [check_file(name, tokenizer, conversations) for name, tokenizer in tokenizers.items()]
+    found = recorded(rollouts)
+    return [check_file(name, tokenizer, found) for name, tokenizer in tokenizers.items()]
 
 
 def tokenizer_of(name: str, *, trust_remote_code: bool = False) -> Any:
@@ -137,64 +138,83 @@ def _add_parser(tokenizer: Any, name: str) -> None:
 class FileConversation(NamedTuple):
     """A conversation of a file: its prompt, what follows it, and the schemas of its tools."""
 
-    prompt: list[Message]
-    after: list[Message]
+    prompt: Sequence[Message]
+    after: Sequence[Message]
     tools: list[JsonObject]
+
+
+class FileConversations(NamedTuple):
+    """The conversations of a file; `malformed`: how many others are no run, by their problem."""
+
+    conversations: list[FileConversation]
+    malformed: Counter[str]
 
 
 @dataclass(frozen=True)
 class FileCheck:
-    """How many conversations of a file a template keeps, and of the others how many are lost for each reason."""
+    """How many conversations of a file a template keeps, and of the others how many are lost for each reason.
+    `malformed`: those that are no run, by their problem: no template is asked for them."""
 
     name: str
     kept: int
     lost: dict[str, int]
+    malformed: dict[str, int]
 
     @property
     def keeps_all(self) -> bool:
         """Return whether every conversation is kept."""
-        return not self.lost
+        return not self.lost and not self.malformed
 
 
-def recorded(path: Path) -> list[FileConversation]:
-    """Return the conversations of a file: rows with `messages` (or another column of sources' layouts) and `tools`.
-    Raises DataError for a row without."""
-    conversations = []
-    for number, row in file_rows(path):
-        column = next((name for name in CONVERSATIONS if isinstance(row.get(name), list)), None)
-        read = None if column is None else read_conversation(row[column])
-        if read is None or not read.after:
-            raise DataError(
-                f"{path}, row {number}: found no conversation with an answer; expected a list of messages in one of "
-                f"{', '.join(CONVERSATIONS)}"
-            )
-        tools = row.get("tools")
-        schemas = [each for each in tools if isinstance(each, dict)] if isinstance(tools, list) else []
-        prompt = read.messages[: len(read.messages) - len(read.after)]
-        conversations.append(FileConversation(prompt, read.after, schemas))
-    return conversations
+def recorded(path: Path) -> FileConversations:
+    """Return the conversations of a file or a directory: rows with `messages` (or another column of conversations) and
+    `tools`. Raises DataError for a row without."""
+    conversations: list[FileConversation] = []
+    malformed: Counter[str] = Counter()
+    files = data_files(path) if path.is_dir() else [path]
+    if not files:
+        raise DataError(f"{path}: the directory has no file of conversations ({', '.join(FORMATS)})")
+    for file in files:
+        for number, row in file_rows(file):
+            read = trajectory_of(row)
+            if read is None or not read.after:
+                raise DataError(
+                    f"{file}, row {number}: found no conversation with an answer; expected a list of messages in one "
+                    f"of {', '.join(CONVERSATIONS)}"
+                )
+            if read.problem:
+                malformed[read.problem] += 1
+                continue
+            tools = from_text(tools_of(row))
+            schemas = [dict(each) for each in tools if isinstance(each, Mapping)] if isinstance(tools, list) else []
+            conversations.append(FileConversation(read.prompt, read.after, schemas))
+    return FileConversations(conversations, malformed)
 
 
-def check_file(name: str, tokenizer: Any, conversations: Sequence[FileConversation]) -> FileCheck:
+def check_file(name: str, tokenizer: Any, found: FileConversations) -> FileCheck:
     """Return what a tokenizer's template keeps of the conversations of a file."""
     lost: Counter[str] = Counter()
     renderers: dict[str, Renderer] = {}  # one per set of tools, which most files have once
-    for each in conversations:
+    for each in found.conversations:
         tools = json.dumps(each.tools)
         renderer = renderers.get(tools) or renderers.setdefault(tools, Renderer(tokenizer, each.tools))
         try:
             renderer.row(each.prompt, each.after)
         except Unrenderable as reason:
             lost[str(reason)] += 1
-    return FileCheck(name, len(conversations) - lost.total(), dict(lost.most_common()))
+    kept = len(found.conversations) - lost.total()
+    return FileCheck(name, kept, dict(lost.most_common()), dict(found.malformed.most_common()))
 
 
 def file_markdown(checks: Sequence[FileCheck]) -> str:
-    """Return the table of a file's conversations by template, then why they are lost."""
+    """Return the table of a file's conversations by template, then why others are lost: to the reader, which is no
+    template's fault, and to each template."""
     lines = ["| template | conversations | kept |", "|---|---|---|"]
     for check in checks:
-        total = check.kept + sum(check.lost.values())
+        total = check.kept + sum(check.lost.values()) + sum(check.malformed.values())
         lines.append(f"| {cell(Path(check.name).name)} | {total:,} | {check.kept:,} |")
+    if malformed := checks[0].malformed:
+        lines += ["", f"Left out, whatever the template: {cell(malformed_note(malformed))}"]
     reasons = [
         f"- {cell(Path(check.name).name)}, {count:,}: {cell(reason)}"
         for check in checks

@@ -12,7 +12,7 @@ from mutualrl.errors import ModelError
 from mutualrl.process.loading import fast_imports
 from mutualrl.recipes import Recipe
 from mutualrl.recipes.pool_tokenizers import load_tokenizers
-from mutualrl.records import Prompt
+from mutualrl.records import Message, Prompt
 from mutualrl.regimes.hinted import Hinted
 from mutualrl.sources.source import StoredSource
 
@@ -87,7 +87,6 @@ def _runs_note(
     """Return a note if a policy can learn at most half of a source's runs."""
     from transformers.utils import get_json_schema
 
-    from mutualrl.tasks.messages import Message
     from mutualrl.tasks.trajectories import from_json, messages_of
     from mutualrl.tasks.turns import template_of
 

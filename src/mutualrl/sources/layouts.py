@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import TypeGuard
 
 from mutualrl.errors import DataError
+from mutualrl.records import Message, Trajectory
 from mutualrl.sources.section import Columns, Reasoning
 from mutualrl.tasks.base import unicode_text
-from mutualrl.tasks.messages import Message, is_cut_off, opens_reasoning, read_message, without_reasoning
+from mutualrl.tasks.messages import from_text, is_cut_off, opens_reasoning, without_reasoning
 from mutualrl.tasks.rows import DatasetRow
-from mutualrl.tasks.trajectories import ASSISTANT, USER, Conversation, as_json, is_run, read_conversation, said
+from mutualrl.tasks.run_reader import CONVERSATIONS, is_conversation, read_trajectory, tools_of
+from mutualrl.tasks.trajectories import as_json, said
 
 #: names of columns, in order of preference
 IDS = ("prompt_id", "uuid", "problem_id", "example_id", "doc_id", "id")
@@ -33,9 +35,6 @@ SINGLE = (
     *("completion", "y_text", "response", "llm_response", "generation", "generated_solution", "output"),
     *("text", "solution"),
 )
-CONVERSATIONS = ("conversations", "messages", "nodes", "steps")
-#: columns that tell the steps of a run in ATIF from steps of another kind
-ATIF = ("schema_version", "agent")
 #: columns with the reason why a text ended
 REASONS = ("finish_reason", "finish_reasons", "stop_reason")
 #: columns that say whether a text is complete, and the truth value that says it is not; `calls`: of a trace, the calls
@@ -105,12 +104,14 @@ class RecordedText:
 class RecordedRow:
     """What a row has: the ids and the texts by which it may name its prompt, and its responses. `skipped`: numbers of
     its texts that are `too_long` to be read, `empty`, whose conversation has `several_turns`, or whose answer has
-    `calls` of tools or `parts` that are no text; and `branches` of a trace beside the last."""
+    `calls` of tools or `parts` that are no text; and `branches` of a trace beside the last. `malformed`: numbers of
+    conversations that are no run, by their problem."""
 
     ids: tuple[str, ...]
     prompts: tuple[str, ...]
     responses: tuple[RecordedText, ...]
     skipped: Mapping[str, int]
+    malformed: Mapping[str, int]
 
 
 #: what begins a turn where a whole conversation was rendered as one text
@@ -137,7 +138,7 @@ def find_layout(names: Sequence[str], columns: Columns, where: str) -> Layout:
         raise DataError(f"{where}: no column {missing[0]!r}, which sources.columns names (found: {_found(names)})")
     texts = columns.text or _text_columns(names)
     if not texts:
-        texts = tuple(name for name in CONVERSATIONS if name in names and _is_conversation(name, names))[:1]
+        texts = tuple(name for name in CONVERSATIONS if name in names and is_conversation(name, names))[:1]
     conversation = bool(texts) and texts[0] in CONVERSATIONS
     if not texts:
         raise DataError(
@@ -153,11 +154,6 @@ def find_layout(names: Sequence[str], columns: Columns, where: str) -> Layout:
         )
     cut = (columns.ended,) if columns.ended else tuple(name for name in CUT if name in names)
     return Layout(ids, prompt, tuple(texts), conversation, cut, columns.verdict, frozenset(named))
-
-
-def _is_conversation(name: str, names: Sequence[str]) -> bool:
-    """Return whether a column of that name is a conversation: `steps` are one in a run of ATIF."""
-    return name != "steps" or any(other in names for other in ATIF)
 
 
 def _text_columns(names: Sequence[str]) -> tuple[str, ...]:
@@ -185,22 +181,28 @@ def read_row(row: DatasetRow, layout: Layout, reasoning: Reasoning, *, turns: bo
     file, row and column."""
     prompts: list[str] = []
     skipped: Counter[str] = Counter()
+    malformed: Counter[str] = Counter()
     if layout.prompt is not None and (value := _value(row, layout.prompt)) is not None:
         prompts += _prompt_texts(row, layout.prompt, value)
     texts: list[str | None] = []
     runs: dict[int, str] = {}
     for column in layout.texts:
         value = _value(row, column)
+        if column == "y_text" and row.values.get("messages") is not None:  # a run, in an exported exchange
+            value = from_text(row.values["messages"])
         if layout.conversation or _is_messages(value):
-            asked, after, branches = _split(row, column, value)
-            skipped["branches"] += branches
-            prompts += asked if layout.conversation else []
-            if turns and is_run(after):
-                run = [_without_thoughts(message) for message in after] if reasoning == "drop" else after
+            read = _trajectory(row, column, value)
+            skipped["branches"] += read.branches
+            prompts += read.prompts if layout.conversation and value is not None else []
+            if read.problem:
+                malformed[read.problem] += 1
+                value = None
+            elif turns and read.is_run:
+                run = [_without_thoughts(message) for message in read.after] if reasoning == "drop" else read.after
                 runs[len(texts)] = as_json(run)
                 value = said(run) or " "
             else:
-                value = _only_answer([message for message in after if message.role in ASSISTANT], skipped)
+                value = _only_answer([message for message in read.after if message.role == "assistant"], skipped)
         found = _texts(row, column, value)
         texts += found or ([None] if len(layout.texts) > 1 else [])  # flags count the columns
     cut = [_are_cut(row, layout, column, len(texts)) for column in layout.cut]
@@ -224,7 +226,7 @@ def read_row(row: DatasetRow, layout: Layout, reasoning: Reasoning, *, turns: bo
             skipped["empty"] += 1
             continue
         responses.append(RecordedText(kept, is_cut, rejected[place], reward=reward))
-    return RecordedRow(_ids(row, layout), tuple(prompts), tuple(responses), +skipped)
+    return RecordedRow(_ids(row, layout), tuple(prompts), tuple(responses), +skipped, malformed)
 
 
 def _without_thoughts(message: Message) -> Message:
@@ -232,12 +234,18 @@ def _without_thoughts(message: Message) -> Message:
 
 
 def reward_of(values: Mapping[str, object]) -> float | None:
-    """Return the reward that a file gives a row: `reward` or `score`, the only one of the `rewards` of a trace, or that
-    of the `final_metrics` of ATIF. None without one; NaN for one that is no number."""
+    """Return the reward that a file gives a row: `reward` or `score`, that of the `rewards` of a trace (the only one,
+    or the sum of their scores by weight), or that of the `final_metrics` of ATIF. None without one; NaN for one that is
+    no number."""
     rewards, metrics = values.get("rewards"), values.get("final_metrics")
     found: list[object] = [values[name] for name in REWARDS if name in values]
-    if isinstance(rewards, Mapping) and len(rewards) == 1:
-        found += [each.get("score") if isinstance(each, Mapping) else each for each in rewards.values()]
+    scores = list(rewards.values()) if isinstance(rewards, Mapping) else []
+    if len(scores) == 1:
+        found += [each.get("score") if isinstance(each, Mapping) else each for each in scores]
+    elif scores and all(isinstance(each, Mapping) and "weight" in each for each in scores):
+        parts = [(each.get("score"), each["weight"]) for each in scores if isinstance(each, Mapping)]
+        numbers = [a * b for a, b in parts if isinstance(a, int | float) and isinstance(b, int | float)]
+        found.append(sum(numbers) if len(numbers) == len(scores) else None)
     if isinstance(metrics, Mapping) and "reward" in metrics:
         found.append(metrics["reward"])
     if not found:
@@ -287,34 +295,29 @@ def _prompt_texts(row: DatasetRow, column: str, value: object) -> list[str]:
         return [value]
     if not _is_list(value):
         row.refuse(column, value, "a string or a list of messages")
-    messages = [_message(row, column, each) for each in value]
-    users = [message.text for message in messages if message.role in USER]
+    messages = _trajectory(row, column, value).messages
+    users = [message.text for message in messages if message.role == "user"]
     return [*users[-1:], "\n".join(message.text for message in messages)]
 
 
-def _split(row: DatasetRow, column: str, value: object) -> tuple[list[str], list[Message], int]:
-    """Return the texts of the prompt, which ends where the assistant begins, the messages from there on, and the number
-    of branches that are left out."""
+def _trajectory(row: DatasetRow, column: str, value: object) -> Trajectory:
+    """Return the conversation in a value, without messages if that is null. Raises DataError for a value that is
+    none."""
     if value is None:
-        return [], [], 0
-    if not _is_list(value):
+        return Trajectory(())
+    read = read_trajectory(value, tools_of(row.values))
+    if read is not None:
+        return read
+    listed = from_text(value)
+    if not _is_list(listed):
         row.refuse(column, value, "a list of messages")
-    conversation = read_conversation(value)
-    if conversation is None:
-        conversation = Conversation([_message(row, column, each) for each in value])  # refuses the one that is none
-    return conversation.prompts, conversation.after, conversation.branches
+    odd = next(each for each in listed if read_trajectory([each]) is None)
+    return row.refuse(column, odd, "a message with 'role' and 'content', or 'from' and 'value', both strings")
 
 
 def _is_messages(value: object) -> bool:
     """Return whether a value is a list of messages."""
     return _is_list(value) and any(isinstance(item, Mapping) for item in value)
-
-
-def _message(row: DatasetRow, column: str, message: object) -> Message:
-    """Return a message of `role` and `content`, or of `from` and `value`; of a node, its message."""
-    if (found := read_message(message)) is not None:
-        return found
-    return row.refuse(column, message, "a message with 'role' and 'content', or 'from' and 'value', both strings")
 
 
 def _texts(row: DatasetRow, column: str, value: object) -> list[str | None]:
@@ -394,6 +397,12 @@ _ENDS = (
 
 def without_end(text: str) -> str:
     """Return a text without end tokens at its end, and without whitespace after them."""
-    shorter = text.rstrip()
-    end = next((mark for mark in _ENDS if shorter.endswith(mark)), None)
-    return text if end is None else without_end(shorter.removesuffix(end))
+    end = len(text)
+    while True:
+        stop = end
+        while stop and text[stop - 1].isspace():
+            stop -= 1
+        mark = next((mark for mark in _ENDS if text.endswith(mark, 0, stop)), None)
+        if mark is None:
+            return text[:end]
+        end = stop - len(mark)

@@ -339,8 +339,9 @@ def _require_training_prompts(spec: RecordedSource, found: MatchedTexts) -> None
             f"sources.{spec.name}.allow_validation=true"
         )
     if not found.texts:
-        counts = ", ".join(f"{key} {number}" for key, number in sorted(found.counts.items()))
-        raise DataError(f"{spec.recorded} has no usable text for any training prompt ({counts})")
+        counts = [f"{key} {number}" for key, number in sorted(found.counts.items())]
+        counts += [malformed_note(found.malformed)] if found.malformed else []
+        raise DataError(f"{spec.recorded} has no usable text for any training prompt ({', '.join(counts)})")
 
 
 def _none_confirmed(pairs: Sequence[tuple[str, RecordedText]], criterion: Criterion) -> str:
@@ -366,6 +367,7 @@ def _summary(found: MatchedTexts, judged: Judged, prompts: int, learnable: Mappi
         "validation_prompts": len(found.validation),
         "texts": len(judged.pairs),
         **{key: found.counts[key] for key in LEFT_OUT},
+        "malformed": dict(found.malformed.most_common()),
         "skipped_files": found.skipped,
         "verified": judged.scores is not None and not judged.claimed,
         "claimed": judged.claimed,
@@ -429,6 +431,12 @@ LEFT_OUT = {
 }
 
 
+def malformed_note(problems: Mapping[str, int]) -> str:
+    """Return how many conversations are no run, with their problems, the most common first."""
+    reasons = ", ".join(f"{number:,} with {problem}" for problem, number in problems.items())
+    return f"{sum(problems.values()):,} that are no run ({reasons})"
+
+
 def learnable_note(learner: str, counts: Mapping[str, int]) -> str:
     """Return what a policy can learn of a source's confirmed texts, and what keeps it from the others."""
     refused = []
@@ -448,6 +456,7 @@ def learnable_note(learner: str, counts: Mapping[str, int]) -> str:
 def note_of(name: str, summary: JsonObject) -> str:
     """Return what is said of a source before training."""
     left_out = [f"{summary[key]:,} {words}" for key, words in LEFT_OUT.items() if summary[key]]
+    left_out += [malformed_note(summary["malformed"])] if summary["malformed"] else []
     parts = [
         f"source {name}: {summary['rows']:,} rows ({summary['layout']})",
         f"{summary['prompts']:,} of {summary['of_prompts']:,} training prompts have a text",

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,6 @@ from mutualrl.references import TINY, is_hub
 from mutualrl.see.inspection import tables, writers
 from mutualrl.see.location import record_store
 from mutualrl.sources.layouts import (
-    CONVERSATIONS,
     SINGLE,
     Layout,
     RecordedRow,
@@ -32,9 +30,10 @@ from mutualrl.sources.section import TASK, Columns, Reasoning
 from mutualrl.storage.files import try_stat
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks.base import NumberedRows
-from mutualrl.tasks.files import FORMATS, data_files, file_rows, suffix_of
+from mutualrl.tasks.files import FORMATS, data_files, file_rows
 from mutualrl.tasks.hub_data import hub_rows, parse_reference
 from mutualrl.tasks.rows import DatasetRow, read_rows
+from mutualrl.tasks.run_reader import CONVERSATIONS
 
 
 @dataclass
@@ -43,14 +42,15 @@ class MatchedTexts:
 
     `layout`: what was read, in words. `counts`: `rows`; `matched`, rows of one of the prompts; `duplicates`, texts that
     a prompt had already; `cut_off`, `rejected` (by `columns.verdict`), `too_long` to be read, `empty`, and texts of
-    `several_turns`, with `calls` of tools or `parts` that are no text: these are left out. `validation`: validation
-    prompts with a text, which is left out.
+    `several_turns`, with `calls` of tools or `parts` that are no text: these are left out. `malformed`: conversations
+    that are no run, by their problem. `validation`: validation prompts with a text, which is left out.
     `examples`: a prompt of the file, for messages. `skipped`: files of a directory without recorded texts.
     """
 
     layout: str = ""
     texts: dict[str, dict[str, RecordedText]] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
+    malformed: Counter[str] = field(default_factory=Counter)
     validation: set[str] = field(default_factory=set)
     examples: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
@@ -123,6 +123,7 @@ def _add(found: MatchedTexts, row: RecordedRow, index: PromptIndex, held: Prompt
     found.counts["matched"] += 1
     for reason, number in row.skipped.items():
         found.counts[reason] += number
+    found.malformed.update(row.malformed)
     found.add(matched, row.responses)
 
 
@@ -228,10 +229,6 @@ def _with_layout(rows: NumberedRows, columns: Columns, where: str) -> tuple[Layo
 
 def _of_file(file: Path, columns: Columns) -> NumberedRows:
     """Return the rows of a file, or of a directory that `datasets` saved."""
-    if suffix_of(file) == ".json":
-        raise DataError(
-            f"{file}: a JSON array is not read row by row; expected JSON Lines, one object per line (.jsonl)"
-        )
     return read_rows(file) if file.is_dir() else file_rows(file, lambda names: _needed(names, columns, file))
 
 
@@ -258,10 +255,9 @@ def _of_run(path: Path) -> NumberedRows:
     run = RunDirectory(path)
     store, number = record_store(run), 0
     for table in tables(store, run.info().run_id, writers(store)):
-        for row in table.select(["prompt_id", "ended", "x_text", "y_text", "messages", "reward"]).to_pylist():
+        for row in table.select(["prompt_id", "ended", "x_text", "y_text", "messages", "tools", "reward"]).to_pylist():
             number += 1
-            messages = row.pop("messages")
-            yield number, row if messages is None else {**row, "y_text": json.loads(messages)}
+            yield number, row
 
 
 def embedded(reference: str) -> Path:

@@ -18,6 +18,7 @@ from typing import IO, AnyStr, BinaryIO, cast
 from mutualrl.errors import DataError, FileDamagedError
 from mutualrl.storage.files import open_regular
 from mutualrl.tasks.base import NumberedRows
+from mutualrl.tasks.run_reader import is_conversation
 
 #: given the columns of a file, those to decode: of a format that can leave some out
 Wanted = Callable[[list[str]], list[str]]
@@ -115,6 +116,45 @@ def _jsonl(path: Path, wanted: Wanted | None) -> NumberedRows:
     return read_jsonl(path)
 
 
+#: bytes of a document: all of it is parsed at once
+LONGEST_DOCUMENT = 2**29
+
+
+def _json(path: Path, wanted: Wanted | None) -> NumberedRows:
+    """Yield the rows of a JSON document: the objects of an array, or one object, as a run in ATIF is. A file with an
+    object per line is read as JSON Lines."""
+    with open_data(path) as file:
+        data = file.read(LONGEST_DOCUMENT + 1)
+    if len(data) > LONGEST_DOCUMENT:
+        raise DataError(
+            f"{path}: over {LONGEST_DOCUMENT:,} bytes, which are parsed at once; expected JSON Lines, one object per "
+            f"line (jq -c '.[]' {path.name})"
+        )
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        yield from read_jsonl(path)  # says what is wrong, and where
+        return
+    rows = document if isinstance(document, list) else [document]
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, row {number}: found {type(row).__name__}, expected a JSON object")
+        yield number, row
+    if not rows:
+        raise DataError(f"{path}: the file has no rows")
+
+
+def _is_run(path: Path) -> bool:
+    """Return whether a JSON document is an agent's run, as ATIF writes one per file."""
+    try:
+        with open_data(path) as file:
+            data = file.read(LONGEST_LINE + 1)
+        document = json.loads(data) if b'"steps"' in data and len(data) <= LONGEST_LINE else None
+    except (DataError, ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and "steps" in document and is_conversation("steps", document)
+
+
 def _parquet(path: Path, wanted: Wanted | None) -> NumberedRows:
     from mutualrl.storage import parquet
 
@@ -140,21 +180,24 @@ def _parquet_columns(path: Path) -> list[str]:
 @dataclass(frozen=True, slots=True)
 class FileFormat:
     """How files of a suffix are read: their rows, numbered from 1, and their columns (None: those of the first row).
-    `typed`: a value has a type; without, each is a text, as written."""
+    `typed`: a value has a type; without, each is a text, as written. `belongs`: whether a file of that suffix in a
+    directory is one of rows (None: each is)."""
 
     rows: Callable[[Path, Wanted | None], NumberedRows]
     columns: Callable[[Path], list[str]] | None = None
     typed: bool = True
+    belongs: Callable[[Path], bool] | None = None
 
 
 #: by suffix, without `.gz`. Values of CSV stay strings: type inference would turn the label 3 into 3.0, and 007 into 7
 FORMATS = {
     ".jsonl": FileFormat(_jsonl),
+    ".json": FileFormat(_json, belongs=_is_run),  # beside data lie settings, indexes and reports
     ".parquet": FileFormat(_parquet, _parquet_columns),
     ".csv": FileFormat(partial(_csv, delimiter=","), typed=False),
     ".tsv": FileFormat(partial(_csv, delimiter="\t"), typed=False),
 }
-EXPECTED = "expected .jsonl, .csv, .tsv (each also .gz), .parquet, or a directory of `datasets`"
+EXPECTED = "expected .jsonl, .json, .csv, .tsv (each also .gz), .parquet, or a directory of `datasets`"
 
 
 def suffix_of(path: Path) -> str:
@@ -186,6 +229,7 @@ def data_files(directory: Path, depth: int | None = None) -> list[Path]:
         level = len(Path(root).relative_to(directory).parts) + 1
         directories[:] = sorted(directories) if depth is None or level < depth else []
         names = sorted(name for name in files if not name.startswith("."))
-        files_here = (Path(root) / name for name in names if suffix_of(Path(name)) in FORMATS)
-        found += [path for path in files_here if path.is_file()]
+        for path in (Path(root) / name for name in names if suffix_of(Path(name)) in FORMATS):
+            belongs = format_of(path).belongs
+            found += [path] if path.is_file() and (belongs is None or belongs(path)) else []
     return found

@@ -2,20 +2,28 @@
 
 A message has a role and content: a string, or a list of parts of which those with text are read. What a model thought
 before its answer is in a field of its own (`reasoning_content`, `reasoning`, `thinking`), in parts of that kind, or
-within the text (`<think>`). Calls of tools are read in the forms of OpenAI, TRL and vLLM. What is neither, such as an
-image, is counted and left out.
+within the text (`<think>`). Calls of tools are read in the forms of OpenAI, Anthropic, Google and Amazon, of TRL, vLLM,
+ATIF and LangChain. What is neither, such as an image, is counted and left out.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import NamedTuple
+
+from mutualrl.records import Message, ToolCall
 
 #: fields with what was thought before the answer, and kinds of parts
 REASONING = ("reasoning_content", "reasoning", "thinking")
 _BLOCKS = (("<think>", "</think>"), ("<|begin_of_thought|>", "<|end_of_thought|>"))
 _MARKS = ("<|begin_of_solution|>", "<|end_of_solution|>")
+#: names of a call's fields: its tool, its arguments, and what its result refers to
+_NAMES = ("name", "function_name", "tool_name", "toolName")
+_ARGUMENTS = ("arguments", "parameters", "args", "input")
+CALL_IDS = ("id", "tool_call_id", "call_id", "tool_use_id", "toolUseId", "toolCallId")
+#: kinds of parts, and fields of parts, that are calls
+CALL_KINDS = ("function_call", "tool_call", "tool-call", "tool_use")
+_CALL_FIELDS = ("functionCall", "function_call", "toolUse")
 #: reasons to end that cut a text off, in lower case; any other is an end
 CUTTING = frozenset(
     (
@@ -24,46 +32,21 @@ CUTTING = frozenset(
     )
 )
 
-
-class ToolCall(NamedTuple):
-    """Call of a tool. `arguments`: by name, each with its type; a text that is no JSON object stays as it is.
-    `call_id`: what its result refers to, where the format has it."""
-
-    name: str
-    arguments: Mapping[str, object] | str
-    call_id: str = ""
+#: by tool, the parameters that a call must have: a null of these is a value
+Required = Mapping[str, frozenset[str]]
 
 
-class Message(NamedTuple):
-    """Message as it is read. `others`: number of its parts without text, which are left out. `name`: of a result, the
-    tool; `call_id`: the call that it answers, where the format says so. `sampled`: the policy sampled it."""
-
-    role: str
-    text: str
-    reasoning: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()
-    others: int = 0
-    name: str = ""
-    call_id: str = ""
-    sampled: bool = False
-
-    @property
-    def with_reasoning(self) -> str:
-        """Return the text after its reasoning in a block, as models write it."""
-        thought = self.reasoning.strip()
-        return f"<think>\n{thought}\n</think>\n\n{self.text}" if thought else self.text
-
-
-def read_message(value: object) -> Message | None:
-    """Return a message of `role` and `content`, or of `from` and `value`; of a node of a trace, its message. None for
-    anything else."""
+def read_message(value: object, required: Required | None = None) -> Message | None:
+    """Return a message of `role` and `content` (`from` and `value`, `role` and `parts`); of a node of a trace, its
+    message. None for anything else. `required`: as in `read_call`."""
     if not isinstance(value, Mapping):
         return None
     sampled = value.get("sampled") is True
     inner = value.get("message")
     chat: Mapping[str, object] = inner if isinstance(inner, Mapping) else value
-    role = chat.get("role", chat.get("from"))
-    content = content_of(chat.get("content", chat.get("value")))
+    role = chat.get("role") or chat.get("from")
+    contents = [chat[key] for key in ("content", "value", "parts") if chat.get(key) is not None]
+    content = content_of(next(iter(contents), None), required)
     thought = next((text for key in REASONING if (text := _string(chat.get(key))).strip()), "")
     if not isinstance(role, str) or content is None:
         return None
@@ -71,7 +54,7 @@ def read_message(value: object) -> Message | None:
         role,
         content.text,
         thought or content.reasoning,
-        _calls_of(chat),
+        (*content.tool_calls, *_calls_of(chat, required)),
         content.others,
         _string(chat.get("name")),
         _string(chat.get("tool_call_id")),
@@ -79,58 +62,93 @@ def read_message(value: object) -> Message | None:
     )
 
 
-def _calls_of(message: Mapping[str, object]) -> tuple[ToolCall, ...]:
-    """Return the calls of a message: of `tool_calls`, or of the older `function_call`."""
-    calls = message.get("tool_calls") or message.get("function_call")
+def _calls_of(message: Mapping[str, object], required: Required | None) -> tuple[ToolCall, ...]:
+    """Return the calls of a message: of `tool_calls`, or of the older `function_call`; each of them, and the whole
+    list, may be JSON text."""
+    calls = from_text(message.get("tool_calls") or message.get("function_call"))
     if isinstance(calls, Mapping):
         calls = [calls]
-    return tuple(read_call(call) for call in calls) if isinstance(calls, list | tuple) else ()
+    elif not isinstance(calls, list | tuple):
+        calls = [calls] if calls else []
+    return tuple(read_call(call, required) for call in calls if call is not None)
 
 
-def read_call(value: object) -> ToolCall:
-    """Return a call: of `function` with `name` and `arguments`, or of these alone; arguments may be JSON text."""
+def from_text(value: object) -> object:
+    """Return what a JSON text of an object or a list holds, also one that was encoded twice; any other value as it
+    is."""
+    parsed = value
+    for _ in range(2):
+        if not isinstance(parsed, str):
+            break
+        try:
+            parsed = json.loads(parsed)
+        except (ValueError, RecursionError):
+            break
+    return parsed if isinstance(parsed, Mapping | list) else value
+
+
+def read_call(value: object, required: Required | None = None) -> ToolCall:
+    """Return a call: of `function` with `name` and `arguments`, or of these alone; arguments may be JSON text, of which
+    an empty one has none.
+
+    `required`: nulls of arguments that are an object are no arguments, but for the parameters that their tool requires:
+    a column of structs gives each call the arguments of all tools. None: they are values, as in a JSON text.
+    """
+    value = from_text(value)
     if not isinstance(value, Mapping):
         return ToolCall("", str(value))
-    call_id = _string(value.get("id", value.get("tool_call_id")))
-    function = value.get("function")
-    call: Mapping[str, object] = function if isinstance(function, Mapping) else value
-    arguments = call.get("arguments", call.get("parameters"))
-    if isinstance(arguments, str):
-        try:
-            parsed = json.loads(arguments)
-        except (ValueError, RecursionError):
-            parsed = None
-        arguments = parsed if isinstance(parsed, Mapping) else arguments
-    if arguments is None:
+    call: Mapping[str, object] = value
+    for key in ("function", *_CALL_FIELDS):
+        if isinstance(inner := value.get(key), Mapping):
+            call = {**{key: value[key] for key in CALL_IDS if key in value}, **inner}
+    call_id = next((text for key in CALL_IDS if (text := _string(call.get(key)))), "")
+    name = next((text for key in _NAMES if (text := _string(call.get(key)))), "")
+    arguments = next((call[key] for key in _ARGUMENTS if call.get(key) is not None), None)
+    if isinstance(arguments, Mapping) and required is not None:
+        kept = required.get(name, frozenset())
+        arguments = {key: _present(each) for key, each in arguments.items() if each is not None or key in kept}
+    arguments = from_text(arguments)
+    if arguments is None or (isinstance(arguments, str) and arguments.strip() in ("", "null")):
         arguments = {}
-    name = _string(call.get("name", call.get("function_name")))
     return ToolCall(name, arguments if isinstance(arguments, Mapping | str) else json.dumps(arguments), call_id)
+
+
+def _present(value: object) -> object:
+    """Return a value without the nulls of its structs."""
+    if isinstance(value, Mapping):
+        return {key: _present(each) for key, each in value.items() if each is not None}
+    return [_present(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _string(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def content_of(value: object) -> Message | None:
-    """Return the text and the reasoning of a message's content, with an empty role; None if it is neither a string nor
-    a list of parts."""
+def content_of(value: object, required: Required | None = None) -> Message | None:
+    """Return the text, the reasoning and the calls of a message's content, with an empty role; None if it is neither a
+    string nor a list of parts."""
     if value is None or isinstance(value, str):
         return Message("", value or "")
     if not isinstance(value, list | tuple):
         return None
     texts: list[str] = []
     thoughts: list[str] = []
+    calls: list[ToolCall] = []
     others = 0
     for part in value:
         kind = part.get("type") if isinstance(part, Mapping) else None
         text = _text_of(part)
-        if text is None:
+        if kind in CALL_KINDS or (
+            isinstance(part, Mapping) and any(isinstance(part.get(key), Mapping) for key in _CALL_FIELDS)
+        ):
+            calls.append(read_call(part, required))
+        elif text is None:
             others += 1
-        elif kind in REASONING:
+        elif kind in REASONING or (isinstance(part, Mapping) and part.get("thought") is True):
             thoughts.append(text)
         else:
             texts.append(text)
-    return Message("", "".join(texts), "".join(thoughts), others=others)
+    return Message("", "".join(texts), "".join(thoughts), tuple(calls), others)
 
 
 def _text_of(part: object) -> str | None:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from mutualrl.adapter.trl_compat import GenerationBatch, HookedGRPOTrainer, tokenizer_of
+from mutualrl.records import Message
 from mutualrl.storage.metrics import INVALID_CALLS, OVER_CALLS, TURNS
-from mutualrl.tasks.messages import Message
-from mutualrl.tasks.trajectories import ASSISTANT, calls_of, names_of
+from mutualrl.tasks.run_reader import ASSISTANT
+from mutualrl.tasks.trajectories import calls_of, names_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
