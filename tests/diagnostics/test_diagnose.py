@@ -288,7 +288,7 @@ def test_invalid_rollouts_file_is_rejected_by_name(
         (("complementarity", "--rollouts", "r.jsonl", "--success-above", "0.1"), "must not exceed"),
         (("complementarity", "--rollouts", "r.jsonl", "--plot", "r.jsonl"), "is a file, expected a directory"),
         (("complementarity", "--rollouts", "nowhere.jsonl"), "rollouts file not found"),
-        (("complementarity", "--rollouts", "empty"), "has no file of rollouts (.jsonl, .parquet, .csv, .tsv)"),
+        (("complementarity", "--rollouts", "empty"), "has no file of rollouts (.jsonl, .json, .parquet, .csv, .tsv)"),
         (("complementarity", "--rollouts", "text.parquet"), "not readable as Parquet"),
         (("complementarity", "--rollouts", "words.parquet"), "field 'reward': found a column of string"),
         (("complementarity", "--run", "empty"), "is not a run directory"),

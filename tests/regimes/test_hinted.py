@@ -19,7 +19,7 @@ from mutualrl.records import Message, PublishSchema, Rollout, ToolCall
 from mutualrl.regimes import PPO, Results, RoundView, Sample, Sampled, UpperBound, get_regime, whitened_plan
 from mutualrl.regimes.hinted import Hinted, is_bare, longest_common_substring
 from mutualrl.regimes.hints import FOR_AGENTS, FOR_CHATS, FOR_TEXTS, shown_hint, with_hint
-from mutualrl.regimes.round import Trajectory
+from mutualrl.regimes.round import SampledRun
 from mutualrl.rollouts import Rollouts
 from mutualrl.tasks.boxed import final_answer
 from mutualrl.tasks.trajectories import as_json
@@ -400,7 +400,7 @@ def test_a_plan_is_drawn_among_the_runs_that_have_one() -> None:
 
 
 def sampled_run(run: str, own_words: tuple[int, ...] = (), reward: float = 1.0) -> Sampled:
-    trajectory = Trajectory(run, (True, False, True), own_words)
+    trajectory = SampledRun(run, (True, False, True), own_words)
     return Sampled((1, 2, 3), "x", True, reward, hint_ids=(5, 6, 7, 8), trajectory=trajectory)
 
 

@@ -189,33 +189,39 @@ def test_messages_with_keys_of_other_formats_are_messages(tmp_path: Path, key: s
 
 
 @pytest.mark.parametrize(
-    "odd",
+    ("odd", "problem"),
     [
-        {"tool_calls": 5},
-        {"tool_calls": [{"tool_call_id": ["a"], "function_name": "f"}]},
-        {"tool_calls": [5, None]},
-        {"observation": {"results": [{"source_call_id": {"x": 1}, "content": "3"}, 7]}},
-        {"observation": 3},
-        {"message": [{"type": "text", "text": "a"}]},
+        ({"tool_calls": 5}, "a call without a result"),
+        ({"tool_calls": [{"tool_call_id": ["a"], "function_name": "f"}]}, "a call without a result"),
+        ({"tool_calls": [5, None]}, "a call without a result"),
+        ({"observation": {"results": [{"source_call_id": {"x": 1}, "content": "3"}, 7]}}, "an empty turn"),
+        ({"observation": 3}, ""),
+        ({"message": [{"type": "text", "text": "a"}]}, ""),
     ],
 )
-def test_odd_steps_are_read_or_left_out(tmp_path: Path, odd: dict[str, Any]) -> None:
+def test_odd_steps_are_read_or_left_out_for_their_problem(tmp_path: Path, odd: dict[str, Any], problem: str) -> None:
     steps = [{"source": "user", "message": PROMPTS[0].text}, {"source": "agent", "message": "", **odd}]
     steps.append({"source": "agent", "message": "\\boxed{2}"})
     found = read(write(tmp_path / "runs.jsonl", [{"schema_version": "ATIF-v1.6", "steps": steps}]))
-    ((prompt_id, response),) = found.responses()
-    assert prompt_id == "p0"
-    assert final_text(from_json(response.messages)) == "\\boxed{2}"
+    if problem:
+        assert not list(found.responses())
+        assert next(iter(found.malformed)).startswith(problem)
+    else:
+        ((prompt_id, response),) = found.responses()
+        assert (prompt_id, response.text.splitlines()[-1]) == ("p0", "\\boxed{2}")
 
 
-def test_results_have_the_names_of_the_calls_that_they_answer() -> None:
+def test_results_stand_in_the_order_of_their_calls_with_their_names() -> None:
     calls = [{"id": "1", "name": "A", "arguments": {}}, {"id": "2", "name": "B", "arguments": {}}]
     values = [
         {"role": "assistant", "content": "", "tool_calls": calls},
         {"role": "tool", "tool_call_id": "2", "content": "b"},
         {"role": "tool", "content": "a"},
-        {"role": "tool", "content": "nobody asked"},
     ]
-    conversation = read_trajectory(values)
-    assert conversation is not None
-    assert [message.name for message in conversation.messages[1:]] == ["B", "A", ""]
+    run = read_trajectory(values)
+    assert run is not None
+    assert [(message.name, message.text) for message in run.after[1:]] == [("A", "a"), ("B", "b")]
+    assert [(call.name, result and result.text) for call, result in run.calls] == [("A", "a"), ("B", "b")]
+    nobody = read_trajectory([*values, {"role": "tool", "content": "nobody asked"}])
+    assert nobody is not None
+    assert nobody.problem == "a result without a call before it"

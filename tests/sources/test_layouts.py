@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -270,6 +271,22 @@ def test_other_files_of_a_directory_are_skipped_by_name(tmp_path: Path) -> None:
     (tmp_path / "z.jsonl").unlink()
     with pytest.raises(DataError, match=r"readme.jsonl: no column with responses"):
         read(tmp_path)
-    (tmp_path / "x.json").write_text("[]")
-    with pytest.raises(DataError, match="expected JSON Lines"):
-        read(tmp_path / "x.json")
+
+
+def test_a_json_document_is_read_as_an_array_an_object_or_lines(tmp_path: Path) -> None:
+    rows = [{"prompt": PROMPTS[n].text, "completion": f"x{n}"} for n in range(2)]
+    path = tmp_path / "x.json"
+    for text in (json.dumps(rows, indent=2), "".join(json.dumps(row) + "\n" for row in rows)):
+        path.write_text(text)
+        assert list(read(path).in_order()) == [("id0", "x0"), ("id1", "x1")]
+    path.write_text(json.dumps(rows[0], indent=2))
+    assert list(read(path).in_order()) == [("id0", "x0")]
+    for text, message in (
+        ("[]", "has no rows"),
+        ("[3]", "found int"),
+        ("{", "row 1: not a line of JSON"),
+        ("3", "found int"),
+    ):
+        path.write_text(text)
+        with pytest.raises(DataError, match=message):
+            read(path)

@@ -152,7 +152,8 @@ def _identified(tables: Sequence[pa.Table]) -> list[pa.Table]:
         ids, told, texts = _columns(table, "prompt_id", ENVIRONMENT, "x_text")
         rounds, policies = _columns(table, "round", "policy")
         known = [normalized(text) for text in texts if text]
-        if len(ids) == len(set(ids)) and len(known) == len(ids) > 2 * len(set(known)):
+        own = (table.schema.metadata or {}).get(b"id") == b"id" and len(ids) == len(set(ids))
+        if own and len(known) == len(ids) > 2 * len(set(known)):
             ids = known
         elif any(len(environments[prompt_id]) > 1 for prompt_id in ids):
             ids = [f"{told}/{prompt_id}" if told else prompt_id for prompt_id, told in zip(ids, told, strict=True)]
@@ -332,8 +333,9 @@ def _rows(path: Path) -> Iterator[tuple[int, Row]]:
 def _lines(path: Path, reward: str | None) -> pa.Table:
     columns: dict[str, list[object]] = {}
     numbers: list[int] = []
-    dump, lost = False, 0
+    dump, lost, id_field = False, 0, ""
     for number, row in _rows(path):
+        id_field = _id_field(row)
         dump = dump or is_dump(row)
         lost += errored(row)
         numeric = [name for name, value in row.items() if isinstance(value, int | float)]
@@ -369,15 +371,19 @@ def _lines(path: Path, reward: str | None) -> pa.Table:
     if dump:
         arrays["step"] = arrays["round"]
     _say_errored(path, lost, len(numbers))
-    return pa.table({**arrays, "line": pa.array(numbers, pa.int64())})
+    return pa.table({**arrays, "line": pa.array(numbers, pa.int64())}, metadata={"id": id_field})
 
 
 def _environment(row: Row) -> str | None:
     """Return what an id of the row is counted in: the values of all columns that tell its environment; None for an id
     that identifies a prompt by itself."""
-    field = next((alias for alias in ALIASES["prompt_id"] if alias in row), None)
     found = [value for name in ENVIRONMENTS if isinstance(value := row.get(name), str) and value]
-    return "/".join(dict.fromkeys(found)) if field in COUNTED_IDS and found else None
+    return "/".join(dict.fromkeys(found)) if _id_field(row) in COUNTED_IDS and found else None
+
+
+def _id_field(names: Collection[str]) -> str:
+    """Return the column with the ids of prompts."""
+    return next((alias for alias in ALIASES["prompt_id"] if alias in names), "")
 
 
 def _value(column: str, text: object) -> object:
@@ -494,7 +500,7 @@ def _parquet(path: Path, reward: str | None) -> pa.Table:
         columns["reward"] = pa.chunked_array([pa.compute.if_else(lost, None, columns["reward"].combine_chunks())])
         _say_errored(path, int(pa.compute.sum(lost).as_py() or 0), len(table))
     columns["line"] = pa.array(np.arange(1, len(table) + 1))
-    return pa.table(columns)
+    return pa.table(columns, metadata={"id": _id_field(table.column_names)})
 
 
 def _say_errored(path: Path, count: int, rows: int) -> None:

@@ -76,7 +76,7 @@ class Requests(NamedTuple):
         )
 
 
-class Trajectory(NamedTuple):
+class SampledRun(NamedTuple):
     """A run with tools that a regime requested. `messages`: as JSON; `mask`, shape (T,): the tokens that were sampled;
     `own_words`: the learner's token ids of what it wrote outside of calls, without the answer."""
 
@@ -98,7 +98,7 @@ class Sampled(NamedTuple):
     reward: float
     logprobs: npt.NDArray[np.float32] | None = None
     hint_ids: tuple[int, ...] = ()
-    trajectory: Trajectory | None = None
+    trajectory: SampledRun | None = None
 
     @property
     def tokens(self) -> int:

@@ -106,7 +106,10 @@ def read_call(value: object, required: Required | None = None) -> ToolCall:
     arguments = next((call[key] for key in _ARGUMENTS if call.get(key) is not None), None)
     if isinstance(arguments, Mapping) and required is not None:
         kept = required.get(name, frozenset())
-        arguments = {key: _present(each) for key, each in arguments.items() if each is not None or key in kept}
+        try:
+            arguments = {key: _present(each) for key, each in arguments.items() if each is not None or key in kept}
+        except RecursionError:
+            arguments = "nested too deeply"
     arguments = from_text(arguments)
     if arguments is None or (isinstance(arguments, str) and arguments.strip() in ("", "null")):
         arguments = {}
@@ -136,7 +139,7 @@ def content_of(value: object, required: Required | None = None) -> Message | Non
     calls: list[ToolCall] = []
     others = 0
     for part in value:
-        kind = part.get("type") if isinstance(part, Mapping) else None
+        kind = str(part.get("type")) if isinstance(part, Mapping) else ""
         text = _text_of(part)
         if kind in CALL_KINDS or (
             isinstance(part, Mapping) and any(isinstance(part.get(key), Mapping) for key in _CALL_FIELDS)

@@ -145,8 +145,8 @@ def _messages_of(value: object, required: Required) -> list[Message] | None:
     if not isinstance(value, Mapping):
         return None
     if "role" not in value and "from" not in value and not isinstance(value.get("message"), Mapping):
-        kind = value.get("type")
-        if value.get("source") in ("user", "agent", "system"):
+        kind = str(value.get("type"))
+        if str(value.get("source")) in ("user", "agent", "system"):
             return _of_step(value, required)
         if kind in CALL_KINDS:
             return [Message("assistant", "", tool_calls=(read_call(value, required),))]
@@ -167,6 +167,8 @@ def _messages_of(value: object, required: Required) -> list[Message] | None:
         rest = _messages_of({**chat, key: others}, required) if others else []
         return None if rest is None else [*results, *rest]
     role = chat.get("role") or chat.get("from")
+    if not isinstance(role, str):
+        return None
     if role in _RESULT:
         return [_result_of(chat)]
     if role == "function_call":  # of ShareGPT: a call, or a list of calls
@@ -198,7 +200,7 @@ def _of_step(step: Mapping[str, object], required: Required) -> list[Message] | 
 def _is_result(part: object) -> bool:
     if not isinstance(part, Mapping):
         return False
-    return part.get("type") in _RESULT_KINDS or any(isinstance(part.get(key), Mapping) for key in _RESULT_FIELDS)
+    return str(part.get("type")) in _RESULT_KINDS or any(isinstance(part.get(key), Mapping) for key in _RESULT_FIELDS)
 
 
 def _result_of(value: Mapping[str, object]) -> Message:
@@ -301,53 +303,64 @@ def _text_results(text: str) -> list[str]:
 
 
 def _text_problem(message: Message) -> str:
-    """Return what is wrong with a message by itself; empty if nothing is."""
+    """Return what is wrong with the text of a message; empty if nothing is."""
     if message.role == "assistant" and any(mark in message.text for mark in _CALL_MARKS):
         return "a call that is written as text"
     return ""
+
+
+def _problem(message: Message, tools: frozenset[str], *, begun: bool) -> str:
+    """Return what is wrong with a message that is no result; empty if nothing is. `begun`: the model has spoken."""
+    if problem := _text_problem(message):
+        return problem
+    if message.others:
+        return "a part that is no text"
+    if message.role == "tool":
+        return "a result without a call before it"
+    if message.role != "assistant":
+        if message.role not in ("user", "system") or (begun and message.role == "system"):
+            return f"a message of {message.role[:40]!r} where no template has one"
+        return "a call that is not the model's" if message.tool_calls else ""
+    if not all(call.name for call in message.tool_calls):
+        return "a call without a name"
+    if tools and not all(call.name in tools for call in message.tool_calls):
+        return "a call of a tool that it does not have"
+    if not all(isinstance(call.arguments, Mapping) for call in message.tool_calls):
+        return "a call whose arguments are no JSON object"
+    spoken = message.text.strip() or message.reasoning.strip() or message.tool_calls
+    return "" if spoken else "an empty turn"
 
 
 def _checked(messages: Sequence[Message], tools: frozenset[str]) -> list[Message]:
     """Return the messages of a run with calls, each turn followed by its results in the order of its calls, without
     ids. Raises _NoRun for what is no run. `tools`: the names of its tools; empty: unknown."""
     checked: list[Message] = []
+    begun = False
     place = 0
     while place < len(messages):
-        message = messages[place]
+        message = _with_thought(messages[place])
         place += 1
-        if problem := _text_problem(message):
+        if problem := _problem(message, tools, begun=begun):
             raise _NoRun(problem)
-        if message.others:
-            raise _NoRun("a part that is no text")
-        if message.role == "tool":
-            raise _NoRun("a result without a call before it")
         if message.role != "assistant":
             checked.append(message)
             continue
-        message = _with_thought(message)
-        if not (message.text.strip() or message.reasoning.strip() or message.tool_calls):
-            raise _NoRun("an empty turn")
-        for call in message.tool_calls:
-            if not call.name:
-                raise _NoRun("a call without a name")
-            if tools and call.name not in tools:
-                raise _NoRun("a call of a tool that it does not have")
-            if not isinstance(call.arguments, Mapping):
-                raise _NoRun("a call whose arguments are no JSON object")
+        begun = True
         begin = place
         while place < len(messages) and messages[place].role == "tool":
             place += 1
         results = _in_order(message.tool_calls, messages[begin:place])
         if len(results) < len(message.tool_calls) and place < len(messages):
             raise _NoRun("a call without a result, followed by another turn")
-        checked.append(message._replace(tool_calls=tuple(c._replace(call_id="") for c in message.tool_calls)))
-        checked += results
+        calls = tuple(call._replace(call_id="") for call in message.tool_calls)
+        checked += [message._replace(tool_calls=calls), *results]
     return checked
 
 
 def _with_thought(message: Message) -> Message:
-    """Return a turn with the reasoning that begins its text in its own field. Raises _NoRun for another one there."""
-    match = _THOUGHT.match(message.text)
+    """Return a turn of the model with the reasoning that begins its text in its own field; any other message as it is.
+    Raises _NoRun for another reasoning there."""
+    match = _THOUGHT.match(message.text) if message.role == "assistant" else None
     if match is None:
         return message
     if message.reasoning.strip() not in ("", match[1].strip()):

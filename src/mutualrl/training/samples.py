@@ -24,7 +24,7 @@ from mutualrl.adapter.trl_tools import Environments, prompt_tokens, prompts_toke
 from mutualrl.engines.scoring import context_length
 from mutualrl.records import Ids, plain_ids
 from mutualrl.regimes.hints import shown_hint, with_hint
-from mutualrl.regimes.round import Sample, Sampled, Trajectory
+from mutualrl.regimes.round import Sample, Sampled, SampledRun
 from mutualrl.tasks.trajectories import as_json, own_words, said
 from mutualrl.thl import decode_completion, ended
 from mutualrl.training.tensors import as_batch, as_tensor, concatenated
@@ -182,7 +182,7 @@ def _with_turns(trainer: HookedGRPOTrainer, sampled: Sampled, turns: Turns) -> S
     words = tokenizer_of(trainer)(own_words(turns.messages), add_special_tokens=False)["input_ids"]
     return sampled._replace(
         text=said(turns.messages),
-        trajectory=Trajectory(as_json(turns.messages), tuple(map(bool, turns.mask)), tuple(words)),
+        trajectory=SampledRun(as_json(turns.messages), tuple(map(bool, turns.mask)), tuple(words)),
     )
 
 
