@@ -11,8 +11,11 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from decimal import Decimal
 from itertools import zip_longest
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
@@ -94,8 +97,12 @@ def _hash_value(digest: hashlib._Hash, value: Any, column: str) -> None:
         digest.update(f"{type(value).__name__}:{len(data)}:".encode() + data)
         return
     if isinstance(value, Mapping):
-        parts = [part for key in sorted(value, key=str) for part in (key, value[key])]
-    elif isinstance(value, list | tuple):
+        digest.update(f"{type(value).__name__}:{2 * len(value)}:".encode())
+        for key in sorted(value, key=str):
+            _hash_value(digest, key, column)
+            _hash_value(digest, value[key], str(key) if column == "columns" else column)
+        return
+    if isinstance(value, list | tuple):
         parts = list(value)
     elif hasattr(value, "tobytes"):  # a NumPy array or scalar, or an image
         kind = getattr(value, "dtype", None) or getattr(value, "mode", None)
@@ -105,10 +112,12 @@ def _hash_value(digest: hashlib._Hash, value: Any, column: str) -> None:
         parts = [value.detach().cpu().numpy()]
     elif hasattr(value, "isoformat"):  # a date or a time
         parts = [value.isoformat()]
+    elif isinstance(value, Decimal | timedelta | UUID):
+        parts = [repr(value)]
     else:
         raise UsageError(
-            f"column {column!r}: found {type(value).__name__}, which cannot be hashed into a prompt id; give every row "
-            "its own id (column prompt_id)"
+            f"column {column!r}: found {type(value).__name__}, which has no bytes to recognize the data by; convert it "
+            "to text or numbers, or drop the column"
         )
     digest.update(f"{type(value).__name__}:{len(parts)}:".encode())
     for part in parts:

@@ -23,7 +23,7 @@ def test_texts_continue_the_block_that_the_prompt_opened(tiny: dict[str, Path]) 
     assert decode_completion(taught.tolist(), tokenizer) == "two and two\n</think>\n\n4"
     assert plain is None
     assert transfer.refused == {"reasoning": 1}
-    aligned = TokenTransfer(tokenizer, 64, {"bob": tokenizer}, opened=True)
+    aligned = TokenTransfer(tokenizer, 64, {"bob": tokenizer}, opened=True, traced=True)
     assert aligned.encode([(TEXT, False)]) == [None]  # its trace is of the whole text
     whole = replace(transfer, opened=False, encoded={}).to_learner_ids(TEXT, False)
     assert whole is not None and decode_completion(whole.tolist(), tokenizer) == TEXT

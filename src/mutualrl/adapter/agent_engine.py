@@ -104,9 +104,11 @@ class AgentEngine:
 
     def _trainer(self, prompts: Sequence[Prompt], sampling: Sampling, scratch: str) -> HookedGRPOTrainer:
         alone = self.turns.environment is None  # rewards are computed here
-        turns: JsonObject = {"tools": load_tools(self.turns.tools)}
+        turns: JsonObject = {"tools": load_tools(self.turns.tools, sampling.max_new_tokens)}
         if self.turns.environment is not None:
-            turns["environment_factory"] = load_environment(self.turns.environment, owns_reward=not self.rewards)
+            turns["environment_factory"] = load_environment(
+                self.turns.environment, owns_reward=not self.rewards, room=sampling.max_new_tokens
+            )
         args = GRPOConfig(
             output_dir=scratch,
             use_cpu=self.engine.model.device.type == "cpu",

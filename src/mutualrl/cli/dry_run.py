@@ -23,13 +23,14 @@ from mutualrl.recipes import Recipe, dump
 from mutualrl.recipes.agreement import all_prompts, fitting_prompts, require_enough, too_long_notes
 from mutualrl.recipes.pool_tokenizers import load_tokenizers
 from mutualrl.recipes.trainer_table import defaults
-from mutualrl.records import Prompt
+from mutualrl.records import Prompt, columns_of
 from mutualrl.see.files import PUBLISH_REQUESTS, READ_REQUESTS
 from mutualrl.see.mirror import BEATS
 from mutualrl.storage.run_logs import log_paths
 from mutualrl.storage.rundir import PolicyFiles, require_creatable
 from mutualrl.tasks.reward_trial import Trial, flat_note, try_rewards, varied_prompts
 from mutualrl.tasks.rewarding import BOXED
+from mutualrl.tasks.rewards import load_rewards, require_columns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -90,6 +91,7 @@ def rehearse(recipe: Recipe, launch: Launch) -> Rehearsal:
 def _try_rewards(rehearsal: Rehearsal, inputs: CheckedData) -> None:
     """Try the reward functions, and count the prompts that fit."""
     made = rehearsal.plan
+    require_columns(load_rewards(made.recipe.task.reward), columns_of(inputs.prompts))
     local = models_are_local(made.recipe) and not made.recipe.task.has_turns
     tokenizers = load_tokenizers(made.recipe) if local else None
     if tokenizers is not None:

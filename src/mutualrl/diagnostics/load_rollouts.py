@@ -24,7 +24,7 @@ from mutualrl.engines.sampling import Sampling
 from mutualrl.errors import DataError, MutualRLError, UsageError
 from mutualrl.process.loading import fast_imports
 from mutualrl.recipes.published import missing_rounds
-from mutualrl.records import Completion, Prompt
+from mutualrl.records import Completion, Prompt, columns_of
 from mutualrl.see.inspection import Reader, tables
 from mutualrl.see.location import record_store
 from mutualrl.seeds import policy_seed
@@ -32,7 +32,7 @@ from mutualrl.storage.files import write_atomic
 from mutualrl.tasks import TASKS, get_task, load_prompts
 from mutualrl.tasks.prompting import Content, prompt_ids
 from mutualrl.tasks.rewarding import rewards_of
-from mutualrl.tasks.rewards import load_rewards
+from mutualrl.tasks.rewards import load_rewards, require_columns
 from mutualrl.tasks.turns import template_of
 from mutualrl.tiny import resolve_path
 
@@ -171,7 +171,8 @@ def _sample(plan: DiagnosticPlan, sampled: SampledPool, bars: ProgressBars) -> L
     with fast_imports():
         from mutualrl.engines.transformers_engine import context_of, load_tokenizer
 
-    load_rewards(sampled.recipe.task.reward)  # refused before any model is sampled
+    functions = load_rewards(sampled.recipe.task.reward)  # refused before any model is sampled
+    require_columns(functions, columns_of(sampled.prompts))
     names, new_tokens = [p.name for p in sampled.recipe.policies], sampled.sampling.max_new_tokens
     paths = {name: resolve_path(plan.ends[name].path) for name in names}
     ids: dict[str, list[list[int]]] = {}

@@ -40,7 +40,8 @@ def name_of(model: PreTrainedModel) -> str:
 
 def check_vocabulary(model: PreTrainedModel, largest: int) -> None:
     """Raise ModelError unless the model has an embedding for the token id `largest`."""
-    rows = model.get_input_embeddings().num_embeddings
+    embeddings = model.get_input_embeddings()
+    rows = getattr(embeddings, "base_layer", embeddings).num_embeddings  # an adapter holds the layer that it adapts
     if largest >= rows:
         raise ModelError(
             f"token id {largest} has no embedding in model {name_of(model)!r}, which has {rows}: its tokenizer belongs "

@@ -23,12 +23,13 @@ from mutualrl.evaluation.plan import EvalModel, EvalPlan, EvalTask, plan_evaluat
 from mutualrl.evaluation.request import EvalRequest
 from mutualrl.evaluation.verify import verified
 from mutualrl.process.loading import fast_imports
-from mutualrl.records import content_digest
+from mutualrl.records import columns_of, content_digest
 from mutualrl.storage.files import write_checksummed
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks.base import Row
 from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.tasks.rewarding import BOXED
+from mutualrl.tasks.rewards import load_rewards, require_columns
 from mutualrl.tasks.turns import template_of
 from mutualrl.tiny import resolve_path
 
@@ -62,6 +63,8 @@ def run_plan(plan: EvalPlan, console: Console) -> Row:
         m.name: chosen_engine(asked, paths[m.name], revision=m.revision, trust_remote_code=m.trust_remote_code)
         for m in plan.models
     }
+    for task in plan.tasks:
+        require_columns(load_rewards(task.rewards), columns_of(task.prompts))
     digests = {m.name: identity(paths[m.name], m.revision, m.trust_remote_code) for m in plan.models}
     store = Store.open(plan.request.out, _described(plan, digests, engines))
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 from collections.abc import Collection, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,7 +14,7 @@ from mutualrl.console.display import clean
 from mutualrl.engines.model_files import check_model
 from mutualrl.errors import DataError, MachineError, ModelError, RecipeError, UsageError
 from mutualrl.launch.session import counted
-from mutualrl.mwra.model_shape import layer_names
+from mutualrl.mwra.model_shape import adapter_problem
 from mutualrl.process.loading import fast_imports
 from mutualrl.recipes import Recipe
 from mutualrl.recipes.agreement import (
@@ -25,7 +28,6 @@ from mutualrl.recipes.agreement import (
 )
 from mutualrl.recipes.pool_tokenizers import load_tokenizers
 from mutualrl.recipes.run_sources import Prediction, learners_of, prediction_of, prepared, served_source
-from mutualrl.recipes.schema import Policy
 from mutualrl.records import Prompt
 from mutualrl.seeds import seed_of
 from mutualrl.sources.answers import first_account
@@ -38,7 +40,7 @@ from mutualrl.storage.run_info import Fingerprint, RunInfo
 from mutualrl.tasks.dataset import boxed_notes, column_notes
 from mutualrl.tasks.rewarding import BOXED
 from mutualrl.tasks.rewards import require_rewards
-from mutualrl.tasks.turns import require_turns
+from mutualrl.tasks.turns import require_turns, try_turns
 from mutualrl.tiny import resolve_path
 
 if TYPE_CHECKING:
@@ -73,6 +75,21 @@ def check_inputs(recipe: Recipe) -> CheckedData:
     return CheckedData(prompts, validation, splits.validation.prompts, tuple(notes), data)
 
 
+def check_turns(recipe: Recipe, inputs: CheckedData) -> None:
+    """Try the user's tools and environment in a process of its own, which may do as it likes: import a library that
+    takes a GPU, change a random state, end. Raises UsageError."""
+    turns = recipe.task.turns
+    if turns is None or all(path.startswith("mutualrl.") for path in (turns.environment, *turns.tools) if path):
+        return
+    arguments = (turns, recipe.task.reward, inputs.prompts[0], recipe.run.step_timeout)
+    try:
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            pool.submit(try_turns, *arguments).result()
+    except BrokenProcessPool:
+        paths = ", ".join(path for path in (turns.environment, *turns.tools) if path)
+        raise UsageError(f"task.tools, task.environment: {paths} ended the process that imported them") from None
+
+
 def check_models(recipe: Recipe, names: Sequence[str]) -> None:
     """Check the base models of these policies. Raises ModelError, FileDamagedError."""
     checked = set()
@@ -101,7 +118,10 @@ def check_training(recipe: Recipe, names: Collection[str]) -> None:
     problems = []
     for policy in recipe.policies:
         if policy.name in names:
-            problems += [*_schedule_problems(recipe, policy.name), *_adapter_problems(recipe, policy)]
+            problems += _schedule_problems(recipe, policy.name)
+            lora = recipe.lora_settings(policy.name)
+            if lora is not None and (problem := adapter_problem(policy, lora)) is not None:
+                problems.append(f"lora.target_modules of {policy.name!r}: {problem}")
     if problems:
         raise RecipeError(list(dict.fromkeys(problems)))
 
@@ -121,22 +141,6 @@ def _schedule_problems(recipe: Recipe, policy: str) -> list[str]:
     except (TypeError, ValueError, KeyError) as error:
         return [f"trainer.lr_scheduler_kwargs of {policy!r}: {kind} does not take {arguments or {}}: {error}"]
     return []
-
-
-def _adapter_problems(recipe: Recipe, policy: Policy) -> list[str]:
-    """Return the layers of a policy's adapter that its model does not have; nothing of a model that is not here."""
-    lora = recipe.lora_settings(policy.name)
-    if lora is None or isinstance(lora.target_modules, str):
-        return []
-    names = layer_names(policy)
-    targets = lora.target_modules
-    if names is None or any(name == each or name.endswith(f".{each}") for name in names for each in targets):
-        return []
-    known = sorted({name.rpartition(".")[2] for name in names if not name.rpartition(".")[2].isdecimal()} - {""})
-    return [
-        f"lora.target_modules of {policy.name!r}: no layer {' or '.join(map(repr, targets))} in {policy.model}; "
-        f"expected some of: {', '.join(known)[:300]}; or all-linear"
-    ]
 
 
 def check_sources(recipe: Recipe, inputs: CheckedData, names: Collection[str] | None = None) -> dict[str, Prepared]:

@@ -18,6 +18,7 @@ from mutualrl.launch.checks import (
     check_models,
     check_sources,
     check_training,
+    check_turns,
     predictions,
 )
 from mutualrl.launch.ray_launcher import bundles
@@ -138,6 +139,7 @@ def plan(
     if made.inputs is not None:
         made.notes += made.inputs.notes
         made.check(lambda: _count_steps(made))
+        made.check(lambda: _try_turns(made))
     made.check(lambda: check_models(recipe, names))
     made.check(lambda: _check_memory(made, here))
     made.check(lambda: check_training(recipe, names))
@@ -211,6 +213,11 @@ def _batch_of_run(recipe: Recipe) -> BatchPlan:
         )
     rollouts = int(settings.get("num_generations", 8))
     return BatchPlan(recipe.round.prompts, rollouts, recipe.round.prompts * rollouts, 1, recipe.round.optimizer_steps)
+
+
+def _try_turns(made: StartPlan) -> None:
+    if made.inputs is not None:
+        check_turns(made.recipe, made.inputs)
 
 
 def _check_memory(made: StartPlan, recipe: Recipe) -> None:

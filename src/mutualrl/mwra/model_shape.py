@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mutualrl.mwra.memory import ModelShape
+from mutualrl.process.loading import fast_imports
 from mutualrl.recipes.schema import LoraSection, Policy
 from mutualrl.storage.hub import hub_problem
 from mutualrl.tiny import resolve_path
@@ -64,10 +67,35 @@ def parameter_count(policy: Policy) -> int | None:
     return None if model is None else sum(p.numel() for p in model.parameters())
 
 
-def layer_names(policy: Policy) -> list[str] | None:
-    """Return the names of a model's layers; None if its configuration is not available."""
+def adapter_problem(policy: Policy, lora: LoraSection) -> str | None:
+    """Return why a policy's model cannot have an adapter, as `peft` finds it on a model without weights; None if it
+    can, or if the model's configuration is not available."""
     model = _empty_model(policy)
-    return None if model is None else [name for name, _ in model.named_modules()]
+    if model is None:
+        return None
+    if not isinstance(lora.target_modules, str):
+        targets, names = lora.target_modules, [name for name, _ in model.named_modules()]
+        if not any(name == each or name.endswith(f".{each}") for name in names for each in targets):
+            known = sorted(
+                {name.rpartition(".")[2] for name in names if not name.rpartition(".")[2].isdecimal()} - {""}
+            )
+            layers = " or ".join(map(repr, targets))
+            return f"no layer {layers} in {policy.model}; expected some of: {', '.join(known)[:300]}; or all-linear"
+    with fast_imports():
+        import torch
+        from peft import get_peft_model
+    try:
+        with torch.device("meta"), warnings.catch_warnings(action="ignore"):
+            adapted = get_peft_model(copy.deepcopy(model), lora.for_peft()).get_base_model()
+    except (ValueError, TypeError) as error:
+        return f"{' '.join(str(error).split())[:400]}; expected linear layers or embeddings, or all-linear"
+    ends = (adapted.get_input_embeddings(), adapted.get_output_embeddings())
+    if getattr(model.config, "tie_word_embeddings", False) and any(hasattr(end, "base_layer") for end in ends):
+        return (
+            f"an adapter on the embeddings of {policy.model}, which are its output layer, too (tie_word_embeddings): "
+            "merged, it would change both; expected other layers, or all-linear"
+        )
+    return None
 
 
 def adapter_weights(policy: Policy, lora: LoraSection) -> int:

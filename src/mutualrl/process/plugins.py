@@ -160,7 +160,8 @@ def _file_of(module: str, path: str, what: str, error: type[UsageError]) -> Path
 
 
 def _run_file(file: Path) -> ModuleType:
-    """Return the module of a file; it is executed once, however many objects are loaded from it."""
+    """Return the module of a file; it is executed once, however many objects are loaded from it. Its directory is
+    searched last for what it imports."""
     name = f"mutualrl_own_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -168,6 +169,8 @@ def _run_file(file: Path) -> ModuleType:
     assert spec is not None and spec.loader is not None, file  # its suffix is .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses, among others, look up their module
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
     try:
         spec.loader.exec_module(module)
     except BaseException:

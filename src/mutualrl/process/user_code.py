@@ -43,11 +43,22 @@ def contained() -> Iterator[None]:
 
 
 @contextmanager
+def alone(what: str) -> Iterator[None]:
+    """Run user code: a child that it forks ends where it leaves the block, since it would go on as a second trainer."""
+    owner = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() != owner:
+            sys.stderr.write(f"mutualrl: a process that {what} forked returned from it, and ends here\n")
+            exit_now(0)
+
+
+@contextmanager
 def own_state() -> Iterator[None]:
     """Run user code with random states of its own, and put back what it may change: the random states of Python, NumPy
     and torch, torch's default dtype and whether gradients are on. Its random states follow from ours, so that a resumed
-    run gives it the same ones. A forked child that leaves the block ends there: it would go on as a second trainer."""
-    owner = os.getpid()
+    run gives it the same ones."""
     restore, digest = _saved_state()
     seed = int.from_bytes(digest[:4])
     random.seed(seed)
@@ -56,11 +67,9 @@ def own_state() -> Iterator[None]:
     if (torch := sys.modules.get("torch")) is not None:
         torch.manual_seed(seed)
     try:
-        yield
+        with alone("a reward function"):
+            yield
     finally:
-        if os.getpid() != owner:
-            sys.stderr.write("mutualrl: a process that a reward function forked returned from it, and ends here\n")
-            exit_now(0)
         restore()
 
 

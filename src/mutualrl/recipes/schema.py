@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -19,6 +19,9 @@ from mutualrl.sources.section import AskedSource, FrozenSource, RecordedSource, 
 from mutualrl.storage.allocation import Strategy
 from mutualrl.tasks.section import TaskSection
 
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
 POOL_NAME = r"^[A-Za-z0-9._-]{1,64}$"
 
 
@@ -30,6 +33,19 @@ class LoraSection(Section):
     alpha: float = Field(32.0, gt=0, description="scale: the adapter's output is multiplied by alpha / r")
     dropout: float = Field(0.0, ge=0, lt=1)
     target_modules: Annotated[tuple[str, ...], Field(min_length=1, strict=False)] | Literal["all-linear"] = "all-linear"
+
+    def for_peft(self) -> LoraConfig:
+        """Return `peft`'s configuration of the adapter."""
+        from peft import LoraConfig
+
+        targets = self.target_modules
+        return LoraConfig(
+            r=self.r,
+            lora_alpha=self.alpha,
+            lora_dropout=self.dropout,
+            target_modules=targets if isinstance(targets, str) else list(targets),
+            task_type="CAUSAL_LM",
+        )
 
 
 class Policy(Section):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mutualrl.tasks.base import CHARACTERS_PER_TOKEN
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -44,10 +46,6 @@ def with_hint(prompt: Any, hint: str, template: str | None = None) -> Any:
         shown = [{"type": "text", "text": before}, *content, {"type": "text", "text": after}]
         shown = [block for block in shown if block.get("text") != ""]
     return [*prompt[:last], {**prompt[last], "content": shown}, *prompt[last + 1 :]]
-
-
-#: a hint is cut to this many characters per token before it is tokenized: a text may have ten megabytes
-CHARACTERS_PER_TOKEN = 32
 
 
 def shown_hint(hint: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> tuple[str, tuple[int, ...]]:

@@ -82,6 +82,12 @@ class LearningNotes:
             ]
         if not self._varied and len(self._rewards) == 1:
             (reward,) = self._rewards
+            taught = any(self._sums.get(key) for key in self._actions)
+            refused = any(
+                self._sums.get(key) for key in (*(each.key for each in LEFT_OUT.values()), *self._unrenderable)
+            )
+            if refused and not taught:
+                return [f"every reward is {reward:g} {span}, and no text was learnt: {self._reason()}"]
             return [f"every reward is {reward:g} {span}: there is nothing to learn from. {_advice(reward)}"]
         known = [key for key in self._actions if key in self._sums]
         if not known or any(self._sums[key] for key in known):

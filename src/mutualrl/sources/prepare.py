@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from mutualrl.console.display import clean
 from mutualrl.console.lines import notify
 from mutualrl.errors import DataError, FileDamagedError, RewardError, UsageError
-from mutualrl.records import Completion, Prompt, Rollout
+from mutualrl.records import Completion, Prompt, Rollout, columns_of
 from mutualrl.rollouts import SCHEMA, Rollouts
 from mutualrl.sources.layouts import RecordedText
 from mutualrl.sources.recorded import MatchedTexts, read_recorded
@@ -30,7 +30,7 @@ from mutualrl.tasks.boxed import boxed_score
 from mutualrl.tasks.messages import continued, ends_in_reasoning
 from mutualrl.tasks.prompting import Template, prompt_ids
 from mutualrl.tasks.rewarding import BOXED, rewards_of
-from mutualrl.tasks.rewards import Reward, load_rewards, original
+from mutualrl.tasks.rewards import Reward, load_rewards, original, require_columns
 from mutualrl.thl import retokenize
 from mutualrl.thl.rows import encode_exactly
 from mutualrl.thl.text import encode_in_context
@@ -152,6 +152,7 @@ def prepare_sources(sources: Sequence[RecordedSource], criterion: Criterion) -> 
     Raises DataError for a file that cannot be read, whose prompts are not the task's or are the validation set, or none
     of whose texts earns a reward; RewardError for a reward function that fails. Both name the source.
     """
+    require_columns(load_rewards(criterion.rewards), columns_of(criterion.prompts))
     rendered = [_rendered(learner, criterion.prompts) for learner in criterion.learners]
     prepared = {}
     for source in sources:

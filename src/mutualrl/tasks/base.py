@@ -23,6 +23,10 @@ HELD_OUT = 1 / 16  # of the training rows, without an evaluation split
 PAPER_TOKENS = 3072  # per completion (paper, Section "Hyperparameters")
 
 
+#: a text is cut to this many characters per token before it is tokenized: it may have ten megabytes
+CHARACTERS_PER_TOKEN = 32
+
+
 class TurnsSpec(NamedTuple):
     """What a rollout of several turns has: an environment's class and tools, by import path; `iterations`: the most
     rounds of calls, TRL's `max_tool_calling_iterations`."""

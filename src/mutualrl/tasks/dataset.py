@@ -111,15 +111,16 @@ def _read_prompts(
 
 def _require_fields(row: DatasetRow) -> None:
     """Raise DataError for a row without prompt or answer, with the key that names another field."""
-    for field, hint, option in (
-        ("prompt", "task.template={FIELD}", "--template {FIELD}"),
-        ("answer", "task.answer=FIELD", "--answer FIELD"),
-    ):
-        if field not in row.values:
-            try:
-                row.take(field)
-            except DataError as error:
-                raise DataError(f"{error}; if another field has it: --set {hint} (tasks show: {option})") from None
+    hints = {
+        "prompt": ("task.template={FIELD}", "--template {FIELD}"),
+        "answer": ("task.answer=FIELD", "--answer FIELD"),
+    }
+    if lacking := {field: hint for field, hint in hints.items() if field not in row.values}:
+        settings, options = zip(*lacking.values(), strict=True)
+        has = "another field has it" if len(lacking) == 1 else "others have them"
+        raise DataError(
+            f"{row.lacks(list(lacking))}; if {has}: --set {' --set '.join(settings)} (tasks show: {' '.join(options)})"
+        )
 
 
 def _label_text(label: object, row: DatasetRow) -> str:
@@ -185,6 +186,10 @@ def _prompt(value: object, path: Path, number: int) -> tuple[str, tuple[tuple[st
 def _filled(row: DatasetRow, template: str | None, answer: str) -> DatasetRow:
     """Return the row with `prompt` and `answer`, built from its fields if a template or an answer field is given."""
     values = dict(row.values)
+    named = [*(fields_of(template) if template is not None else ()), *([answer] if answer != "answer" else [])]
+    lacking = [name for name in dict.fromkeys(named) if not {name, name.partition(".")[0]} & row.values.keys()]
+    if lacking:
+        raise DataError(row.lacks(lacking))
     if answer != "answer":
         values["answer"] = row.take(answer)
     if template is not None:

@@ -8,7 +8,7 @@ import math
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,36 @@ def original(function: Reward) -> Reward:
     """Return the function that `adapt` adapted; any other function unchanged."""
     inner: Reward = getattr(function, "original", function)
     return inner
+
+
+#: what TRL gives a reward function or a reset beside the columns of the data
+_GIVEN = frozenset(
+    ("prompts", "completions", "completion_ids", "environments", "trainer_state", "log_extra", "log_metric")
+)
+
+
+def missing_columns(function: Reward, columns: Collection[str]) -> list[str]:
+    """Return the parameters that a function must be given, and neither TRL nor the data have; none of a function whose
+    parameters are not known."""
+    try:
+        parameters = inspect.signature(original(function)).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    named = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    needed = [each.name for each in named if each.default is each.empty]
+    return [name for name in needed if name not in _GIVEN and name not in columns]
+
+
+def require_columns(functions: Sequence[Reward], columns: Collection[str]) -> None:
+    """Raise UsageError naming the columns that reward functions take and the data lack, all together."""
+    lacking = {name: callable_name(each) for each in functions for name in missing_columns(each, columns)}
+    if not lacking:
+        return
+    takers = ", ".join(dict.fromkeys(lacking.values()))
+    raise UsageError(
+        f"task.reward: {takers} takes {', '.join(map(repr, lacking))}, of which the data have no column; expected some "
+        f"of: {', '.join(columns)}, or a default value"
+    )
 
 
 def is_async(function: Reward) -> bool:

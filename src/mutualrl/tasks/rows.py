@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,9 +32,14 @@ class DatasetRow:
         value: object = self.values
         for part in [field] if field in self.values else field.split("."):
             if not isinstance(value, Mapping) or part not in value:
-                raise DataError(f"{self.where}, row {self.number}: no field '{field}' (found: {self._found()})")
+                raise DataError(self.lacks([field]))
             value = value[part]
         return value
+
+    def lacks(self, fields: Sequence[str]) -> str:
+        """Return the message that the row has none of these fields."""
+        noun = "field" if len(fields) == 1 else "fields"
+        return f"{self.where}, row {self.number}: no {noun} {', '.join(map(repr, fields))} (found: {self._found()})"
 
     def present(self, field: str) -> object:
         """Return the value of a field. Raises DataError if it is missing, null, or a number that is not finite."""

@@ -248,7 +248,7 @@ def _joined(messages: Sequence[Message]) -> list[Message]:
             joined += [Message("tool", result) for result in results]
         elif last is None or last.role != "assistant" or message.role != "assistant":
             joined.append(message)
-        elif last == message:
+        elif last == message and not last.tool_calls:  # a call may be made twice at once
             raise _NoRun("a turn that stands twice")
         elif last.tool_calls and (message.text.strip() or message.reasoning.strip()):
             raise _NoRun("a call without a result, followed by another turn")

@@ -7,32 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peft import LoraConfig, PeftModel
+from peft import PeftModel
 from transformers import AutoModelForCausalLM
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from mutualrl.adapter.trl_compat import loaded_from, replaced
 from mutualrl.errors import DiskError
-from mutualrl.recipes.schema import LoraSection
 from mutualrl.storage.artifacts import commit_directory
 from mutualrl.storage.files import free_space, is_disk_failure, remedy
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
-
-
-def lora_config(section: LoraSection | None) -> LoraConfig | None:
-    """Return `peft`'s configuration; None for full fine-tuning."""
-    if section is None:
-        return None
-    targets = section.target_modules
-    return LoraConfig(
-        r=section.r,
-        lora_alpha=section.alpha,
-        lora_dropout=section.dropout,
-        target_modules=targets if isinstance(targets, str) else list(targets),
-        task_type="CAUSAL_LM",
-    )
 
 
 def save_adapter(trainer: GRPOTrainer, state: dict[str, Any], model: Path, adapter: Path) -> None:

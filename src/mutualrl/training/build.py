@@ -29,17 +29,17 @@ from mutualrl.recipes.agreement import (
 from mutualrl.recipes.batch_plan import plan_batch
 from mutualrl.recipes.pool_tokenizers import load_source_tokenizers, load_tokenizers
 from mutualrl.recipes.run_sources import read, recorded_digests
-from mutualrl.recipes.trainer_table import Settings
+from mutualrl.recipes.trainer_table import Settings, defaults
+from mutualrl.records import columns_of
 from mutualrl.regimes.regime import publish_schema
 from mutualrl.see import MissingPeers, ReadLog
 from mutualrl.seeds import policy_seed
 from mutualrl.storage.allocation import ZERO
 from mutualrl.tasks.prompting import prompt_ids
-from mutualrl.tasks.rewards import load_rewards
+from mutualrl.tasks.rewards import load_rewards, require_columns
 from mutualrl.tasks.section import TaskSection
 from mutualrl.tasks.turns import load_environment, load_tools, visible_tools
 from mutualrl.tiny import resolve_path
-from mutualrl.training.adapters import lora_config
 from mutualrl.training.config import grpo_config
 from mutualrl.training.member import Member
 from mutualrl.training.peers import PeerLink
@@ -75,7 +75,8 @@ def build_trainer(member: Member) -> BuiltTrainer:
     plan = fingerprint(recipe, batch, prompts, validation_sample(recipe, validation), digests)
     compare(policy, plan, info.fingerprint)
     tokenizers = load_tokenizers(recipe)
-    turns = _turns(recipe.task, policy, tokenizers[policy])
+    room = recipe.trainer_settings(policy).get("max_completion_length") or defaults()["max_completion_length"]
+    turns = _turns(recipe.task, policy, tokenizers[policy], int(room))
     tools = {"tools": visible_tools(turns["tools"], turns.get("environment_factory"))} if turns else {}
     fitting = fitting_prompts(recipe, prompts, validation, tokenizers, tools)
     prompts = fitting.training
@@ -117,21 +118,24 @@ def build_trainer(member: Member) -> BuiltTrainer:
         whiten=recipe.round.whiten_advantages,
     )
     model = resolve_path(recipe.policy(policy).model)
+    lora = recipe.lora_settings(policy)
     start_in_turn = engine_turn(
         recipe.trainer_settings(policy),
         run.root / "supervisor" / "engines.lock",
         shared=allocation.policies_per_gpu > 1,
         say=notify,
     )
+    rewards = load_rewards(recipe.task.reward)
+    require_columns(rewards, columns_of(prompts))
     try:
         with start_in_turn:
             trainer = MutualGRPOTrainer(
                 model=model,
-                reward_funcs=load_rewards(recipe.task.reward) or None,
+                reward_funcs=rewards or None,
                 args=args,
                 train_dataset=as_dataset(prompts, tokenizers[policy]),
                 processing_class=tokenizers[policy],
-                peft_config=lora_config(recipe.lora_settings(policy)),
+                peft_config=None if lora is None else lora.for_peft(),
                 sharing=sharing,
                 resample=recipe.round.resample,
                 **turns,
@@ -157,14 +161,15 @@ def _warn_context_length(policy: str, trainer: MutualGRPOTrainer, longest: int) 
         )
 
 
-def _turns(task: TaskSection, policy: str, tokenizer: PreTrainedTokenizerBase) -> Settings:
-    """Return TRL's arguments for multi-turn rollouts; none for a task without tools and environment."""
+def _turns(task: TaskSection, policy: str, tokenizer: PreTrainedTokenizerBase, room: int) -> Settings:
+    """Return TRL's arguments for multi-turn rollouts of at most `room` tokens; none for a task without tools and
+    environment."""
     if not task.has_turns:
         return {}
     _require_tool_calling(policy, tokenizer)
-    turns: Settings = {"tools": load_tools(task.tools)}
+    turns: Settings = {"tools": load_tools(task.tools, room)}
     if task.environment is not None:
-        turns["environment_factory"] = load_environment(task.environment, owns_reward=not task.reward)
+        turns["environment_factory"] = load_environment(task.environment, owns_reward=not task.reward, room=room)
     return turns
 
 

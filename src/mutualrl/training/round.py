@@ -120,7 +120,8 @@ class Rounds:
     def of(cls, trainer: HookedGRPOTrainer, sharing: Sharing, extra_rows: ExtraRows) -> Rounds:
         """Build the rounds of a trainer."""
         limit = trainer.args.max_completion_length if sharing.max_length is None else sharing.max_length
-        transfer = TokenTransfer(tokenizer_of(trainer), limit, sharing.tokenizers)
+        traced = "logprobs" in sharing.regime.publishes().fields
+        transfer = TokenTransfer(tokenizer_of(trainer), limit, sharing.tokenizers, traced=traced)
         rounds = cls(trainer, sharing, extra_rows, PromptRows(trainer), transfer)
         if trainer.tools:
             rounds.runs = RunEncoder(trainer, rounds.prompt_rows, rounds.schemas_of)

@@ -11,8 +11,9 @@ import numpy as np
 
 from mutualrl.errors import UsageError
 from mutualrl.records import Ids, Rollout, plain_ids
-from mutualrl.regimes.hints import CHARACTERS_PER_TOKEN, first_tokens
+from mutualrl.regimes.hints import first_tokens
 from mutualrl.regimes.transfer import Aligned, EncodedRun
+from mutualrl.tasks.base import CHARACTERS_PER_TOKEN
 from mutualrl.tasks.messages import continued
 from mutualrl.thl import Anchor, align_logprobs, decode_completion, retokenize
 from mutualrl.thl.rows import Traced, align_spans, encode_exactly
@@ -46,9 +47,10 @@ class TokenTransfer:
     `max_length`: limit on a peer's text in the learner's tokens; None: no limit. `peers`: their tokenizers by name, for
     regimes that align traces. `end_token_id`: the token that ends the learner's own completions; None: its tokenizer's
     end-of-sequence token. `opened`: the learner's prompts end within a block of reasoning that they open: what is
-    taught does not open it again, and has its end. `refused`: numbers of texts that were `too_long`, that the tokenizer
-    `changed`, or that have no `reasoning` where it is opened, since it was last cleared. `encoded`: the round's texts
-    so far: a regime's requests and its plan ask for the same ones. `runs`: encodes runs with tools of at most
+    taught does not open it again, and has its end. `traced`: traces are aligned, which are of whole texts. `refused`:
+    numbers of texts that were `too_long`, that the tokenizer `changed`, or that have no `reasoning` where it is opened,
+    since it was last cleared. `encoded`: the round's texts so far: a regime's requests and its plan ask for the same
+    ones. `runs`: encodes runs with tools of at most
     this length, or says why not; None without tools.
     """
 
@@ -57,6 +59,7 @@ class TokenTransfer:
     peers: Mapping[str, PreTrainedTokenizerBase] = field(default_factory=dict)
     end_token_id: int | None = None
     opened: bool = False
+    traced: bool = False
     refused: Counter[str] = field(default_factory=Counter)
     encoded: dict[Response, EncodedResponse] = field(default_factory=dict)
     runs: Callable[[Sequence[tuple[str, str]], int | None], list[EncodedRun | str]] | None = None
@@ -71,7 +74,7 @@ class TokenTransfer:
         if self.opened:
             for text, ended in new:
                 taught = continued(text, ended=ended)
-                if taught is None or (taught != text and self.peers):  # a trace is of the whole text
+                if taught is None or (taught != text and self.traced):
                     self.encoded[text, ended] = EncodedResponse(None, "reasoning")
                 elif taught != text:
                     self.encoded[text, ended] = self._encoded(taught, ended)

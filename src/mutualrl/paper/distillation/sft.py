@@ -31,7 +31,7 @@ from mutualrl.storage.files import JsonObject, is_disk_failure, read_checksummed
 from mutualrl.study.distill_settings import DistillSettings
 from mutualrl.tasks.prompting import Template, prompt_ids
 from mutualrl.thl import retokenize
-from mutualrl.training.adapters import lora_config, save_model
+from mutualrl.training.adapters import save_model
 from mutualrl.training.config import CPU_DEFAULTS
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def fine_tune(start: StartModel, data: Dataset, settings: DistillSettings, out: 
             args=args,
             train_dataset=data,
             processing_class=start.tokenizer,
-            peft_config=lora_config(settings.lora),
+            peft_config=None if settings.lora is None else settings.lora.for_peft(),
         )
         trainer.declared_generation = neutralize(trainer.model)
         trainer.remove_callback(PrinterCallback)
