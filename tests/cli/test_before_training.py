@@ -76,23 +76,24 @@ def test_fraction_held_out_is_the_users(cli_here: Cli, tmp_path: Path) -> None:
         sizes.append(plan["data"]["validation"]["prompts"])
         assert plan["data"]["train"]["prompts"] == 400 - sizes[-1]
     assert 10 < sizes[0] < 45
-    assert 70 < sizes[1] < 130
-    assert 160 < sizes[2] < 240
+    assert sizes[1:] == [100, 200]
     refused = cli_here(*command[:-1], "--set", "task.hold_out=1.5")
     assert (refused.returncode, "a fraction between 0 and 1" in refused.stderr) == (2, True)
 
 
 def test_a_result_that_cannot_be_decided_is_said_with_what_to_do(cli_here: Cli, tmp_path: Path) -> None:
     data, other = rows(tmp_path / "rows.jsonl", 160, "Is it {}?"), rows(tmp_path / "other.jsonl", 20, "Is it {} now?")
-    command = dry_run(data)
+    command, small = dry_run(data), rows(tmp_path / "small.jsonl", 40, "Is it {}?")
 
     def few(*sets: str) -> list[str]:
         options = [part for each in sets for part in ("--set", each)]
         notes = json.loads(cli_here(*command, *options).stdout)["notes"]
         return [note for note in notes if "will hardly decide anything" in note]
 
-    assert "task.hold_out=0.25" in few()[0]
-    assert few("task.hold_out=0.4") == []
+    assert "hold 30 of the 160 rows out (--set task.hold_out=0.19)" in few()[0]
+    assert few("task.hold_out=0.19") == []
+    assert "hold 30 of the 160 rows out (--set task.hold_out=0.19)" in few("task.hold_out=0.1")[0]
+    assert "the data have 40 rows, too few to hold 30 of them out: give others" in few(f"task.data={small}")[0]
     assert "give more (--set task.validation_data=FILE)" in few(f"task.validation_data={other}")[0]
     (limited,) = few("task.hold_out=0.4", "run.validation_limit=5")
     assert "5 held-out prompts" in limited and "raise run.validation_limit" in limited

@@ -54,7 +54,7 @@ def test_user_models_data_and_reward_are_checked_shown_and_written(
     for text in ("Safe: texts and traces", "training prompts", "<user>", "reward.py:reward on", "Placement on"):
         assert text in result.stdout, result.stdout
     assert result.stdout.count("--- prompt of ada, ") == 5
-    few = r"Note: 3 held-out prompts will hardly decide anything: one of them is 33% of the result; hold more rows out"
+    few = r"Note: 3 held-out prompts will hardly decide anything: one of them is 33% of the result; the data have 40 rows"
     assert re.search(few, " ".join(result.stdout.split()))
     project = tmp_path / "project"
     assert sorted(path.name for path in project.iterdir()) == ["README.md", "pool.yaml", "reward.py"]
@@ -117,6 +117,27 @@ def test_invalid_options_are_rejected_and_write_nothing(
     assert result.returncode == code, result.stderr
     assert message in " ".join(result.stderr.split())
     assert not (tmp_path / "new").exists()
+
+
+def test_keys_of_set_are_written_and_checked(cli_here: Cli, tmp_path: Path) -> None:
+    table = [{"q": f"What is {i} plus 1?", "a": str(i + 1)} for i in range(100)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table))
+    (tmp_path / "held.jsonl").write_text("".join(json.dumps({"q": f"Now {i}?", "a": "1"}) + "\n" for i in range(8)))
+    texts = [{"q": row["q"], "worked": f"\\boxed{{{row['a']}}}"} for row in table]
+    (tmp_path / "book.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
+    command = ("init", "new", "--model", "tiny:ada", "--source", "book=recorded:book.jsonl", "--data", "rows.jsonl")
+    flags = ("--reward", "boxed", "--gpus", "0", "--yes")
+    keys = ("task.template={q}", "task.answer=a", "task.validation_data=held.jsonl", "run.steps=5")
+    refused = cli_here(*command, *flags, *(part for key in keys for part in ("--set", key)))
+    assert (refused.returncode, "sources.book.columns.text=COLUMN" in refused.stderr) == (2, True)
+    keys = (*keys, "sources.book.columns.text=worked", "sources.book.columns.prompt=q")
+    result = cli_here(*command, *flags, *(part for key in keys for part in ("--set", key)))
+    assert result.returncode == 0, result.stderr
+    pool = yaml.safe_load((tmp_path / "new" / "pool.yaml").read_text())
+    assert pool["task"]["validation_data"] == str(tmp_path / "held.jsonl")
+    assert (pool["task"]["template"], pool["run"]["steps"], pool["run"]["validate_every"]) == ("{q}", 5, 25)
+    assert pool["sources"][0]["columns"] == {"text": "worked", "prompt": "q"}
+    assert "100 distinct texts" in result.stdout
 
 
 @pytest.mark.parametrize(

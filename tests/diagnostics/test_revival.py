@@ -125,3 +125,113 @@ def test_the_step_is_the_unit_of_a_dump(cli_here: Cli, tmp_path: Path, columns: 
     assert result.returncode == 0, result.stderr
     (row,) = json.loads(result.stdout)["dead_prompts"]
     assert (row["prompts"], row["dead"], row["solved"]) == (1, 0, 1)
+
+
+def write(path: Path, rows: list[dict[str, object]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("completion", "padding", "recommended", "expected"),
+    [
+        ("x" * 40, 11_500, "none", ("0", "23")),
+        ("x" * 40, 0, "sgt", ("23", "0")),
+        (None, 0, "none", ("unknown", "unknown")),
+    ],
+)
+def test_a_dump_without_a_tokenizer_bounds_what_can_be_learnt_by_its_longest_rollout(
+    cli_here: Cli, tmp_path: Path, completion: str | None, padding: int, recommended: str, expected: tuple[str, str]
+) -> None:
+    tasks = [{"prompt": f"{i}+1?", "answer": str(i + 1)} for i in range(32)]
+    rows = write(tmp_path / "rows.jsonl", list(tasks))
+    texts = [{"prompt": row["prompt"], "completion": "y" * padding + f"\\boxed{{{row['answer']}}}"} for row in tasks]
+    book = write(tmp_path / "book.jsonl", list(texts))
+    written = {} if completion is None else {"completion": completion}
+    dump = write(
+        tmp_path / "dump.jsonl",
+        [{"prompt": row["prompt"], "reward": float(n % 4 == 0), **written} for n, row in enumerate(tasks)],
+    )
+    options = ("--rollouts", dump, "--source", f"book=recorded:{book}", "--task", "dataset", "--data", rows)
+    result = cli_here("complementarity", *options)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(cli_here("complementarity", *options, "--json").stdout)
+    (row,) = found["revival"]
+    cells = [
+        cell.strip()
+        for cell in next(
+            each for each in result.stdout.splitlines() if each.startswith("| dump") and "book" in each
+        ).split("|")
+    ]
+    assert (cells[5], cells[7]) == expected, cells
+    assert (row["known"], row["bound"]) == (completion is not None, None if completion is None else 40)
+    assert found["recommended"] == recommended
+    if completion is None:
+        assert "can learn of the texts is unknown, and nothing is recommended on it" in found["recommendation"]
+    else:
+        assert "more characters than its longest rollout (dump 40)" in " ".join(result.stdout.split())
+        assert ("by their length in characters alone" in found["recommendation"]) == (recommended == "sgt")
+    if padding:
+        assert "has written no rollout as long as the confirmed texts of book on 23 dead prompts" in result.stdout
+
+
+def test_runs_that_only_an_environment_could_judge_are_not_called_verified(cli_here: Cli, tmp_path: Path) -> None:
+    (tmp_path / "game.py").write_text(
+        "class Game:\n    def reset(self, **row): pass\n    def get_reward(self) -> float: return 0.0\n"
+        '    def move(self, to: int) -> str:\n        """Move.\n\n        Args:\n            to: Where.\n        """\n'
+        "        return 'wrong'\n"
+    )
+    tasks = [{"prompt": f"{i}?", "answer": str(i)} for i in range(32)]
+    rows = write(tmp_path / "rows.jsonl", list(tasks))
+    call = {"id": "1", "function": {"name": "move", "arguments": {"to": 99}}}
+    runs: list[dict[str, object]] = [
+        {
+            "messages": [
+                {"role": "user", "content": row["prompt"]},
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "1", "content": "won"},
+                {"role": "assistant", "content": "I won"},
+            ]
+        }
+        for row in tasks
+    ]
+    book = write(tmp_path / "book.jsonl", runs)
+    dump = write(
+        tmp_path / "dump.jsonl", [{"prompt": row["prompt"], "reward": 0.0, "completion": "x"} for row in tasks]
+    )
+    options = ("--rollouts", dump, "--source", f"book=recorded:{book}", "--task", "dataset", "--data", rows)
+    keys = ("--set", "task.environment=game.py:Game", "--set", "task.reward=[]")
+    result = cli_here("complementarity", *options, *keys)
+    assert result.returncode == 0, result.stderr
+    assert "Recorded texts, not verified" in result.stdout
+    assert "Recorded texts, verified" not in result.stdout
+    assert " by the file, not verified |" in result.stdout
+    assert "if what their file says of them is true: nothing here has acted them" in " ".join(result.stdout.split())
+
+
+def test_rollouts_on_held_out_prompts_are_called_so(cli_here: Cli, tmp_path: Path) -> None:
+    tasks = [{"prompt": f"{i} plus one?", "answer": str(i + 1)} for i in range(64)]
+    rows = write(tmp_path / "rows.jsonl", list(tasks))
+    texts = [{"prompt": row["prompt"], "completion": f"\\boxed{{{row['answer']}}}"} for row in tasks]
+    book = write(tmp_path / "book.jsonl", list(texts))
+    other: dict[str, object] = {"prompt": "another question", "reward": 0.0, "completion": "x" * 40}
+    dump = write(
+        tmp_path / "dump.jsonl",
+        [other, *({"prompt": row["prompt"], "reward": 0.0, "completion": "x" * 40} for row in tasks)],
+    )
+    options = ("--rollouts", dump, "--source", f"book=recorded:{book}", "--task", "dataset", "--data", rows)
+    result = cli_here("complementarity", *options, "--set", "task.hold_out=0.25")
+    assert result.returncode == 0, result.stderr
+    assert "rollouts that are left out: 16 held out for validation, 1 not the task's" in result.stderr
+
+
+def test_a_length_beyond_the_models_context_is_no_cure(cli_here: Cli, tmp_path: Path) -> None:
+    tasks = [{"prompt": f"{i} plus one?", "answer": str(i + 1)} for i in range(32)]
+    rows = write(tmp_path / "rows.jsonl", list(tasks))
+    texts = [{"prompt": row["prompt"], "completion": "y" * 11_000 + f"\\boxed{{{row['answer']}}}"} for row in tasks]
+    book = write(tmp_path / "book.jsonl", list(texts))
+    options = ("--model", "tiny:ada", "--source", f"book=recorded:{book}", "--task", "dataset", "--data", rows)
+    result = cli_here("complementarity", *options, "--samples", "1", "--prompts", "8", "--max-new-tokens", "8")
+    said = " ".join(result.stdout.split())
+    assert "positions" in said, said
+    assert "would do" not in said

@@ -69,6 +69,14 @@ def test_next_command_is_the_runs_own_with_another_regime(
     assert shlex.split(verdict.commands[0]) == ["mutualrl", "train", *expected, *added]
 
 
+@pytest.mark.parametrize("model", ["tiny:ada", "Qwen/Qwen3-0.6B"])
+@pytest.mark.parametrize("source", ["book=recorded:tiny:book", "own=recorded:task", "book=recorded:texts"])
+def test_references_to_models_and_texts_are_no_code(tmp_path: Path, model: str, source: str) -> None:
+    typed = ["mutualrl", "train", "--regime", "sgt", "--model", model, f"--source={source}"]
+    (verdict,) = verdicts_of(made_run(tmp_path / "r", "sgt", command=typed))
+    assert shlex.split(verdict.commands[0])[2:5] == ["--model", model, f"--source={source}"]
+
+
 def test_run_over_a_bucket_gets_no_command_that_would_reuse_the_bucket(tmp_path: Path) -> None:
     joined = made_run(tmp_path / "joined", "sgt", command=["mutualrl", "join", "s3://b/r", "--policy", "ada"])
     shared = made_run(tmp_path / "shared", "sgt")
@@ -94,6 +102,8 @@ def test_run_with_results_of_some_policies_names_the_missing_ones(tmp_path: Path
     [
         5,
         ["mutualrl", "train", "--task", "/x/evil.py:TASK"],
+        ["mutualrl", "train", "--set", "task.tools=[/x/evil.py:f]"],
+        ["mutualrl", "train", "--set=task.reward=evil:f"],
         ["mutualrl", "train", "--set", "policies.ada.trust_remote_code=true"],
     ],
 )

@@ -171,11 +171,15 @@ def _with_columns(project: ProjectRequest, *, interactive: bool) -> ProjectReque
             raise UsageError("--prompt-column, --answer-column and --template are for rows in a file (--data FILE)")
         return project
     columns = list(first_row(project.data))
-    if template is None:
+    given = {assignment.partition("=")[0].strip() for assignment in project.assignments}
+    if template is None and "task.template" not in given:
         prompt = prompt or _column("prompt", columns, interactive=interactive)
         template = None if prompt == "prompt" else f"{{{prompt}}}"
-    answer = answer or _column("answer", columns, interactive=interactive)
-    for flag, names in (("--prompt-column or --template", fields_of(template or "")), ("--answer-column", [answer])):
+    if "task.answer" not in given:
+        answer = answer or _column("answer", columns, interactive=interactive)
+    answer = answer or "answer"
+    flags = {"--prompt-column or --template": fields_of(template or ""), "--answer-column": [answer]}
+    for flag, names in flags.items() if "task.answer" not in given else ():
         if missing := [name for name in names if name.partition(".")[0] not in columns]:
             raise UsageError(f"{flag}: {project.data} has no column {missing[0]!r}; it has {', '.join(columns)}")
     return replace(project, template=template, answer_column=None if answer == "answer" else answer)

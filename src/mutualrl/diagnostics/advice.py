@@ -108,11 +108,20 @@ def with_texts(advice: Advice, revived: Sequence[RevivalRow]) -> Advice:
     """Return advice with what recorded texts would revive: `sgt` in place of none if a source has a confirmed text on
     some of the prompts that a model failed."""
     rows = [row for row in revived if row.source == ANY] or list(revived)
+    if unknown := [row.learner for row in rows if not row.known]:
+        learners = " and ".join(dict.fromkeys(unknown))
+        return _with_reason(
+            advice, f"what {learners} can learn of the texts is unknown, and nothing is recommended on it"
+        )
     rows = [row for row in rows if row.prompts and row.revived / row.prompts >= SPARSE and row.rate_ci[0] > 0]
     if not rows:
         return advice
     texts = ", ".join(f"{row.learner} {row.revived} of {row.failed}" for row in rows)
     reason = f"recorded texts revive prompts on which a model fails entirely ({texts})"
+    if not all(row.verified for row in rows):
+        reason += ", if what their file says of them is true: nothing here has acted them in the environment"
+    if any(row.bound is not None for row in rows):
+        reason += ", by their length in characters alone"
     if advice.recommended != "none":
         return _with_reason(advice, reason)
     return Advice(SGT.name, f"{SGT.name}: {reason}; without them, {advice.recommendation}", caveat=TEXTS_CAVEAT)
@@ -121,10 +130,11 @@ def with_texts(advice: Advice, revived: Sequence[RevivalRow]) -> Advice:
 def for_one(revived: Sequence[RevivalRow]) -> Advice:
     """Return advice for one model, which no other can teach, with what recorded texts would revive: `sgt`, or none."""
     counts = ", ".join(f"{row.source} {row.revived} of {row.failed}" for row in revived if row.source != ANY)
-    none = Advice("none", f"none: the texts revive few prompts, or none, on which the model fails entirely ({counts})")
+    few = f"none: the texts revive few prompts, or none, on which the model fails entirely ({counts})"
+    none = Advice("none", few if all(row.known for row in revived) else "none")
     advice = with_texts(none, revived)
-    if advice is none:
-        return none
+    if advice.recommended == "none":
+        return advice
     return replace(advice, recommendation=advice.recommendation.partition("; without them")[0])
 
 

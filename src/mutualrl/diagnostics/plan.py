@@ -68,6 +68,14 @@ class RecordedTexts:
     recipe: Recipe
     models_known: bool
 
+    def held_out(self) -> list[Prompt]:
+        """Return the task's validation prompts; none where the task has none."""
+        task, source = get_task(self.recipe.task.name), self.recipe.task.source(self.recipe.run.seed)
+        try:
+            return load_prompts(task, "validation", source)
+        except DataError:
+            return []
+
     def criterion(self) -> Criterion:
         """Return what the texts are judged by; loads the tokenizers of the models."""
         tokenizers = load_tokenizers(self.recipe) if self.models_known else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -88,10 +89,20 @@ def few_held_out(data: JsonObject) -> str | None:
     if used < validation.get("prompts", 0):
         advice = f"raise run.validation_limit: the data have {validation['prompts']:,}"
     elif validation.get("held_out"):
-        advice = "hold more rows out (--set task.hold_out=0.25), or give others (--set task.validation_data=FILE)"
+        advice = _more_held_out(used + int(data["train"]["prompts"]))
     else:
         advice = "give more (--set task.validation_data=FILE)"
     return f"{used} held-out prompts will hardly decide anything: one of them is {1 / used:.0%} of the result; {advice}"
+
+
+def _more_held_out(rows: int) -> str:
+    """Return how to validate on ENOUGH of the training rows, at most half of them, or on others. `rows`: all of
+    them."""
+    others = "give others (--set task.validation_data=FILE)"
+    share = math.ceil(100 * ENOUGH / rows) / 100 if rows else 1.0
+    if share > 0.5:
+        return f"the data have {rows:,} rows, too few to hold {ENOUGH} of them out: {others}"
+    return f"hold {round(share * rows):,} of the {rows:,} rows out (--set task.hold_out={share:g}), or {others}"
 
 
 def shared_prompts(training: Sequence[Prompt], validation: Sequence[Prompt]) -> list[str]:

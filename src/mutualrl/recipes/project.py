@@ -25,6 +25,14 @@ class ProjectRequest(WithJson):
         tuple[str, ...],
         Option("Recorded texts, a served or a frozen model.", "--source", metavar="NAME=recorded:FILE"),
     ] = ()
+    assignments: Annotated[
+        tuple[str, ...],
+        Option(
+            "A key of pool.yaml: task.hold_out=0.25, sources.NAME.columns.text=COLUMN. Repeatable.",
+            "--set",
+            metavar="KEY=VALUE",
+        ),
+    ] = ()
     task: Annotated[str | None, Option("Task to train on (`tasks ls`).")] = None
     data: Annotated[
         Path | None, Option("Your own rows instead, with prompt and answer: JSON Lines, CSV, Parquet.")

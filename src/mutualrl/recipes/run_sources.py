@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mutualrl.console.display import counted
 from mutualrl.errors import FileDamagedError, PlanMismatchError, UsageError
-from mutualrl.recipes.schema import Recipe
+from mutualrl.recipes.schema import Policy, Recipe
 from mutualrl.records import Prompt
 from mutualrl.regimes.regime import success_above
 from mutualrl.sources.prepare import Criterion, Learner, Prepared, prepare_sources, read_stored
@@ -20,6 +21,7 @@ from mutualrl.storage.allocation import BatchPlan
 from mutualrl.storage.files import read_regular, write_atomic
 from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import RunDirectory
+from mutualrl.tiny import resolve_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -68,9 +70,23 @@ def learners_of(recipe: Recipe, tokenizers: Mapping[str, PreTrainedTokenizerBase
                 None if weights is None else tuple(weights),
                 settings.get("chat_template_kwargs") or {},
                 success_above(recipe.regime_of(policy.name)),
+                context_length(policy),
             )
         )
     return learners
+
+
+def context_length(policy: Policy) -> int | None:
+    """Return the positions of a policy's model, from its configuration; None if that is not on this machine, or names
+    none."""
+    try:
+        config = json.loads((Path(resolve_path(policy.model)) / "config.json").read_text())
+    except (OSError, ValueError):
+        return None
+    inner = config.get("text_config") if isinstance(config, dict) else None
+    known = inner if isinstance(inner, dict) else config
+    length = known.get("max_position_embeddings") if isinstance(known, dict) else None
+    return length if isinstance(length, int) else None
 
 
 def require_recorded(section: SourceSection) -> RecordedSource:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from mutualrl.console.user_path import user_path
 from mutualrl.errors import UsageError
+from mutualrl.recipes import yaml_file
+from mutualrl.recipes.layers import Layers
 from mutualrl.recipes.project import ProjectRequest
 from mutualrl.references import POLICY_NAME, name_problem
 
@@ -75,11 +77,27 @@ def _pool(project: ProjectRequest, bf16: Collection[str]) -> str:
     if project.max_completion_length is not None:
         sizes["tokens"] = project.max_completion_length
     sources = [f"  - {{{', '.join(_source_keys(source))}}}" for source in project.sources]
-    return POOL.format(
+    text = POOL.format(
         policies="\n".join(policies) + ("\nsources:\n" + "\n".join(sources) if sources else ""),
         task="\n".join(task),
         **sizes,
     )
+    return _assigned(text, project.assignments) if project.assignments else text
+
+
+def _assigned(text: str, assignments: Sequence[str]) -> str:
+    """Return a pool file with the keys of `--set`; their relative paths are the caller's, not the file's. Raises
+    RecipeError as `train --set` does."""
+    layers = Layers()
+    layers.add(yaml_file.parse_mapping(text, "pool.yaml"), "pool.yaml")
+    for assignment in assignments:
+        if assignment.startswith(("policies.", "sources.")):
+            layers.set(assignment)
+        else:
+            given = Layers()
+            given.set(assignment)
+            layers.add_layer(given.value, Path.cwd() / "pool.yaml")
+    return f"{text.splitlines()[0]}\n{yaml_file.dump(layers.value)}"
 
 
 def _source_keys(source: str) -> list[str]:

@@ -48,7 +48,7 @@ Response = tuple[str, str, bool] | tuple[str, str, bool, str]
 class Learner:
     """What verification and encoding need of a policy. `max_completion_length`: in its own tokens, with the one that
     ends a response. `template`: arguments of its chat template. `success_above`: the reward above which a text is a
-    success for it."""
+    success for it. `context`: the positions of its model; None: not known."""
 
     name: str
     tokenizer: PreTrainedTokenizerBase
@@ -56,17 +56,20 @@ class Learner:
     reward_weights: tuple[float, ...] | None
     template: Template
     success_above: float = 0.0
+    context: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Learnable:
     """What one policy can learn of a source's confirmed texts: its tokens spell them, and with the one that ends a
     response they are within its limit. `counts`: of texts, `encodable`, `too_long` or `changed`; `prompts`: those with
-    an encodable text; `lengths`: of the others with one that is too long, the tokens of the shortest."""
+    an encodable text; `lengths`: of the others with one that is too long, the tokens of the shortest; `context`: as of
+    `Learner`."""
 
     counts: Mapping[str, int]
     prompts: frozenset[str]
     lengths: Mapping[str, int]
+    context: int | None = None
 
     @property
     def needed_length(self) -> int | None:
@@ -74,9 +77,11 @@ class Learnable:
         return max(self.lengths.values(), default=None)
 
     def to_json(self) -> JsonObject:
-        """Return the counts and, where a text is too long, the length that would do."""
+        """Return the counts and, where a text is too long, the length that would do, with the model's context where
+        that is less."""
         needed = {} if self.needed_length is None else {"needed_length": self.needed_length}
-        return {**self.counts, **needed}
+        beyond = self.context is not None and (self.needed_length or 0) > self.context
+        return {**self.counts, **needed, **({"context": self.context} if beyond else {})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,7 +420,8 @@ def _learnable(responses: Sequence[tuple[str, RecordedText]], learner: Learner) 
             else:
                 counts["encodable"] += 1
                 prompts.add(prompt_id)
-    return Learnable(counts, frozenset(prompts), {key: each for key, each in lengths.items() if key not in prompts})
+    others = {key: each for key, each in lengths.items() if key not in prompts}
+    return Learnable(counts, frozenset(prompts), others, learner.context)
 
 
 LEFT_OUT = {
@@ -443,7 +449,10 @@ def learnable_note(learner: str, counts: Mapping[str, int]) -> str:
     refused = []
     if counts["too_long"]:
         needed = ""
-        if "needed_length" in counts:
+        if "context" in counts:
+            needed = f"{counts['needed_length']:,} tokens for one on each prompt, and its model {counts['context']:,}"
+            needed = f": it takes {needed} positions"
+        elif "needed_length" in counts:
             needed = f": max_completion_length {counts['needed_length']:,} would do for one on each prompt"
         refused.append(f"{counts['too_long']:,} too long{needed}")
     if counts["changed"]:

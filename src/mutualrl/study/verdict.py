@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
@@ -278,9 +279,27 @@ def _again(run: Run, *, directory: str, regime: str | None = None, seed: int | N
         repeated += ["--set", "round.resample=false"]  # else the baseline would be sampled again, too
     if regime == baseline().name and run.setting("exchange.staleness"):
         repeated += ["--set", "exchange.staleness=0"]  # it does not wait for peers, and refuses the key
-    if any("trust" in word or is_import_path(word.rpartition("=")[2]) for word in repeated):
+    if any("trust" in word for word in repeated) or _names_code(repeated):
         return ()
     return (shlex.join([*repeated, *(word for pair in changed.items() for word in pair)]),)
+
+
+#: flags whose values are references, which may look like import paths: tiny:ada, book=recorded:task
+_REFERENCES = ("--model", "--source", "--pool", "--data")
+_CODE_KEYS = ("task.reward", "task.environment", "task.tools")
+
+
+def _names_code(words: Sequence[str]) -> bool:
+    """Return whether a command names the user's code by import path."""
+    for before, word in itertools.pairwise(words):
+        flag, equals, value = word.partition("=") if word.startswith("--") else (before, "=", word)
+        if not equals or flag in _REFERENCES:
+            continue
+        if flag == "--set" and value.strip().startswith(_CODE_KEYS):
+            return True
+        if is_import_path(value.rpartition("=")[2]):
+            return True
+    return False
 
 
 def _replaced(assignment: str, changed: Mapping[str, str]) -> bool:

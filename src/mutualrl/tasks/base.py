@@ -150,12 +150,25 @@ def normalized(text: str) -> str:
     return " ".join(text.split())
 
 
-def held_out(text: str, fraction: float = HELD_OUT) -> bool:
-    """Return whether a prompt is in the fixed fraction held out for validation if no validation data are given. Texts
-    that differ in whitespace only are on the same side."""
-    digest = hashlib.sha256(normalized(text).encode("utf-8", "surrogatepass")).digest()
-    rank = (digest[0] % 16 << 56 | int.from_bytes(digest[1:8])) / 2**60  # uniform in [0, 1)
-    return rank < fraction
+def _rank(text: str) -> float:
+    """Return a normalized text's place in [0, 1), uniform and always the same."""
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+    return (digest[0] % 16 << 56 | int.from_bytes(digest[1:8])) / 2**60
+
+
+def held_out(prompts: Sequence[Prompt], fraction: float = HELD_OUT) -> list[bool]:
+    """Return which prompts are held out for validation if no validation data are given. Texts that differ in whitespace
+    only are on the same side.
+
+    The default, 1 in 16, is decided text by text, so that rows that are added move no other; a `fraction` that somebody
+    chose is exact: of n texts round(fraction * n), those with the smallest ranks, at least one.
+    """
+    texts = [normalized(prompt.text) for prompt in prompts]
+    if fraction == HELD_OUT:
+        return [_rank(text) < fraction for text in texts]
+    distinct = sorted(set(texts), key=lambda text: (_rank(text), text))
+    chosen = set(distinct[: max(1, round(fraction * len(distinct)))])
+    return [text in chosen for text in texts]
 
 
 def text_field(row: Row, field: str, path: Path, number: int) -> str:

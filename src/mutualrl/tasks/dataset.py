@@ -50,7 +50,7 @@ class DatasetTask:
             return TaskData(list(read_prompts(path, split, source.template, source.answer)), origin)
         prompts = read_prompts(path, "train", source.template, source.answer)
         validation = split == "validation"
-        kept = [p for p in prompts if held_out(p.text, source.hold_out) == validation]
+        kept = [p for p, held in zip(prompts, held_out(prompts, source.hold_out), strict=True) if held == validation]
         return TaskData(kept, f"held-out rows of {origin}" if validation else origin, held_out=validation)
 
 

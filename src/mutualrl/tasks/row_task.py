@@ -96,7 +96,8 @@ class RowTask:
         if complete:
             return data
         validation = split == "validation"
-        prompts = [p for p in data.prompts if held_out(p.text, source.hold_out) == validation]
+        held = held_out(data.prompts, source.hold_out)
+        prompts = [prompt for prompt, out in zip(data.prompts, held, strict=True) if out == validation]
         label = f"held-out rows of {origin}" if validation else origin
         return TaskData(prompts, label, data.dropped, held_out=validation)
 

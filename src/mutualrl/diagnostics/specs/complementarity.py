@@ -140,7 +140,10 @@ def found_beside(plan: DiagnosticPlan, loaded: Loaded | None, bars: ProgressBars
         if loaded is not None:
             rollouts, unknown = revival.with_task_ids(loaded.table, texts.prompts, plan.origin)
             if unknown:
-                notify(f"{unknown} prompts of the models' rollouts are not the task's, and left out")
+                held = revival.held_out(unknown, texts.held_out())
+                parts = [f"{held:,} held out for validation"] * bool(held)
+                parts += [f"{len(unknown) - held:,} not the task's"] * (len(unknown) > held)
+                notify(f"prompts of the models' rollouts that are left out: {', '.join(parts)}")
         revived = revival.revival(rollouts, sources, plan.thresholds, plan.seed)
         found.append((revived, revival.markdown(revived)))
         if revived.revival and len({row.learner for row in revived.revival}) == 1:
