@@ -16,7 +16,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -84,12 +84,13 @@ class Row:
 @dataclass(frozen=True)
 class Section:
     """Rows of one pool, the largest gain first. `page`: below docs, with the account of it; empty for an entry.
-    `minutes`: of each run, for each arm, GRPO too; NaN where they are not recorded."""
+    `minutes`: of each run, for each arm, GRPO too; NaN where they are not recorded. `steps`: of the runs."""
 
     title: str
     page: str
     rows: Sequence[Row]
     minutes: Mapping[str, Sequence[float]]
+    steps: tuple[int, ...] = ()
 
 
 def sections() -> list[Section]:
@@ -127,7 +128,7 @@ def _of_results(pool: Mapping[str, Any], lessons: Mapping[str, str]) -> Section:
     for arm in commits:
         newer[arm] = _newer([each for key, each in outcomes.items() if key[0] == arm], written.get(arm))
     rows = _rows(both, compare(both, REFERENCE), pool["pool"], lessons, newer, commits)
-    return Section(pool["title"], pool["page"], rows, _minutes(both))
+    return Section(pool["title"], pool["page"], rows, _minutes(both), _steps(outcomes.values()))
 
 
 def _minutes(outcomes: Outcomes) -> dict[str, list[float]]:
@@ -171,21 +172,22 @@ def of_entry(content: object, name: str) -> list[Section]:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise SystemExit(f"{name}: not what `mutualrl compare` prints ({type(error).__name__}: {error})") from None
     version = ", ".join(sorted({f"mutualrl {outcome.version}" for outcome in outcomes}))
-    entry = _described(content, name)
+    entry, problems = _described(content)
+    by_pool = {pool: [each for each in outcomes if each.pool == pool] for pool in compared.differences}
+    problems += [f"{pool}: {problem}" for pool, own in by_pool.items() for problem in _problems(own)]
+    unmatched = [note for note in content.get("notes", []) if "not matched" in note]
+    problems += [f"the arms differ in more than the rule: {note}" for note in unmatched]
+    if problems:
+        raise SystemExit("\n".join(f"{name}: {problem}" for problem in problems))
     made = []
-    for pool in compared.differences:
-        own = [outcome for outcome in outcomes if outcome.pool == pool]
-        if (problem := _problem(own)) is not None:
-            raise SystemExit(f"{name}, {pool}: {problem}")
+    for pool, own in by_pool.items():
         written = (content.get("registered") or {}).get("changed")
         newer = {arm: _newer([each for each in own if each.arm == arm], written) for arm in {each.arm for each in own}}
         commits = {outcome.arm: f"{entry['code']} ({version})" for outcome in own}
         lessons = {outcome.arm: BOARD["lessons"].get(outcome.arm, entry["rule"]) for outcome in own}
         title = f"{name}: {pool}, by {entry['author']}"
         rows = _rows(Outcomes(own), compared, pool, lessons, newer, commits)
-        made.append(Section(title, "", rows, _minutes(Outcomes(own))))
-    if unmatched := [note for note in content.get("notes", []) if "not matched" in note]:
-        raise SystemExit(f"{name}: the arms differ in more than the rule: {unmatched[0]}")
+        made.append(Section(title, "", rows, _minutes(Outcomes(own)), _steps(own)))
     return made
 
 
@@ -196,45 +198,48 @@ ENTRY = {
 }
 
 
-def _described(content: Mapping[str, Any], name: str) -> dict[str, str]:
-    """Return who hands an entry in, and what of. Raises SystemExit that says which keys to add."""
+def _described(content: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """Return who hands an entry in, and what of; and which keys to add."""
     given = content.get("entry")
     values = {key: given.get(key) if isinstance(given, dict) else None for key in ENTRY}
     missing = {key: ENTRY[key] for key, value in values.items() if not isinstance(value, str) or not value.strip()}
-    if missing:
-        raise SystemExit(f'{name}: add to the file: "entry": {json.dumps(missing)}')
-    return {key: clean(str(value), 100) for key, value in values.items()}
+    problems = [f'add to the file: "entry": {json.dumps(missing)}'] if missing else []
+    return {key: clean(str(value), 100) for key, value in values.items()}, problems
 
 
-def _problem(outcomes: Sequence[Outcome]) -> str | None:
-    """Return why the runs of a pool cannot enter."""
+def _steps(outcomes: Iterable[Outcome]) -> tuple[int, ...]:
+    """Return the numbers of steps at which the runs of a pool were evaluated last."""
+    curves = [policy.curve for outcome in outcomes for policy in outcome.policies.values()]
+    return tuple(sorted({curve[-1][0] for curve in curves if curve}))
+
+
+def _problems(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Yield why the runs of a pool cannot enter."""
     seeds: dict[str, list[int]] = {}
-    by_seed: dict[int, set[tuple[str, tuple[str, ...]]]] = {}
-    steps: dict[int, set[int]] = {}
+    by_seed: dict[int, list[Outcome]] = {}
     for outcome in outcomes:
-        ends = {policy.curve[-1][0] for policy in outcome.policies.values() if policy.curve}
-        steps.setdefault(outcome.seed, set()).update(ends)
         seeds.setdefault(outcome.arm, []).append(outcome.seed)
-        by_seed.setdefault(outcome.seed, set()).add((outcome.data, tuple(sorted(outcome.policies))))
+        by_seed.setdefault(outcome.seed, []).append(outcome)
     if REFERENCE not in seeds or len(seeds) < 2:
-        return f"found the arms {', '.join(seeds)}, expected {REFERENCE} and another"
+        yield f"found the arms {', '.join(seeds)}, expected {REFERENCE} and another"
+        return
     for arm, own in seeds.items():
         if len(set(own)) < len(own):
-            return f"{arm} has two runs of one seed ({', '.join(map(str, sorted(own)))})"
-        if len(own) < MIN_VALUES or set(own) != set(seeds[REFERENCE]):
+            yield f"{arm} has two runs of one seed ({', '.join(map(str, sorted(own)))})"
+        elif len(own) < MIN_VALUES or set(own) != set(seeds[REFERENCE]):
             expected = ", ".join(map(str, sorted(seeds[REFERENCE])))
-            return (
+            yield (
                 f"{arm} has the seeds {', '.join(map(str, sorted(own)))}, expected the same {MIN_VALUES} or more as "
                 f"{REFERENCE} ({expected}); train those that are missing"
             )
     for seed, runs in by_seed.items():
-        if len({policies for _, policies in runs}) > 1:
-            return f"the arms of seed {seed} have other policies"
-        if len(runs) > 1 or any(not data for data, _ in runs):
-            return f"the arms of seed {seed} have other prompts, or do not record them"
-        if len(steps[seed]) > 1:
-            return f"the runs of seed {seed} have other numbers of steps ({', '.join(map(str, sorted(steps[seed])))})"
-    return None
+        data, steps = {outcome.data for outcome in runs}, _steps(runs)
+        if len({tuple(sorted(outcome.policies)) for outcome in runs}) > 1:
+            yield f"the arms of seed {seed} have other policies"
+        elif len(data) > 1 or not all(data):
+            yield f"the arms of seed {seed} have other prompts, or do not record them"
+        if len(steps) > 1:
+            yield f"the runs of seed {seed} have other numbers of steps ({', '.join(map(str, steps))})"
 
 
 def _rows(
@@ -444,7 +449,8 @@ NEAR = 0.05  # an arm is named once among gains as close as this
 def described(made: Sequence[Section]) -> Iterator[str]:
     """Yield a line per row, for a terminal."""
     for section in made:
-        yield section.title
+        steps = " and ".join(map(str, section.steps)) or "an unknown number of"
+        yield f"{section.title}, {steps} steps"
         for row in section.rows:
             yield f"  {row.arm}: {_interval(row.gain)}, {row.reading}"
 

@@ -54,7 +54,9 @@ def test_user_models_data_and_reward_are_checked_shown_and_written(
     for text in ("Safe: texts and traces", "training prompts", "<user>", "reward.py:reward on", "Placement on"):
         assert text in result.stdout, result.stdout
     assert result.stdout.count("--- prompt of ada, ") == 5
-    few = r"Note: 3 held-out prompts will hardly decide anything: one of them is 33% of the result; the data have 40 rows"
+    few = (
+        r"Note: 3 held-out prompts will hardly decide anything: one of them is 33% of the result; the data have 40 rows"
+    )
     assert re.search(few, " ".join(result.stdout.split()))
     project = tmp_path / "project"
     assert sorted(path.name for path in project.iterdir()) == ["README.md", "pool.yaml", "reward.py"]

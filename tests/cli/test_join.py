@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,8 +22,11 @@ from mutualrl.launch.plan import plan
 from mutualrl.launch.session import Launch
 from mutualrl.machine.devices import Machine
 from mutualrl.recipes import Request, resolve, templates
+from mutualrl.runs.logs import read_logged
+from mutualrl.runs.remote import fetch_run
 from mutualrl.see import open_store
 from mutualrl.see.files import committed_rounds
+from mutualrl.sources.answers import read_account, stored_accounts
 from runs import SHORT, FinishedRun, Run, members, stop_at, wait_until
 
 SGT = ("--regime", "sgt", "--pool", "tiny")
@@ -169,6 +172,19 @@ def killed(joined: Joined) -> None:
     joined.process.wait(PATIENCE)
 
 
+def one_account_of_the_source(url: str, tmp_path: Path, policies: Sequence[Joined], first_questions: int) -> None:
+    """The page of the whole run has what a text cost; a policy's own, which knows its own texts only, does not say."""
+    store = open_store(url)
+    seen = read_logged(fetch_run(url, tmp_path / "seen").root).source_facts("teacher")
+    alone = [read_logged(each.path).source_facts("teacher") for each in policies]
+    assert [(each.partial, each.tokens_per_rescue) for each in alone] == [(True, None)] * len(policies)
+    assert (seen.partial, seen.rescues) == (False, sum(each.rescues for each in alone))
+    accounts = [read_account(store, "teacher", number) for number in stored_accounts(store, "teacher")]
+    asked = sum(each.questions for each in accounts if each is not None)
+    assert seen.questions == asked + first_questions
+    assert seen.tokens_per_rescue == (seen.tokens / seen.rescues if seen.rescues else None)
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("kind", ["served", pytest.param("frozen", marks=pytest.mark.release)])
 def test_a_source_joins_as_a_policy_does_and_is_taken_over_by_name(
@@ -204,6 +220,7 @@ def test_a_source_joins_as_a_policy_does_and_is_taken_over_by_name(
                 each.process.kill()
     assert {"ada": ada.weights(), "bob": bob.weights()} == whole.weights()
     assert committed_rounds(store, "teacher") == [0, 1, 2]
+    one_account_of_the_source(url, tmp_path, (ada, bob), first_questions=int(kind == "served"))
     for joined in (ada, bob, second):
         assert b"sk-secret" not in b"".join(path.read_bytes() for path in joined.path.rglob("*") if path.is_file())
     again = cli("join", url, "--policy", "teacher", *SGT, *SHORT, *source, "--run-dir", second.path)

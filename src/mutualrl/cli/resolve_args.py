@@ -55,7 +55,10 @@ def _require_member(recipe: Recipe, member: str, *, restart: bool) -> None:
         )
     if member not in (*policies, *asked):
         sources = f", and the sources {', '.join(asked)}" if asked else ""
-        raise UsageError(f"--policy {member}: the recipe has {', '.join(policies)}{sources}")
+        raise UsageError(
+            f"--policy {member}: the recipe has {', '.join(policies)}{sources}; name one of them, or, for a "
+            f"source, add it as the run has it: --source {member}=served:URL or --source {member}=frozen:MODEL"
+        )
 
 
 def default_directory(url: str, member: str) -> Path:

@@ -65,7 +65,7 @@ def _show_sources(summary: Summary) -> None:
     table = Table("source", "questions", "without an answer", "tokens", "texts taught", "tokens per text taught")
     for name, facts in summary.source_facts.items():
         per_rescue = facts.tokens_per_rescue
-        asked = [f"{facts.questions - facts.left_out:,}", f"{facts.failed:,}", f"{facts.tokens:,}"]
+        asked = [f"{facts.sent:,}", f"{facts.failed:,}", f"{facts.tokens:,}"]
         each = "" if per_rescue is None or not facts.asked else f"{per_rescue:,.0f}"
         table.add_row(cell(name), *(asked if facts.asked else ("", "", "")), f"{facts.rescues:,}", each)
     show_table(table)

@@ -44,9 +44,7 @@ def _finish_source(directory: RunDirectory, summary: Summary, *, as_json: bool) 
         return
     name = directory.info().joined_source
     facts = summary.source_facts.get(name, SourceFacts())
-    asked = (
-        f"{facts.questions - facts.left_out:,} questions, {facts.failed:,} without an answer, {facts.tokens:,} tokens"
-    )
+    asked = f"{facts.sent:,} questions, {facts.failed:,} without an answer, {facts.tokens:,} tokens"
     text = f"{name} has answered every round: {asked}; {summary.seconds:.0f} s in total"
     print_text(screen(), f"{text}. Rescues are in the policies' runs, its log in {directory.root}")
 

@@ -320,8 +320,9 @@ class ExtraRow:
 
     @property
     def is_taught(self) -> bool:
-        """Return whether the learner is taught its text: nll rows, and own answers after a hint."""
-        return self.loss == "nll" or bool(self.hint)
+        """Return whether the learner is taught its text: nll rows, and own answers after a hint, unless their weight is
+        0."""
+        return (self.loss == "nll" or bool(self.hint)) and self.weight != 0
 
 
 @dataclass(frozen=True, slots=True)

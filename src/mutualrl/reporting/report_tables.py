@@ -170,7 +170,7 @@ def asked_sources(run: LoggedRun) -> Table:
             ]
         )
     head = (
-        *("source", "prompts", "answers asked", "asked again", "failed", "cut off", "left out", "tokens asked"),
+        *("source", "prompts", "questions sent", "asked again", "failed", "cut off", "not sent", "tokens asked"),
         *(
             "tokens returned",
             "confirmed",
@@ -185,7 +185,7 @@ def asked_sources(run: LoggedRun) -> Table:
 
 #: facts of a source that was asked, in the order of the table
 ASKED = (
-    *("prompts", "questions", "asked_again", "failed", "cut_off", "left_out"),
+    *("prompts", "sent", "asked_again", "failed", "cut_off", "left_out"),
     *("prompt_tokens", "completion_tokens", "confirmed"),
 )
 
@@ -217,7 +217,7 @@ def asked_notes(run: LoggedRun) -> list[str]:
         facts = run.source_facts(source)
         if (silence := silence_note(source, facts)) is not None:
             notes.append(silence)
-        cut, asked = facts.cut_off, facts.questions
+        cut, asked = facts.cut_off, facts.sent
         if cut > asked / 2:
             notes.append(
                 f"{cut:,} of {asked:,} answers of source {source} were cut off, and a text that was cut off is "

@@ -6,7 +6,7 @@ A policy's facts come from its metrics.jsonl; those of a source that is asked, f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from mutualrl.console.display import counted
@@ -55,8 +55,11 @@ def policy_facts(values: Values, *, teaches: bool) -> PolicyFacts:
     )
 
 
-def source_facts(name: str, policies: Mapping[str, Values], account: Account | None = None) -> SourceFacts:
-    """Return what a source gave and cost over a run. `account`: the sum of its accounts, of one that was asked."""
+def source_facts(
+    name: str, policies: Mapping[str, Values], account: Account | None = None, readers: Collection[str] = ()
+) -> SourceFacts:
+    """Return what a source gave and cost over a run. `account`: the sum of its accounts, of one that was asked;
+    `readers`: the policies of the run that read it, which need not all be among `policies`."""
 
     def of(values: Values, key: str) -> Sequence[float]:
         return values(of_source(name, key))
@@ -67,6 +70,7 @@ def source_facts(name: str, policies: Mapping[str, Values], account: Account | N
         asked=account is not None,
         confirmed=int(confirmed),
         rescues=int(sum(sum(of(values, "rescues")) for values in policies.values())),
+        partial=not set(readers) <= policies.keys(),
     )
 
 
@@ -95,12 +99,12 @@ def accounts_of(
 
 def cost_of_source(name: str, facts: SourceFacts) -> str:
     """Return what a source that was asked cost and gave."""
-    sent = facts.questions - facts.left_out
     per_rescue = facts.tokens_per_rescue
     each = "" if per_rescue is None else f", {per_rescue:,.0f} tokens per text"
+    each = " to the policies of this directory; the whole run's page has what a text cost" if facts.partial else each
     failed = f" ({facts.failed:,} without an answer)" if facts.failed else ""
     taught = f"{counted(facts.rescues, 'text')} taught"
-    return f"Source {name}: {counted(sent, 'question')}{failed}, {facts.tokens:,} tokens; {taught}{each}."
+    return f"Source {name}: {counted(facts.sent, 'question')}{failed}, {facts.tokens:,} tokens; {taught}{each}."
 
 
 def silence_note(name: str, facts: SourceFacts) -> str | None:
@@ -108,9 +112,9 @@ def silence_note(name: str, facts: SourceFacts) -> str | None:
     reasons counted, and questions that its budget left out. None if there is nothing to say."""
     parts = []
     if facts.failed:
-        which = "none" if facts.failed == facts.questions - facts.left_out else f"{facts.failed:,}"
+        which = "none" if facts.failed == facts.sent else f"{facts.failed:,}"
         words = "of its {:,} questions has an answer" if which == "none" else "of its {:,} questions have no answer"
-        parts.append(f"{which} {words.format(facts.questions - facts.left_out)} ({reasons(facts.reasons)})")
+        parts.append(f"{which} {words.format(facts.sent)} ({reasons(facts.reasons)})")
     if facts.over_budget:
         parts.append(
             f"its budget of {facts.budget_ended:,} tokens was spent, which left out {facts.over_budget:,} questions"

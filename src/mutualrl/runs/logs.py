@@ -20,7 +20,7 @@ from mutualrl.errors import FileDamagedError, UsageError
 from mutualrl.runs.facts import accounts_of, policy_facts, source_facts
 from mutualrl.runs.notes import LearningNotes, data_notes, unscorable_note
 from mutualrl.runs.read import is_step, read_run, short, validation_of
-from mutualrl.runs.record import PolicyRecord, Run
+from mutualrl.runs.record import PolicyRecord, Run, policies_in
 from mutualrl.see import open_store
 from mutualrl.storage.accounts import Account, SourceFacts
 from mutualrl.storage.artifacts import FileDigest
@@ -74,7 +74,10 @@ class LoggedRun(Run):
         if self.summary is not None and source in self.summary.source_facts:
             return self.summary.source_facts[source]
         values = {name: partial(self._values, name) for name in self.policies}
-        return source_facts(source, values, self.accounts.get(source))
+        sections = [each for each in self.setting("sources") or () if isinstance(each, dict)]
+        learners = next((each.get("learners") for each in sections if each.get("name") == source), None)
+        readers = learners or [policy["name"] for policy in policies_in(self.recipe)]
+        return source_facts(source, values, self.accounts.get(source), [str(name) for name in readers])
 
     def _values(self, policy: str, metric: str) -> list[float]:
         return self.series(policy, metric).tolist()

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from mutualrl.errors import FileDamagedError, UsageError
 from mutualrl.process.status import ELSEWHERE, status_file
-from mutualrl.runs.facts import policy_facts, rows_of, values_of
+from mutualrl.runs.facts import accounts_of, policy_facts, rows_of, source_facts, values_of
 from mutualrl.runs.read import read_run
 from mutualrl.see.bucket import PROBE_SECONDS
 from mutualrl.see.liveness import HEARTBEAT, last_heartbeat
@@ -20,7 +20,7 @@ from mutualrl.see.manifest import read_manifest
 from mutualrl.see.mirror import RUN_JSON, mirrored, policy_files
 from mutualrl.see.store import RemoteStore, remote_store
 from mutualrl.storage.bucket_url import is_bucket, redacted, require_url
-from mutualrl.storage.files import parse_checksummed, write_atomic, write_checksummed, write_json
+from mutualrl.storage.files import JsonObject, parse_checksummed, write_atomic, write_checksummed, write_json
 from mutualrl.storage.run_info import RunInfo, Summary, policy_result
 from mutualrl.storage.rundir import RunDirectory
 
@@ -72,10 +72,11 @@ def fetch_run(url: str, root: Path) -> RunDirectory:
         )
     placement = {policy: allocation for info in infos for policy, allocation in info.placement.items()}
     models = {policy: digest for info in infos for policy, digest in info.models.items()}
-    merged = infos[0].model_copy(update={"placement": placement, "models": models})
+    asked = {name: _asked(store, name, stored) for name, stored in infos[0].asked_sources.items()}
+    merged = infos[0].model_copy(update={"placement": placement, "models": models, "asked_sources": asked})
     write_checksummed(run.run_json, merged.to_json(), root=run.root)
     write_atomic(run.recipe, merged.recipe.encode(), durable=False)
-    _write_outcome(run, merged, manifest.policies, store.url)
+    _write_outcome(run, merged, manifest.policies, store)
     return run
 
 
@@ -102,16 +103,25 @@ def _info(store: RemoteStore, policy: str) -> RunInfo | None:
         ) from None
 
 
-def _write_outcome(run: RunDirectory, info: RunInfo, policies: Sequence[str], url: str) -> None:
+def _asked(store: RemoteStore, source: str, stored: JsonObject) -> JsonObject:
+    """Return what run.json says of a source that is asked: its own process's, which knows its first question, where it
+    joined alone."""
+    info = _info(store, source)
+    return stored if info is None else info.asked_sources.get(source, stored)
+
+
+def _write_outcome(run: RunDirectory, info: RunInfo, policies: Sequence[str], store: RemoteStore) -> None:
     """Write the summary of a run whose policies have all finished, else its status."""
     results = {policy: policy_result(run.policy(policy).result, run.root) for policy in policies}
     finished, record = {}, read_run(run.root)
+    values = {policy: values_of(rows_of(run, policy)) for policy in policies}
     for policy, result in results.items():
         if result is not None:
-            facts = policy_facts(values_of(rows_of(run, policy)), teaches=record.rule.teaches)
+            facts = policy_facts(values[policy], teaches=record.rule.teaches)
             finished[policy] = result.model_copy(update={"facts": facts})
     if len(finished) == len(results):
-        plan = info.fingerprint
+        plan, notes = info.fingerprint, list[str]()
+        accounts = accounts_of(store, info.asked_sources, notes)
         summary = Summary(
             regime=info.regime,
             mean_reward=not record.measures_accuracy,
@@ -121,9 +131,11 @@ def _write_outcome(run: RunDirectory, info: RunInfo, policies: Sequence[str], ur
             steps=int(plan.get("steps", 0)),
             seconds=max(result.train_seconds for result in finished.values()),
             policies=finished,
+            source_facts={name: source_facts(name, values, account, values) for name, account in accounts.items()},
+            notes=notes,
         )
         write_checksummed(run.summary, summary.to_json(), root=run.root)
         return
     status_file(run.root).parent.mkdir(parents=True, exist_ok=True)
-    message = f"its policies joined {url}; state as of {time.strftime('%Y-%m-%d %H:%M:%S')}"
+    message = f"its policies joined {store.url}; state as of {time.strftime('%Y-%m-%d %H:%M:%S')}"
     write_json(status_file(run.root), {"outcome": f"{ELSEWHERE}: {message}"}, durable=False)

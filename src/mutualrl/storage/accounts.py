@@ -32,6 +32,11 @@ class Account:
     budget_ended: int = 0
     reasons: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def sent(self) -> int:
+        """Return the number of questions that were sent."""
+        return self.questions - self.left_out
+
     def plus(self, other: Account) -> Account:
         """Return the sum of two accounts; of budgets that ended, the larger one."""
         sums = {key: getattr(self, key) + getattr(other, key) for key in NUMBERS if key != "budget_ended"}
@@ -54,11 +59,13 @@ NUMBERS = tuple(each.name for each in fields(Account) if each.name != "reasons")
 class SourceFacts(Account):
     """What a source gave and cost over a run. `asked`: it answered during training; else the fields of an account are
     0. `confirmed`: complete texts above the threshold that a policy saw, a text once per round; `rescues`: rows taught
-    from it, over all policies."""
+    from it, over the policies that are here. `partial`: others that read it are in directories of their own, so that
+    what a text cost is not known here."""
 
     asked: bool = False
     confirmed: int = 0
     rescues: int = 0
+    partial: bool = False
 
     @property
     def tokens(self) -> int:
@@ -67,5 +74,6 @@ class SourceFacts(Account):
 
     @property
     def tokens_per_rescue(self) -> float | None:
-        """Return the tokens of its questions and answers per row taught from it; None without any."""
-        return self.tokens / self.rescues if self.rescues else None
+        """Return the tokens of its questions and answers per row taught from it; None without any, and where not all
+        who read it are here."""
+        return self.tokens / self.rescues if self.rescues and not self.partial else None

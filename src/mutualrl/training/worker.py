@@ -133,6 +133,8 @@ def answer_source(member: Member, source: ServedSource | FrozenSource) -> NoRetu
     with fast_imports():
         from mutualrl.training.source_member import answer_rounds
 
+    if member.recipe.bucket is not None:  # the run's page reads what its first question cost
+        Mirror(remote_store(member.recipe.bucket.url, PROBE_SECONDS), member.run, source.name).write()
     answer_rounds(member, source)
     member.heartbeat.stop(Phase.FINISHED)
     leave(0)
