@@ -80,6 +80,7 @@ def test_one_screen_says_what_to_add_and_draws_one_picture(cli_here: Cli, tmp_pa
     assert len(result.stdout.splitlines()) < 20
     assert "█" * 13 + "▒" * 24 + "░" * 13 in result.stdout  # 1, 2 and 1 of 4
     assert "Every rollout fails on 1 of 4 prompts" in result.stdout
+    assert "--source NAME=recorded:FILE --task dataset --data ROWS --set task.reward=FILE.py:accuracy" in result.stdout
     assert [path.name for path in sorted((tmp_path / "plots").iterdir())] == ["dead_prompts.png", "dead_prompts.svg"]
 
 

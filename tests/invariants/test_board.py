@@ -113,6 +113,25 @@ def test_entry_with_other_pieces_is_refused(
         check(changed(entry(cli_here, tmp_path), change))
 
 
+def test_everything_that_an_entry_lacks_is_said_at_once(cli_here: Cli, tmp_path: Path) -> None:
+    def change(entry: dict[str, Any]) -> None:
+        del entry["entry"]["author"]
+        entry["pieces"][0]["policies"]["ada"]["curve"].pop()
+        entry.update(notes=["x: not matched: run.steps is 1 (a); 2 (b)"])
+
+    with pytest.raises(SystemExit) as refused:
+        check(changed(entry(cli_here, tmp_path), change))
+    lines = str(refused.value).splitlines()
+    assert [
+        word in line for line, word in zip(lines, ("author", "numbers of steps", "differ in more"), strict=True)
+    ] == [True] * 3
+
+
+def test_the_steps_of_runs_are_said_beside_their_rows(cli_here: Cli, tmp_path: Path) -> None:
+    (section,) = check(entry(cli_here, tmp_path))
+    assert next(board.described([section])).endswith(f", {section.steps[0]} steps")
+
+
 def first_commit(path: str, digest: str) -> str:
     """Return the time, in UTC, of the first commit in which a file has a sha256."""
     listed = git("log", "--follow", "--format=%H", "--", path).split()

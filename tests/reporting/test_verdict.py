@@ -15,6 +15,7 @@ from made_runs import edit_recipe, made_run
 from mutualrl.reporting.comparability import comparisons
 from mutualrl.reporting.page import Dead, Verdict
 from mutualrl.runs.logs import read_runs
+from mutualrl.runs.read import read_run
 from mutualrl.storage.files import read_checksummed, write_checksummed
 from mutualrl.storage.run_info import PolicyResult
 from mutualrl.study.verdict import verdicts
@@ -75,6 +76,17 @@ def test_references_to_models_and_texts_are_no_code(tmp_path: Path, model: str, 
     typed = ["mutualrl", "train", "--regime", "sgt", "--model", model, f"--source={source}"]
     (verdict,) = verdicts_of(made_run(tmp_path / "r", "sgt", command=typed))
     assert shlex.split(verdict.commands[0])[2:5] == ["--model", model, f"--source={source}"]
+
+
+def test_arms_of_a_sweep_keep_the_users_names_but_for_the_baseline(tmp_path: Path) -> None:
+    pieces = tmp_path / "out" / "pieces" / "tiny"
+    for name, regime in (("my-rule-0", "sgt"), ("plain-0", "grpo"), ("unfinished-0", "sgt")):
+        made_run(pieces / name, regime)
+        if name != "unfinished-0":
+            outcome = {"outcome": {"arm": name.removesuffix("-0").replace("my-rule", "my rule")}}
+            write_checksummed(pieces / f"{name}.json", outcome, root=pieces)
+    arms = [read_run(pieces / name).arm for name in ("my-rule-0", "plain-0", "unfinished-0")]
+    assert arms == ["my rule", "grpo", "sgt"]
 
 
 def test_run_over_a_bucket_gets_no_command_that_would_reuse_the_bucket(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from mutualrl.cli.output import emit, note_all, prose
 from mutualrl.console.display import clean, print_text
 from mutualrl.console.user_path import user_path
 from mutualrl.errors import UsageError
+from mutualrl.recipes.agreement import few_held_out
 from mutualrl.study.claims import read_claims
 from mutualrl.study.compare_runs import compare_paths
 from mutualrl.study.comparison import Compared, markdown
@@ -54,12 +55,16 @@ def _require_startable(of: Sweep, made: SweepPlan) -> None:
     from mutualrl.launch.session import Launch
 
     arms = {(piece.pool, of.file.arms[piece.arm].distill or piece.arm) for piece in made.missing}
-    refused = []
+    refused: list[str] = []
+    warned: dict[str, None] = {}
     with contextlib.chdir(of.path.parent):  # the pieces run in it
         for pool, arm in sorted(arms):
             start = rehearse(of.recipes[pool, arm], Launch()).plan
             reasons = [*map(str, start.problems), *(f"this machine lacks {each}" for each in start.missing)]
             refused += [f"arm {arm!r} on {pool!r}: {reason}" for reason in reasons]
+            few = None if start.inputs is None else few_held_out(start.inputs.data)
+            warned |= {} if few is None else {f"{pool}: {few}": None}
+    note_all(list(warned))
     if refused:
         raise UsageError(f"{of.path}: refused: {len(refused)}\n" + "\n".join(f"  - {line}" for line in refused))
 

@@ -6,9 +6,11 @@ this prompt."""
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -17,7 +19,7 @@ from mutualrl.console.markdown import name, table
 from mutualrl.console.plots import Draw
 from mutualrl.diagnostics.drawing import legend, short
 from mutualrl.diagnostics.gates import Thresholds
-from mutualrl.diagnostics.rollout_reader import last_rounds
+from mutualrl.diagnostics.rollout_reader import last_rounds, reward_column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,8 +100,19 @@ def _row(
     )
 
 
-def markdown(result: DeadPrompts, *, alone: bool) -> str:
-    """Return a bar per model, the table, and what to add. `alone`: there are no recorded texts."""
+def next_step(path: Path, reward: str | None) -> str:
+    """Return the command that says what recorded texts would revive, with the reward of a file of rollouts."""
+    column = reward_column(path, reward)
+    words = ["mutualrl", "complementarity", "--rollouts", str(path)]
+    words += ["--reward", reward] if reward is not None else []
+    words += ["--source", "NAME=recorded:FILE", "--task", "dataset", "--data", "ROWS"]
+    if column not in (None, "reward", "score", "boxed_reward"):  # a function of the user's, whose verdict counts there
+        words += ["--set", f"task.reward=FILE.py:{column}"]
+    return shlex.join(words)
+
+
+def markdown(result: DeadPrompts, *, command: str) -> str:
+    """Return a bar per model, the table, and what to add: by `command`, empty if there are recorded texts."""
     rows = result.dead_prompts
     widest = max(len(short(row.model)) for row in rows)
     bars = "\n".join(f"    {short(row.model):<{widest}}  {bar(row)}" for row in rows)
@@ -108,11 +121,11 @@ def markdown(result: DeadPrompts, *, alone: bool) -> str:
         f"{bars}\n    {'':<{widest}}  █ dead: every rollout fails   ▒ between   ░ solved: every rollout succeeds",
         table("Prompts by what the model's last rollouts say of them", head, [_cells(row) for row in rows]),
     ]
-    if len(rows) == 1 and alone and rows[0].dead:
+    if len(rows) == 1 and command and rows[0].dead:
         parts.append(
             f"Every rollout fails on {rows[0].dead} of {rows[0].prompts} prompts; where all rewards are equal, GRPO "
             "learns nothing. What would revive them: another model (--rollouts of it on the same prompts), or recorded "
-            "texts (--source NAME=recorded:FILE --task dataset --data ROWS)."
+            f"texts: {command}"
         )
     return "\n\n".join(parts)
 

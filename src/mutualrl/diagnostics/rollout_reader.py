@@ -90,6 +90,14 @@ def has_rewards(path: Path, reward: str | None = None) -> bool:
         return True  # the reader of rollouts says what is wrong
 
 
+def reward_column(path: Path, reward: str | None) -> str | None:
+    """Return the column of a file of rollouts, or of the first one in a directory, that has the rewards; None if there
+    is none."""
+    file = _files(user_path(path))[0]
+    row = next(iter(file_rows(file)))[1]
+    return _field("reward", row, reward, [name for name, value in row.items() if isinstance(value, int | float)], file)
+
+
 def read_rollouts(paths: Sequence[Path], reward: str | None = None) -> pa.Table:
     """Return the rows of all files as one table. Without `policy`, the file's name is the policy; without `rollout`,
     rows are numbered in order; dumps of TRL's are of the model of their directory. `reward`: the column with the

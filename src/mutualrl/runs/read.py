@@ -61,7 +61,21 @@ def read_run(path: Path) -> Run:
         state=state,
         evaluations=_evaluations(files, run),
         notes=tuple(notes),
+        arm_name=_arm_name(run.root),
     )
+
+
+def _arm_name(root: Path) -> str:
+    """Return what a sweep calls the arm of its piece, from the outcome beside its directory; empty for other runs."""
+    if root.parent.parent.name != "pieces":
+        return ""
+    try:
+        stored = read_checksummed(root.with_name(f"{root.name}.json"), root=root.parent)
+    except (FileDamagedError, OSError):  # the sweep's own commands report it
+        return ""
+    outcome = {} if stored is None else stored.get("outcome")
+    name = outcome.get("arm") if isinstance(outcome, dict) else None
+    return name if isinstance(name, str) else ""
 
 
 def _run_json(run: RunDirectory, path: Path) -> JsonObject:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from mutualrl.process.status import RunState
 from mutualrl.recipes.agreement import data_note
 from mutualrl.references import POLICY_NAME
+from mutualrl.regimes import baseline
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.regimes.regime import SUCCESS_ABOVE, flat
 from mutualrl.regimes.resample import Resample
@@ -62,7 +63,8 @@ class StoredEvaluation(Record):
 
 class Run(Record):
     """Run. `name`: name of its directory, with more of the path if ambiguous; `recipe`: its resolved recipe, empty if
-    it cannot be read; `summary`: None until it has finished; `notes`: what is damaged or missing."""
+    it cannot be read; `summary`: None until it has finished; `notes`: what is damaged or missing; `arm_name`: what its
+    sweep calls its arm, empty for a run of no sweep."""
 
     root: Path
     name: str
@@ -73,6 +75,7 @@ class Run(Record):
     state: RunState
     notes: tuple[str, ...]
     evaluations: tuple[StoredEvaluation, ...] = ()
+    arm_name: str = ""
 
     def setting(self, key: str) -> Any:
         """Return a setting of the recipe by its dotted key; None if it has none."""
@@ -181,13 +184,15 @@ class Run(Record):
     @cached_property
     def arm(self) -> str:
         """Return the regime with its non-default settings, `sgt (weight=0.3)`, overrides of a policy, `sgt (bob:
-        weight=0.9)`, dynamic sampling, `grpo resampled`, and the sources that it reads, `sgt with book`."""
+        weight=0.9)`, dynamic sampling, `grpo resampled`, and the sources that it reads, `sgt with book`. In a sweep,
+        the user's name for it, unless it is the baseline."""
         label = self.rule.label(self.section("regime"), self._overrides)
         if (resample := self.resample) is not None:
             attempts = resample.get("max_attempts")
             label += " resampled" if attempts == Resample().max_attempts else f" resampled (max_attempts={attempts})"
         sources = ", ".join(sorted({**self.info.sources, **self.info.asked_sources}))
-        return f"{label} with {sources}" if sources else label
+        label = f"{label} with {sources}" if sources else label
+        return self.arm_name if self.arm_name and label != baseline().name else label
 
     @property
     def is_variant(self) -> bool:

@@ -130,7 +130,8 @@ def found_beside(plan: DiagnosticPlan, loaded: Loaded | None, bars: ProgressBars
     figures: Figures = {}
     if plan.files and loaded is not None:
         dead = dead_prompts.dead_prompts(loaded.table, plan.thresholds)
-        found.append((dead, dead_prompts.markdown(dead, alone=plan.sources is None)))
+        command = "" if plan.sources is not None else dead_prompts.next_step(plan.files[0], plan.request.reward)
+        found.append((dead, dead_prompts.markdown(dead, command=command)))
         figures = dead_prompts.figures(dead)
     if plan.request.hints and loaded is not None and plan.sampled is not None:
         rows = hints.hint_rows(plan, plan.sampled, loaded, sources, bars)
