@@ -92,7 +92,13 @@ def test_killed_script_resumes_while_its_peer_waits_and_ends_in_the_same_weights
     undisturbed.finish()
     ada = scripts.start("ada")
     wait_until(lambda: "waiting for bob, which has published nothing yet. Start its script" in scripts.logs())
-    scripts.start("bob")
+    bob = scripts.start("bob")
+    wait_until(lambda: len(scripts.lines("bob")) >= 2)
+    bob.kill()  # before its first checkpoint
+    bob.wait()
+    assert not list(scripts.directory.glob("checkpoints/bob/checkpoint-*"))
+    scripts.start("bob", "--resume")
+    wait_until(lambda: "there is no checkpoint in checkpoints/bob yet: training starts at step 0" in scripts.logs())
     wait_until(lambda: len(scripts.lines("ada")) >= 7)  # past the checkpoint of step 5
     ada.kill()
     ada.wait()

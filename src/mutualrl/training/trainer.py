@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 from transformers.trainer import TRAINING_ARGS_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 from trl import GRPOTrainer
 
 from mutualrl.adapter.trl_compat import (
@@ -26,6 +26,7 @@ from mutualrl.adapter.trl_compat import (
     tokenizer_of,
 )
 from mutualrl.adapter.trl_tools import has_turns
+from mutualrl.console.lines import notify
 from mutualrl.engines.generation_defaults import neutralize
 from mutualrl.engines.model_files import require_loadable, require_no_adapter
 from mutualrl.errors import RewardError, UsageError
@@ -306,6 +307,16 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         """Delete the arguments' pickle if there is a checkpointer: it is unused; recipe.yaml has every setting."""
         if self.checkpointer is not None:
             (Path(directory) / TRAINING_ARGS_NAME).unlink()
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train, as TRL does. A script that resumes before its first checkpoint was saved starts at step 0: the rounds
+        that it has published are the same."""
+        directory = self.args.output_dir
+        resumes = resume_from_checkpoint is True and self.sharing is not None and self.sharing.resume
+        if resumes and (not Path(directory).is_dir() or get_last_checkpoint(directory) is None):
+            notify(f"there is no checkpoint in {directory} yet: training starts at step 0")
+            resume_from_checkpoint = None
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def on_start(self) -> None:
         """Claim the policy as a new attempt if a script resumes."""
