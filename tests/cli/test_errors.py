@@ -270,3 +270,21 @@ def test_invalid_staleness_is_rejected(cli_here: Cli, arguments: list[str], mess
     result = cli_here("train", "--pool", "tiny", "--dry-run", *arguments)
     assert result.returncode == 2
     assert message in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("train", "--regime", "x" * 120_000),
+        ("train", "--" + "x" * 120_000),
+        ("train", "--regime", "sgt", "--model", "x" * 120_000, "--source", "a=recorded:b"),
+        ("tasks", "show", "x" * 120_000),
+    ],
+)
+@pytest.mark.parametrize("as_json", [True, False])
+def test_an_option_that_was_pasted_is_not_echoed_whole(
+    cli_here: Cli, arguments: tuple[str, ...], as_json: bool
+) -> None:
+    result = cli_here(*arguments, *(["--json"] if as_json else []))
+    assert result.returncode != 0
+    assert 0 < len(result.stdout + result.stderr) < 4000

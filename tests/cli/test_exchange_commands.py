@@ -77,6 +77,7 @@ def test_show_prints_texts_and_turns_cleaned_and_cut(cli: Cli, run: Path) -> Non
     assert "\x1b" not in result.stdout
     shown = json.loads(cli("exchange", "show", run, "--policy", "bob", "--round", "8", "--json").stdout)["rollouts"]
     assert [(each["rollout"], "turns" in each) for each in shown] == [(0, True), (1, False)]
+    assert shown[0]["turns"][1]["content"] == turns[1].text  # whole, for a program
     only = json.loads(cli("exchange", "show", run, "--prompt", "p9", "--json").stdout)
     assert only == {"rollouts": []}
     absent = cli("exchange", "show", run, "--round", "8")

@@ -170,6 +170,8 @@ def test_verify_finds_a_removed_newest_round_and_a_link_out_of_the_run(copy: Pat
     (copy / "policies" / "ada").rename(tmp_path / "elsewhere")
     (copy / "policies" / "ada").symlink_to(tmp_path / "elsewhere")
     assert any("found a link out of the run" in line for line in verify_run(run).damaged)
+    (copy / "exchange" / "loop").symlink_to("loop")
+    assert any("loop: found a link to itself" in line for line in verify_run(run).damaged)
 
 
 def test_a_run_killed_before_its_first_round_is_not_damaged(copy: Path) -> None:

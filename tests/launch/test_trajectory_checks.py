@@ -55,6 +55,20 @@ def test_more_than_half_of_a_files_runs_that_are_lost_are_said(
     assert "cannot keep" not in hinted.stderr + hinted.stdout
 
 
+@pytest.mark.parametrize("regime", ["sgt", "guided", "hinted"])
+def test_calls_of_a_tool_that_the_task_lacks_are_said_whatever_the_regime(
+    cli_here: Cli, tmp_path: Path, regime: str
+) -> None:
+    """Once, and not as a template's loss: jan's template keeps any call."""
+    file = runs(tmp_path / "runs.jsonl", reasoning=0)
+    file.write_text(file.read_text().replace('"calculate"', '"search"'))
+    result = dry_run(cli_here, regime, "--source", f"book=recorded:{file}")
+    assert result.returncode == 0, result.stderr
+    said = " ".join((result.stdout + result.stderr).split())
+    assert said.count("source book: 40 of 40 runs call 'search', which is no tool of the task (calculate)") == 1
+    assert "cannot keep" not in said
+
+
 def test_roles_of_other_formats_are_those_of_chats(cli_here: Cli, tmp_path: Path) -> None:
     lines = []
     for prompt in PROMPTS:

@@ -197,6 +197,19 @@ def test_wait_ends_when_the_run_is_stopping_and_reports_slow_peers(tmp_path: Pat
     assert len(messages) == 2
 
 
+def test_a_peer_that_was_killed_does_not_beat_on(tmp_path: Path, clock: Clock) -> None:
+    """Before its time-out, too: twenty seconds of silence are no heartbeat."""
+    beat, messages = Heartbeat(tmp_path / "exchange", "bob"), list[str]()
+    killed, end = clock.now + 30, clock.now + 55
+    clock.every(1.0, lambda: beat.beat() if clock.now < killed else None)
+    with pytest.raises(RoundAbortedError):
+        reader(tmp_path, peer_timeout=50.0).wait(
+            ["bob"], 3, WaitCallbacks(waiting=messages.append, slow=messages.append, stopping=lambda: clock.now > end)
+        )
+    assert not any("its heartbeat continues" in message for message in messages)
+    assert any("no heartbeat for 2" in message for message in messages)
+
+
 def test_arrival_of_each_peer_is_reported_with_its_seconds(tmp_path: Path, clock: Clock) -> None:
     Exchange(tmp_path / "exchange", "bob", "run").publish(0, ROWS, 0)
     clock.at(7, lambda: Exchange(tmp_path / "exchange", "cyd", "run").publish(0, ROWS, 0))

@@ -15,7 +15,7 @@ from mutualrl import __version__
 from mutualrl.cli.command import lazy
 from mutualrl.cli.commands import COMMANDS
 from mutualrl.cli.output import emit, prose
-from mutualrl.console.display import correct_columns, print_text
+from mutualrl.console.display import correct_columns, print_text, shortened
 from mutualrl.process.parent_watch import stop_with_parent
 
 #: the exception that an invalid flag raises, in whichever click Typer uses
@@ -31,13 +31,14 @@ class Commands(TyperGroup):
 
     def main(self, args: Sequence[str] | None = None, *names: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         """Run the command line."""
-        arguments = sys.argv[1:] if args is None else args
+        given = sys.argv[1:] if args is None else args
+        arguments = [shortened(each) if each.startswith("-") and "=" not in each else each for each in given]
         if not standalone_mode or "--json" not in arguments:
-            return super().main(args, *names, standalone_mode=standalone_mode, **extra)  # type: ignore[misc]
+            return super().main(arguments, *names, standalone_mode=standalone_mode, **extra)  # type: ignore[misc]
         try:
-            code = super().main(args, *names, standalone_mode=False, **extra)  # type: ignore[misc]
+            code = super().main(arguments, *names, standalone_mode=False, **extra)  # type: ignore[misc]
         except _ClickError as error:
-            message = error.format_message()
+            message = shortened(error.format_message())
             emit({"error": {"kind": "usage", "message": message, "exit_code": error.exit_code}})
             print_text(prose(), f"mutualrl: {message}")
             sys.exit(error.exit_code)

@@ -52,7 +52,8 @@ def show(options: ExchangeShow) -> None:
             row for row in shard.rows("prompt", "text", "messages", "length") if options.prompt in (None, row.prompt_id)
         ]
         rows.sort(key=lambda row: row.text is None)
-        shown += [_shown(name, shard.marker.round, row) for row in rows[: options.limit]]
+        most = None if options.as_json else SHOWN_BYTES
+        shown += [_shown(name, shard.marker.round, row, most) for row in rows[: options.limit]]
     if options.as_json:
         emit({"rollouts": shown})
         return
@@ -61,16 +62,16 @@ def show(options: ExchangeShow) -> None:
 
 
 #: of a rollout's text or turns
-SHOWN_BYTES = 4_000
+SHOWN_BYTES, ALL_BYTES = 4_000, 2**62
 
 
-def _shown(member: str, round_index: int, row: Rollout) -> JsonObject:
-    """Return a rollout for people."""
+def _shown(member: str, round_index: int, row: Rollout, most: int | None) -> JsonObject:
+    """Return a rollout, of its text or turns at most this many bytes (None: all, for programs)."""
     value: JsonObject = {"policy": member, "round": round_index, "prompt_id": row.prompt_id, "rollout": row.index}
     value |= {"reward": row.reward if isfinite(row.reward) else None, "length": row.length, "prompt": row.prompt}
     if row.messages is not None:
-        return {**value, "turns": turns_within(from_json(row.messages), SHOWN_BYTES)}
-    return {**value, "text": None if row.text is None else cut(row.text, SHOWN_BYTES)}
+        return {**value, "turns": turns_within(from_json(row.messages), ALL_BYTES if most is None else most)}
+    return {**value, "text": row.text if row.text is None or most is None else cut(row.text, most)}
 
 
 def _as_text(row: JsonObject) -> str:

@@ -17,7 +17,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from mutualrl.console.display import PLAIN_BELOW, make_console, print_text
+from mutualrl.console.display import PLAIN_BELOW, make_console, print_text, shortened
 from mutualrl.errors import MachineError, MutualRLError, RunInterruptedError
 from mutualrl.process.limits import end_process
 from mutualrl.process.user_code import exit_now
@@ -159,8 +159,9 @@ def require_working_directory() -> None:
 
 
 def _fail(error: MutualRLError, *, as_json: bool, leave: Callable[[int], NoReturn] = sys.exit) -> NoReturn:
+    message = shortened(str(error))
     if as_json:
         with contextlib.suppress(OSError):  # stdout itself may have failed; stderr and the exit code remain
-            emit({"error": {"kind": error.kind, "message": str(error), "exit_code": error.exit_code}})
-    print_text(prose(), f"mutualrl: {error}")
+            emit({"error": {"kind": error.kind, "message": message, "exit_code": error.exit_code}})
+    print_text(prose(), f"mutualrl: {message}")
     leave(error.exit_code)

@@ -52,6 +52,15 @@ def clean(text: str, limit: int = 2000) -> str:
     return cleaned + (f" ... ({len(text)} characters)" if len(text) > limit else "")
 
 
+_LONG_WORD = re.compile(r"\S{1000,}")
+
+
+def shortened(message: str) -> str:
+    """Return an error message in which a word of over a thousand characters, such as an option that was pasted, is cut
+    to its beginning."""
+    return _LONG_WORD.sub(lambda word: f"{word[0][:200]}[... {len(word[0]) - 200:,} more characters]", message)
+
+
 _PATH = re.compile(r"""(?<![\w.~:/-])(?:~|/)[^\s"'`,;|]*/([^\s/"'`,;|]+)""")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,9 @@ from mutualrl.recipes.pool_tokenizers import load_tokenizers
 from mutualrl.records import Message, Prompt
 from mutualrl.regimes.hinted import Hinted
 from mutualrl.sources.source import StoredSource
+from mutualrl.tasks.rewards import callable_name
+from mutualrl.tasks.trajectories import calls_of, from_json, messages_of
+from mutualrl.tasks.turns import template_of
 
 if TYPE_CHECKING:
     from mutualrl.adapter.rendering import Renderer
@@ -26,14 +30,17 @@ LOOKED_AT = 500
 
 
 def check_trajectories(recipe: Recipe, prompts: Sequence[Prompt], sources: Mapping[str, Prepared]) -> list[str]:
-    """Return which recorded sources have runs of which a policy cannot learn more than half. Raises ModelError for a
-    policy whose chat template keeps no call. Nothing where no run becomes a policy's tokens."""
-    learners = [each.name for each in recipe.policies if recipe.regime_of(each.name).renders_trajectories()]
-    if not recipe.task.has_turns or not learners:
+    """Return which recorded sources have runs that call a tool which the task does not have, whatever the regime, and
+    runs of which a policy cannot learn more than half. Raises ModelError for a policy whose chat template keeps no
+    call, where runs become its tokens."""
+    if not recipe.task.has_turns:
         return []
+    notes = [note for each in sources.values() if (note := _tools_note(recipe, each.source)) is not None]
+    learners = [each.name for each in recipe.policies if recipe.regime_of(each.name).renders_trajectories()]
+    if not learners:
+        return notes
     with fast_imports():
         from mutualrl.diagnostics.turns import schema
-    notes = []
     for name, tokenizer in load_tokenizers(recipe).items():
         if name not in learners:
             continue
@@ -81,18 +88,42 @@ def _require_calls(policy: str, renderer: Renderer, regime: str) -> None:
     )
 
 
+def _runs_of(source: StoredSource) -> list[tuple[str, tuple[Message, ...]]]:
+    """Return the first runs of a source with their prompts' ids."""
+    table = source.table
+    rows = zip(table["prompt_id"].to_pylist(), table["messages"].to_pylist(), strict=True)
+    runs = ((prompt_id, run) for prompt_id, run in rows if run is not None)
+    return [(prompt_id, from_json(run)) for prompt_id, run in itertools.islice(runs, LOOKED_AT)]
+
+
+def _tool_names(recipe: Recipe) -> frozenset[str]:
+    tools = template_of(recipe.task.turns, recipe.task.reward)["tools"]
+    return frozenset(callable_name(tool) for tool in tools)
+
+
+def _tools_note(recipe: Recipe, source: StoredSource) -> str | None:
+    """Return how many runs of a source call a tool that the task does not have; None if none does."""
+    runs = _runs_of(source)
+    known = _tool_names(recipe) if runs else frozenset[str]()
+    unknown = [{call.name for call in calls_of(run)} - known for _, run in runs]
+    if not any(unknown):
+        return None
+    names = ", ".join(map(repr, sorted(set().union(*unknown))[:5]))
+    of = f"{len(runs):,}" if len(runs) < LOOKED_AT else f"the first {LOOKED_AT:,}"
+    return (
+        f"source {source.name}: {sum(map(bool, unknown)):,} of {of} runs call {clean(names, 200)}, which is no tool of "
+        f"the task ({', '.join(sorted(known)) or 'none'}); no policy can learn or follow them"
+    )
+
+
 def _runs_note(
     recipe: Recipe, policy: str, tokenizer: Any, source: StoredSource, prompts: Sequence[Prompt]
 ) -> list[str]:
     """Return a note if a policy can learn at most half of a source's runs."""
     from transformers.utils import get_json_schema
 
-    from mutualrl.tasks.trajectories import from_json, messages_of
-    from mutualrl.tasks.turns import template_of
-
-    table = source.table
-    rows = zip(table["prompt_id"].to_pylist(), table["messages"].to_pylist(), strict=True)
-    runs = [(prompt_id, run) for prompt_id, run in rows if run is not None][:LOOKED_AT]
+    known = _tool_names(recipe)
+    runs = [(prompt_id, run) for prompt_id, run in _runs_of(source) if {call.name for call in calls_of(run)} <= known]
     if not runs:
         return []
     tools = [get_json_schema(tool) for tool in template_of(recipe.task.turns, recipe.task.reward)["tools"]]
@@ -103,7 +134,7 @@ def _runs_note(
         content = contents[prompt_id]
         prompt = [Message("user", content)] if isinstance(content, str) else messages_of(content)
         try:
-            renderer.row(prompt, from_json(run))
+            renderer.row(prompt, run)
         except (ValueError, TypeError, RecursionError) as reason:
             lost[str(reason)] += 1
     if 2 * lost.total() <= len(runs):

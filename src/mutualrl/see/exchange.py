@@ -26,7 +26,7 @@ from mutualrl.process.status import PolicyState, StatusReader
 from mutualrl.records import Rollout
 from mutualrl.rollouts import Rollouts
 from mutualrl.see.files import committed_rounds, marker_name
-from mutualrl.see.liveness import LONGEST_GAP, HeartbeatMonitor, Phase
+from mutualrl.see.liveness import INTERVAL_SECONDS, LONGEST_GAP, HeartbeatMonitor, Phase
 from mutualrl.see.schema import Marker, Part, combined_hash, encode
 from mutualrl.see.shard import Shard, load_shard
 from mutualrl.see.store import ExchangeStore, LocalStore, Location, open_store, reread
@@ -310,7 +310,7 @@ class Exchange:
         silent, phase = self._heartbeats.seconds_since(peer)
         if Phase.NOT_STARTED.is_in(phase):
             state = "it has not started"
-        elif silent <= self.timeouts.peer_timeout:
+        elif silent <= max(10 * INTERVAL_SECONDS, 6 * self.store.liveness_seconds):  # of a bucket it takes longer
             state = "its heartbeat continues"
         else:
             state = f"no heartbeat for {silent:.0f} s (last seen: {phase})"

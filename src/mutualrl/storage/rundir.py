@@ -217,8 +217,8 @@ def wrong_kinds(run: RunDirectory) -> list[str]:
     problems = []
     inside = run.root.resolve()
     for directory in sorted((*run.root.glob("*"), *run.root.glob("policies/*"), *run.root.glob("exchange/*"))):
-        if directory.is_symlink() and not directory.resolve().is_relative_to(inside):
-            problems.append(f"{directory}: found a link out of the run, expected a directory of its own; restore it")
+        if directory.is_symlink() and (problem := _link_problem(directory, inside)):
+            problems.append(f"{directory}: found a link {problem}, expected a directory of its own; restore it")
     for pattern in KINDS:
         expected = "directory" if pattern.endswith("/") else "file"
         for path in sorted(run.root.glob(pattern.rstrip("/"))):
@@ -226,6 +226,14 @@ def wrong_kinds(run: RunDirectory) -> list[str]:
             if actual != expected:
                 problems.append(f"{path}: found a {actual}, expected a {expected}; restore it")
     return problems
+
+
+def _link_problem(link: Path, inside: Path) -> str:
+    """Return what is wrong with a link of a run; empty if it leads to a place in the run."""
+    try:
+        return "" if link.resolve().is_relative_to(inside) else "out of the run"
+    except (OSError, RuntimeError):  # a RuntimeError of pathlib for a loop
+        return "to itself"
 
 
 def read_run_json(path: Path) -> JsonObject | None:
