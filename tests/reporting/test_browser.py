@@ -462,6 +462,59 @@ def test_one_colour_per_name_and_arms_are_switched_everywhere(cli_here: Cli, tmp
     assert named == {"grpo-0", "grpo-1"}  # those of the arm that is shown
 
 
+@pytest.fixture
+def phone(browser: Any) -> Iterator[Any]:
+    """Return the browser as a phone of 390 pixels."""
+    size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    yield browser
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_results_of_several_arms_show_their_intervals_on_a_phone(cli_here: Cli, tmp_path: Path, phone: Any) -> None:
+    runs = [
+        made_run(tmp_path / f"{regime}-{seed}", regime, seed=seed, gain=gain + 0.01 * seed)
+        for regime, gain in (("grpo", 0.1), ("sgt", 0.3), ("xgrpo", 0.2))
+        for seed in (0, 1, 2)
+    ]
+    open_page(phone, page_of(cli_here, *runs, "--out", "page"))
+    cells = phone.find_elements("css selector", ".results td")
+    assert len([cell for cell in cells if "95 % interval" in cell.text]) == 2
+    assert all(cell.rect["x"] >= 0 and cell.rect["x"] + cell.rect["width"] <= 390 for cell in cells if cell.text)
+    assert (
+        phone.execute_script(
+            "const s = document.querySelector('.verdict .scroll'); return s.scrollWidth - s.clientWidth"
+        )
+        == 0
+    )
+
+
+def test_a_long_address_in_the_command_does_not_widen_the_page(cli_here: Cli, tmp_path: Path, phone: Any) -> None:
+    address = "teacher=served:http://gpu-box-17.cluster.example.org:38795/v1/models/qwen3-235b-a22b"
+    run = made_run(tmp_path / "r", "sgt", command=["mutualrl", "train", "--model", "tiny:ada", "--source", address])
+    open_page(phone, page_of(cli_here, run))
+    assert phone.execute_script("return document.documentElement.scrollWidth") <= 390
+
+
+def test_a_phone_unfolds_what_a_screen_shows(cli_here: Cli, tmp_path: Path, browser: Any, phone: Any) -> None:
+    """All figures but the first, and conversations to their last turn; unfolded, a chart has the page's width."""
+    run = with_samples(counted(made_run(tmp_path / "r", "sgt")))
+    page = page_of(cli_here, run)
+    open_page(phone, page)
+    folded = phone.find_elements("css selector", "figure details.folded")
+    assert len(folded) == len(phone.find_elements("css selector", "figure")) - 1 > 1
+    short = phone.execute_script("return document.documentElement.scrollHeight")
+    phone.execute_script("for (const each of document.querySelectorAll('details.folded')) each.open = true")
+    wait_for = "return Math.min(...[...document.querySelectorAll('.plot svg')].map(e => e.clientWidth))"
+    began = time.monotonic()
+    while phone.execute_script(wait_for) < 300:
+        assert time.monotonic() - began < PATIENCE
+    assert phone.execute_script("return document.documentElement.scrollHeight") > 1.2 * short
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    open_page(browser, page)
+    assert not browser.find_elements("css selector", "details.folded")
+
+
 @pytest.mark.parametrize("width", [320, 390, 1400])
 def test_text_has_twelve_pixels_and_the_box_fits_a_phone(
     cli_here: Cli, tmp_path: Path, browser: Any, width: int

@@ -29,6 +29,9 @@ def test_limits_by_hand() -> None:
     assert limits([curve([0.2, 0.8])], whole=True) == (0.17, 0.83)
     assert limits([curve([0.0, 0.99])], whole=True)[1] == 1.0
     assert limits([curve([0.0, 1.0])], whole=True)[1] == 1.05  # room for the line at 1
+    assert limits([curve([0.70, 0.72])], whole=True) == (0.61, 0.81)  # one problem of fifty is a tenth of the axis
+    assert limits([curve([0.02, 0.04])], whole=True) == (0.0, 0.2)
+    assert limits([curve([0.98, 0.99])], whole=True) == (0.8, 1.0)
     assert limits([curve([3.0, 3.0])]) == (1.5, 4.5)
     assert limits([curve([0.0])]) == (0.0, 0.5)
     with pytest.raises(ValueError, match="at least one"):

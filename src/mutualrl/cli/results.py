@@ -62,12 +62,15 @@ def _show_sources(summary: Summary) -> None:
             table.add_row(cell(name), f"{facts.rescues:,}")
         show_table(table)
         return
-    table = Table("source", "questions", "without an answer", "tokens", "texts taught", "tokens per text taught")
+    priced = any(facts.cost is not None for facts in summary.source_facts.values())
+    head = ["source", "questions", "without an answer", "tokens", *["price"] * priced]
+    table = Table(*head, "texts taught", "tokens per text taught")
     for name, facts in summary.source_facts.items():
         per_rescue = facts.tokens_per_rescue
         asked = [f"{facts.sent:,}", f"{facts.failed:,}", f"{facts.tokens:,}"]
         each = "" if per_rescue is None or not facts.asked else f"{per_rescue:,.0f}"
-        table.add_row(cell(name), *(asked if facts.asked else ("", "", "")), f"{facts.rescues:,}", each)
+        price = ["" if facts.cost is None else f"{facts.cost:.2f}"] * priced
+        table.add_row(cell(name), *(asked if facts.asked else ("", "", "")), *price, f"{facts.rescues:,}", each)
     show_table(table)
 
 

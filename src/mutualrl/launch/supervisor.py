@@ -198,7 +198,13 @@ def summarize(run: RunDirectory, recipe: Recipe, names: Sequence[str], seconds: 
         policies[name] = result.model_copy(update={"facts": policy_facts(values[name], teaches=teaches)})
     accounts = accounts_of(record_store(run), info.asked_sources, notes)
     sources = {
-        each.name: source_facts(each.name, values, accounts.get(each.name), recipe.readers_of(each))
+        each.name: source_facts(
+            each.name,
+            values,
+            accounts.get(each.name),
+            recipe.readers_of(each),
+            each.prices,
+        )
         for each in recipe.active_sources
     }
     silences = [note for name, facts in sources.items() if (note := silence_note(name, facts)) is not None]

@@ -120,7 +120,10 @@ def adapter_weights(policy: Policy, lora: LoraSection) -> int:
 
 
 def _empty_model(policy: Policy) -> PreTrainedModel | None:
-    return _built(resolve_path(policy.model), policy.revision, policy.trust_remote_code)
+    model = _built(resolve_path(policy.model), policy.revision, policy.trust_remote_code)
+    if model is None and policy.config is not None:
+        model = _built(policy.config, None, policy.trust_remote_code)
+    return model
 
 
 @functools.lru_cache(maxsize=8)
@@ -129,7 +132,7 @@ def _built(source: str, revision: str | None, trusted: bool) -> PreTrainedModel 
     import torch
     import transformers
 
-    local = Path(source).is_dir() or hub_problem() is not None
+    local = Path(source).exists() or hub_problem() is not None
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

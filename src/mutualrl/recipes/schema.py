@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 POOL_NAME = r"^[A-Za-z0-9._-]{1,64}$"
 
 
+UserPath = Annotated[str, AfterValidator(lambda value: data_path(Path(value)))]
+
+
 class LoraSection(Section):
     """Low-rank adapters (LoRA, `peft`), trained in place of the weights. The KL reference is the model with the adapter
     disabled, so no second copy is loaded."""
@@ -58,12 +61,12 @@ class Policy(Section):
     parameters: Annotated[float | None, UPKEEP] = Field(
         None, gt=0, description="number of parameters, a hint for placement"
     )
+    config: Annotated[UserPath | None, UPKEEP, PATHS, UserFile()] = Field(
+        None, description="its config.json, or a directory with it, from which memory is estimated where it is not here"
+    )
     lora: LoraSection | None = None
     trainer: Settings = Field({})
     regime: Annotated[Settings, FACTOR] = Field({})
-
-
-UserPath = Annotated[str, AfterValidator(lambda value: data_path(Path(value)))]
 
 
 class RoundSection(Section):

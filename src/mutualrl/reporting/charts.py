@@ -51,13 +51,18 @@ def _panel(panel: Panel, signs: Signs, most: int | None, singles: bool) -> JsonO
     return drawn
 
 
+#: of an axis of fractions
+LEAST_SPAN = 0.2
+
+
 def limits(curves: Sequence[Curve], *, whole: bool = False) -> tuple[float, float]:
     """Return the lower and the upper limit of an axis.
 
     With q(p) the quantiles of the curves' values and S = q(.9) - q(.1), a value above q(.9) + SPIKE * S or below q(.1)
     - SPIKE * S does not stretch the axis if its curve comes back: it is drawn at the edge. A curve that ends there
     does, and so does every fraction (`whole`). The span has a margin of MARGIN on either side; an axis of values that
-    are not negative does not begin below 0, one of fractions does not end above 1. Raises ValueError without any value.
+    are not negative does not begin below 0, one of fractions does not end above 1 and has a span of LEAST_SPAN or more,
+    in which one of a few problems is no fall. Raises ValueError without any value.
     """
     values = _finite(curves)
     if not len(values):
@@ -72,6 +77,9 @@ def limits(curves: Sequence[Curve], *, whole: bool = False) -> tuple[float, floa
             low, high = min(each.min() for each in typical), max(each.max() for each in typical)
     margin = MARGIN * (high - low) or 0.5 * abs(high) or 0.5
     bottom, top = low - margin, high + margin
+    if whole and low >= 0 and high <= 1 and (missing := LEAST_SPAN - (top - bottom)) > 0:
+        bottom = min(max(0.0, bottom - missing / 2), 1.0 - LEAST_SPAN)
+        top = bottom + LEAST_SPAN
     if low >= 0:
         bottom = max(0.0, bottom)
     if whole and high <= 1:

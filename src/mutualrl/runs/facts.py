@@ -56,10 +56,15 @@ def policy_facts(values: Values, *, teaches: bool) -> PolicyFacts:
 
 
 def source_facts(
-    name: str, policies: Mapping[str, Values], account: Account | None = None, readers: Collection[str] = ()
+    name: str,
+    policies: Mapping[str, Values],
+    account: Account | None = None,
+    readers: Collection[str] = (),
+    prices: Sequence[float] | None = None,
 ) -> SourceFacts:
     """Return what a source gave and cost over a run. `account`: the sum of its accounts, of one that was asked;
-    `readers`: the policies of the run that read it, which need not all be among `policies`."""
+    `readers`: the policies of the run that read it, which need not all be among `policies`; `prices`: of a million
+    tokens of questions and of answers."""
 
     def of(values: Values, key: str) -> Sequence[float]:
         return values(of_source(name, key))
@@ -70,8 +75,14 @@ def source_facts(
         asked=account is not None,
         confirmed=int(confirmed),
         rescues=int(sum(sum(of(values, "rescues")) for values in policies.values())),
+        cost=None if prices is None or account is None else _cost(account, prices),
         partial=not set(readers) <= policies.keys(),
     )
+
+
+def _cost(account: Account, prices: Sequence[float]) -> float:
+    asked, answered = prices
+    return (account.prompt_tokens * asked + account.completion_tokens * answered) / 1e6
 
 
 def accounts_of(
@@ -103,8 +114,9 @@ def cost_of_source(name: str, facts: SourceFacts) -> str:
     each = "" if per_rescue is None else f", {per_rescue:,.0f} tokens per text"
     each = " to the policies of this directory; the whole run's page has what a text cost" if facts.partial else each
     failed = f" ({facts.failed:,} without an answer)" if facts.failed else ""
+    price = "" if facts.cost is None else f", which cost {facts.cost:.2f} at the recipe's prices"
     taught = f"{counted(facts.rescues, 'text')} taught"
-    return f"Source {name}: {counted(facts.sent, 'question')}{failed}, {facts.tokens:,} tokens; {taught}{each}."
+    return f"Source {name}: {counted(facts.sent, 'question')}{failed}, {facts.tokens:,} tokens{price}; {taught}{each}."
 
 
 def silence_note(name: str, facts: SourceFacts) -> str | None:

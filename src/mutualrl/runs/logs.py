@@ -75,9 +75,10 @@ class LoggedRun(Run):
             return self.summary.source_facts[source]
         values = {name: partial(self._values, name) for name in self.policies}
         sections = [each for each in self.setting("sources") or () if isinstance(each, dict)]
-        learners = next((each.get("learners") for each in sections if each.get("name") == source), None)
-        readers = learners or [policy["name"] for policy in policies_in(self.recipe)]
-        return source_facts(source, values, self.accounts.get(source), [str(name) for name in readers])
+        section = next((each for each in sections if each.get("name") == source), {})
+        readers = section.get("learners") or [policy["name"] for policy in policies_in(self.recipe)]
+        prices = section.get("price_per_million")
+        return source_facts(source, values, self.accounts.get(source), [str(name) for name in readers], prices)
 
     def _values(self, policy: str, metric: str) -> list[float]:
         return self.series(policy, metric).tolist()

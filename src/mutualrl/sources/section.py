@@ -70,6 +70,11 @@ class _Source(Section):
     )
 
     @property
+    def prices(self) -> tuple[float, float] | None:
+        """Return the prices of a million tokens of questions and of answers; None without any."""
+        return None
+
+    @property
     def kind(self) -> Kind:
         """Return which kind of source it is."""
         return kind_of(type(self))
@@ -140,6 +145,9 @@ class AskedSource(_Source):
         return SourceTraits(not self.gated and whole, logprobs=self.kind == "frozen")
 
 
+Price = Annotated[float, Field(ge=0, strict=False)]
+
+
 class ServedSource(AskedSource):
     """An OpenAI-compatible endpoint, by its URL."""
 
@@ -160,6 +168,14 @@ class ServedSource(AskedSource):
     budget_tokens: Annotated[int | None, UPKEEP] = Field(
         None, ge=1, description="tokens of questions and answers, after which nothing more is asked; null: no limit"
     )
+    price_per_million: Annotated[Annotated[tuple[Price, Price], Field(strict=False)] | None, UPKEEP] = Field(
+        None, description="prices of a million tokens of questions and of answers, shown beside the tokens"
+    )
+
+    @property
+    def prices(self) -> tuple[float, float] | None:
+        """Return the prices of a million tokens of questions and of answers; None without any."""
+        return self.price_per_million
 
     @model_validator(mode="after")
     def _request_is_ours(self) -> ServedSource:

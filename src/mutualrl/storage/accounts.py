@@ -59,12 +59,13 @@ NUMBERS = tuple(each.name for each in fields(Account) if each.name != "reasons")
 class SourceFacts(Account):
     """What a source gave and cost over a run. `asked`: it answered during training; else the fields of an account are
     0. `confirmed`: complete texts above the threshold that a policy saw, a text once per round; `rescues`: rows taught
-    from it, over the policies that are here. `partial`: others that read it are in directories of their own, so that
-    what a text cost is not known here."""
+    from it, over the policies that are here. `cost`: of its tokens, at the recipe's prices; None without any.
+    `partial`: others that read it are in directories of their own, so that what a text cost is not known here."""
 
     asked: bool = False
     confirmed: int = 0
     rescues: int = 0
+    cost: float | None = None
     partial: bool = False
 
     @property

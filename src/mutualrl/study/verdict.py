@@ -101,8 +101,14 @@ def _of_one(run: LoggedRun) -> Verdict:
         watch = f"mutualrl watch {_quoted(run)}"
         return Verdict("No result yet", run.name, f"{run.name} is running.", commands=(watch,))
     if run.state == RunState.FINISHED and run.info.scripts:
-        answer = f"{run.name} was trained by scripts, which measure no accuracy: the gain is unknown."
-        return Verdict("Not measured", run.name, answer)
+        answer = (
+            f"{run.name} was trained by scripts, which measure no accuracy: the gain is unknown. Evaluate the models "
+            "that they saved on held-out rows, beside those that they began with."
+        )
+        models = " ".join(f"--model SAVED_MODEL_OF_{name.upper()}" for name in run.policies)
+        return Verdict(
+            "Not measured", run.name, answer, commands=(f"mutualrl eval {models} --suite dataset --data HELD_OUT_ROWS",)
+        )
     if run.state != RunState.FINISHED:
         resume = f"mutualrl train --resume --run-dir {_quoted(run)}"
         commands = (resume,) if run.is_local and not run.info.scripts else ()

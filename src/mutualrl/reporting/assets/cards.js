@@ -14,11 +14,20 @@ const cards = (() => {
     box.append(element("summary", `${first} ... (${said.length} characters)`), element("div", said));
     return box;
   };
-  // A text is one message; a conversation shows the role of each.
+  const narrow = matchMedia("(max-width: 40rem)").matches;
+  // A text is one message; a conversation shows the role of each. On a phone a conversation is folded to its last turn.
   const text = (value, name) => {
     const box = element("div", undefined, "text" + (name ? " " + name : ""));
-    if (typeof value === "string") box.textContent = value === "" ? "(empty)" : value;
-    else for (const [role, said] of value) box.append(element("span", role, "role"), turn(said));
+    if (typeof value === "string") {
+      box.textContent = value === "" ? "(empty)" : value;
+      return box;
+    }
+    const turns = value.flatMap(([role, said]) => [element("span", role, "role"), turn(said)]);
+    if (narrow && value.length > 2) {
+      const folded = element("details"), last = value[value.length - 1][1].trim().slice(0, 60);
+      folded.append(element("summary", `${value.length} turns, the last: ${last}`), ...turns);
+      box.append(folded);
+    } else box.append(...turns);
     return box;
   };
 
@@ -138,7 +147,7 @@ const cards = (() => {
   const browser = (name, card, words) => {
     const panel = document.getElementById(name), get = (part) => document.getElementById(`${name}-${part}`);
     if (!panel || !get("list")) return null;
-    const chunks = [...document.querySelectorAll(`script.${name}-data`)], parsed = new Map(), page = name === "rescues" ? 5 : 4;
+    const chunks = [...document.querySelectorAll(`script.${name}-data`)], parsed = new Map(), page = narrow ? 2 : name === "rescues" ? 5 : 4;
     const size = Number(panel.dataset.chunk), total = Number(panel.dataset.total);
     const record = (i) => {
       const number = Math.floor(i / size);

@@ -198,16 +198,22 @@ const charts = (() => {
     return box;
   };
 
-  for (const box of document.querySelectorAll("[data-chart]")) {
+  // On a phone all figures but the first are folded: a page of one run would have twenty screens.
+  const narrow = matchMedia("(max-width: 40rem)").matches;
+  [...document.querySelectorAll("[data-chart]")].forEach((box, number) => {
     const figure = data.figures[box.dataset.chart], grid = html("div", "panels");
     grid.style.setProperty("--columns", Math.min(figure.columns, figure.panels.length));
-    box.append(legend(figure), grid);
+    if (narrow && number > 0) {
+      const folded = html("details", "folded", html("summary", "", figure.panels.length > 1 ? `Show ${figure.panels.length} charts` : "Show the chart"), legend(figure), grid);
+      folded.addEventListener("toggle", redraw);
+      box.append(folded);
+    } else box.append(legend(figure), grid);
     for (const panel of figure.panels) {
       const cell = html("div", "panel");
       grid.append(cell);
       views.push(panel.bars ? barPanel(panel, cell) : linePanel(panel, cell));
     }
-  }
+  });
   pressed();
   redraw();
   let width = document.documentElement.clientWidth;
