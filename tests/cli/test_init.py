@@ -20,6 +20,7 @@ from conftest import Cli
 from mutualrl.cli.app import app
 from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.recipes.project import ProjectRequest
+from mutualrl.recipes.request import Request
 from mutualrl.recipes.starter import NEXT, files, named
 
 CHAT = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
@@ -155,7 +156,7 @@ def test_keys_of_set_are_written_and_checked(cli_here: Cli, tmp_path: Path) -> N
 def test_policy_is_named_after_its_model(model: str, name: str) -> None:
     policies = named([model, "other=tiny:bob"])
     assert next(iter(policies)) == name
-    project = ProjectRequest(models=(model, "other=tiny:bob"), task="arithmetic")
+    project = ProjectRequest(asked=Request(models=(model, "other=tiny:bob"), task="arithmetic"))
     pool = yaml.safe_load(files(project)["pool.yaml"])
     assert [policy["model"] for policy in pool["policies"]] == [policies[name], "tiny:bob"]
 

@@ -1,4 +1,4 @@
-"""Five users, each a script of the documented commands: every command ends as it should, and no page says what is
+"""Users, each a script of the documented commands: every command ends as it should, and no page says what is
 false of its kind of member."""
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ FALSE = (
 SAID = {
     "one_model": ("One run does not show what book gave", "it was taught", "mutualrl train --regime grpo"),
     "endpoint": ("Source teacher: ", "its budget of 60 tokens was spent"),
-    "scripts": ("was trained by scripts",),
+    "scripts": ("was trained by scripts", "mutualrl eval --model SAVED_MODEL_OF_ADA --model SAVED_MODEL_OF_BOB"),
+    "agent": ("20 that are no run (20 with a result without a call before it)", "tiny:jan | 200 | 180"),
+    "cluster": ("Source teacher: ", "to the policies of this directory; the whole run's page has what a text cost"),
     "study": ("shortest minus grpo", "sgt minus grpo"),
     "pages": (
         "sgt minus grpo",

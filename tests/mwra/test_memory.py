@@ -17,7 +17,9 @@ from mutualrl.mwra.memory import GIB, MemoryEstimate, ModelShape, Work, estimate
 from mutualrl.mwra.model_shape import model_shape, parameter_count, shape_of
 from mutualrl.mwra.placement import place
 from mutualrl.recipes import Recipe, Request, resolve
+from mutualrl.recipes.schema import Policy
 from mutualrl.storage.allocation import Strategy
+from mutualrl.tiny import path_of
 
 FOUR = Machine(("0", "1", "2", "3"), 8)
 #: two layers: 4 attention matrices of 8 x 8, 8 x 4, 8 x 4, 8 x 8, three of 8 x 16, two norms of 8; 100 x 8 embeddings
@@ -223,6 +225,16 @@ def test_weights_and_moments_are_those_of_dtype_and_optimizer(tmp_path: Path) ->
     four_bits = "trainer.model_init_kwargs={quantization_config: {load_in_4bit: true}}"
     assert loaded(tmp_path, four_bits, "lora.r=4") is None
     assert loaded(tmp_path, "trainer.optim=adafactor") is None
+
+
+def test_a_model_that_is_not_here_has_the_shape_of_its_configuration(tmp_path: Path) -> None:
+    known = Policy(name="a", model="tiny:ada")
+    absent = Policy(name="a", model="someone/a-model-that-is-not-here")
+    assert model_shape(absent) is None
+    (tmp_path / "config.json").write_bytes((path_of("ada") / "config.json").read_bytes())
+    for config in (tmp_path, tmp_path / "config.json"):
+        described = absent.model_copy(update={"config": str(config)})
+        assert model_shape(described) == model_shape(known) is not None
 
 
 def test_models_that_are_no_dense_decoders_have_no_shape() -> None:

@@ -98,13 +98,13 @@ def _create(path: Path, text: str) -> None:
 def _answered(request: ProjectRequest, *, interactive: bool) -> ProjectRequest:
     """Return the request with the user's answers and the defaults. Raises UsageError for missing or contradictory
     options."""
-    task, data, reward, gpus = request.task, request.data, request.reward, request.gpus
+    task, data, reward, gpus = request.asked.task, request.asked.data, request.reward, request.gpus
     if data is not None and task is not None and not get_task(task).takes_data:
         raise UsageError(f"--task {task} generates its own problems; omit --data or --task")
-    chosen = list(request.models)
-    while interactive and len(chosen) < (1 if request.sources else 2):
+    chosen = list(request.asked.models)
+    while interactive and len(chosen) < (1 if request.asked.sources else 2):
         chosen.append(_ask(f"Model {len(chosen) + 1} (a directory or hub id)"))
-    named(chosen, request.sources)
+    named(chosen, request.asked.sources)
     if task is None and data is None:
         if not interactive:
             raise UsageError(
@@ -126,14 +126,13 @@ def _answered(request: ProjectRequest, *, interactive: bool) -> ProjectRequest:
         gpus = len(this_machine().gpus)
         if interactive:
             gpus = int(typer.prompt("GPUs", default=gpus, type=int, err=True))
-    return replace(
-        request,
+    asked = replace(
+        request.asked,
         models=tuple(chosen),
         task=task or OWN_ROWS,
         data=None if data is None else Path(data_path(data)),
-        reward=absolute_path(reward),  # the pool may be in another directory
-        gpus=gpus,
     )
+    return replace(request, asked=asked, reward=absolute_path(reward), gpus=gpus)  # the pool may be elsewhere
 
 
 def _bf16_policies(project: ProjectRequest) -> frozenset[str]:
@@ -166,12 +165,12 @@ def _with_columns(project: ProjectRequest, *, interactive: bool) -> ProjectReque
     prompt, answer, template = project.prompt_column, project.answer_column, project.template
     if prompt is not None and template is not None:
         raise UsageError("--prompt-column and --template both make the prompt; give one of them")
-    if project.task != OWN_ROWS or project.data is None or is_hub(project.data):
+    if project.asked.task != OWN_ROWS or project.asked.data is None or is_hub(project.asked.data):
         if prompt or answer or template:
             raise UsageError("--prompt-column, --answer-column and --template are for rows in a file (--data FILE)")
         return project
-    columns = list(first_row(project.data))
-    given = {assignment.partition("=")[0].strip() for assignment in project.assignments}
+    columns = list(first_row(project.asked.data))
+    given = {assignment.partition("=")[0].strip() for assignment in project.asked.assignments}
     if template is None and "task.template" not in given:
         prompt = prompt or _column("prompt", columns, interactive=interactive)
         template = None if prompt == "prompt" else f"{{{prompt}}}"
@@ -181,7 +180,7 @@ def _with_columns(project: ProjectRequest, *, interactive: bool) -> ProjectReque
     flags = {"--prompt-column or --template": fields_of(template or ""), "--answer-column": [answer]}
     for flag, names in flags.items() if "task.answer" not in given else ():
         if missing := [name for name in names if name.partition(".")[0] not in columns]:
-            raise UsageError(f"{flag}: {project.data} has no column {missing[0]!r}; it has {', '.join(columns)}")
+            raise UsageError(f"{flag}: {project.asked.data} has no column {missing[0]!r}; it has {', '.join(columns)}")
     return replace(project, template=template, answer_column=None if answer == "answer" else answer)
 
 

@@ -6,7 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from mutualrl.console.options import TRUST_REMOTE_CODE, Option, WithJson
+from mutualrl.console.options import TRUST_REMOTE_CODE, Option, OptionGroup, WithJson
+from mutualrl.recipes.request import Request
+
+#: what a project asks of its recipe, as `train` does
+_ASKED = {
+    "models": Option("A model: a directory, a hub id, or NAME=MODEL. Two, or one and a source.", "--model"),
+    "sources": Option("Recorded texts, a served or a frozen model.", "--source", metavar="NAME=recorded:FILE"),
+    "assignments": Option(
+        "A key of pool.yaml: task.hold_out=0.25, sources.NAME.columns.text=COLUMN. Repeatable.",
+        "--set",
+        metavar="KEY=VALUE",
+    ),
+    "task": Option("Task to train on (`tasks ls`)."),
+    "data": Option("Your own rows instead, with prompt and answer: JSON Lines, CSV, Parquet."),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,25 +32,7 @@ class ProjectRequest(WithJson):
     """
 
     directory: Annotated[Path, Option("Directory for the files; created if missing.", argument=True)] = Path()
-    models: Annotated[
-        tuple[str, ...], Option("A model: a directory, a hub id, or NAME=MODEL. Two, or one and a source.", "--model")
-    ] = ()
-    sources: Annotated[
-        tuple[str, ...],
-        Option("Recorded texts, a served or a frozen model.", "--source", metavar="NAME=recorded:FILE"),
-    ] = ()
-    assignments: Annotated[
-        tuple[str, ...],
-        Option(
-            "A key of pool.yaml: task.hold_out=0.25, sources.NAME.columns.text=COLUMN. Repeatable.",
-            "--set",
-            metavar="KEY=VALUE",
-        ),
-    ] = ()
-    task: Annotated[str | None, Option("Task to train on (`tasks ls`).")] = None
-    data: Annotated[
-        Path | None, Option("Your own rows instead, with prompt and answer: JSON Lines, CSV, Parquet.")
-    ] = None  # fmt: skip
+    asked: Annotated[Request, OptionGroup(*_ASKED, **_ASKED)] = Request()
     prompt_column: Annotated[str | None, Option("Column with the prompt, if it is not `prompt`.")] = None
     answer_column: Annotated[str | None, Option("Column with the answer, if it is not `answer`.")] = None
     template: Annotated[str | None, Option("Prompt built from columns: 'Question: {question}'.")] = None

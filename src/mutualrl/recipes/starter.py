@@ -58,16 +58,16 @@ def files(project: ProjectRequest, bf16: Collection[str] = ()) -> dict[str, str]
 
 def _pool(project: ProjectRequest, bf16: Collection[str]) -> str:
     policies = []
-    for name, model in named(project.models, project.sources).items():
+    for name, model in named(project.asked.models, project.asked.sources).items():
         keys = [f"name: {_quoted(name)}", f"model: {_quoted(_absolute(model))}"]
         if project.trust_remote_code:
             keys.append("trust_remote_code: true")
         if name in bf16:
             keys.append("trainer: {bf16: true}")
         policies.append(f"  - {{{', '.join(keys)}}}")
-    task = [f"  name: {_quoted(project.task or OWN_ROWS)}"]
-    if project.data is not None:
-        task.append(f"  data: {_quoted(str(project.data))}")
+    task = [f"  name: {_quoted(project.asked.task or OWN_ROWS)}"]
+    if project.asked.data is not None:
+        task.append(f"  data: {_quoted(str(project.asked.data))}")
     for key, text in (("template", project.template), ("answer", project.answer_column)):
         if text is not None:
             task.append(f"  {key}: {_quoted(text)}")
@@ -76,13 +76,13 @@ def _pool(project: ProjectRequest, bf16: Collection[str]) -> str:
     sizes: dict[str, object] = {**(ON_GPUS if project.gpus else ON_CPU), "gpus": project.gpus or 0}
     if project.max_completion_length is not None:
         sizes["tokens"] = project.max_completion_length
-    sources = [f"  - {{{', '.join(_source_keys(source))}}}" for source in project.sources]
+    sources = [f"  - {{{', '.join(_source_keys(source))}}}" for source in project.asked.sources]
     text = POOL.format(
         policies="\n".join(policies) + ("\nsources:\n" + "\n".join(sources) if sources else ""),
         task="\n".join(task),
         **sizes,
     )
-    return _assigned(text, project.assignments) if project.assignments else text
+    return _assigned(text, project.asked.assignments) if project.asked.assignments else text
 
 
 def _assigned(text: str, assignments: Sequence[str]) -> str:
@@ -120,8 +120,8 @@ def _absolute(model: str) -> str:
 
 
 def _readme(project: ProjectRequest) -> str:
-    names = list(named(project.models, project.sources))
-    sources = [source.partition("=")[0] for source in project.sources]
+    names = list(named(project.asked.models, project.asked.sources))
+    sources = [source.partition("=")[0] for source in project.asked.sources]
     *first, shared, alone = next_commands(project)
     check = "Would sharing help? What each policy solves, and what a peer or a source could revive:"
     return README.format(
@@ -130,7 +130,7 @@ def _readme(project: ProjectRequest) -> str:
         alone=alone,
         policies=" and ".join(filter(None, [", ".join(names[:-1]), names[-1]])),
         beside=f", beside {' and '.join(sources)}" if sources else "",
-        task=project.task or OWN_ROWS if project.data is None else project.data.name,
+        task=project.asked.task or OWN_ROWS if project.asked.data is None else project.asked.data.name,
         reward="\n`reward.py` scores a completion: edit it first.\n" if project.reward == OWN else "",
     )
 
@@ -146,8 +146,8 @@ NEXT = (
 def next_commands(project: ProjectRequest) -> tuple[str, ...]:
     """Return the next commands: the first only where there is something to compare before training, other models or
     recorded texts."""
-    recorded = all("=recorded:" in source for source in project.sources)
-    return NEXT if recorded and (len(project.models) > 1 or project.sources) else NEXT[1:]
+    recorded = all("=recorded:" in source for source in project.asked.sources)
+    return NEXT if recorded and (len(project.asked.models) > 1 or project.asked.sources) else NEXT[1:]
 
 
 ON_CPU = {"prompts": 16, "generations": 4, "batch": 16, "rate": "1e-5", "tokens": 64}
