@@ -195,6 +195,155 @@ def test_what_a_run_may_be(row: Row) -> None:
     assert run.calls[0][1] in (None, Message("tool", "3", name="f"))
 
 
+FENCE = "`" * 3
+
+
+def google(value: object) -> Row:
+    return {"role": "user", "parts": [{"functionResponse": {"name": "f", "response": value}}]}
+
+
+@pytest.mark.parametrize(
+    ("messages", "after"),
+    [
+        # Amazon's parts in a column of structs: the null of another kind of part is none
+        (
+            [
+                say("", ("f", "1")),
+                {
+                    "role": "user",
+                    "content": [{"toolResult": {"toolUseId": "1", "content": [{"text": "hello", "json": None}]}}],
+                },
+            ],
+            ["f", "hello"],
+        ),
+        # an item of Responses has an id of its own beside the call's
+        (
+            [
+                {"type": "function_call", "role": None, "id": "fc", "call_id": "c", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "role": None, "call_id": "c", "output": "3"},
+            ],
+            ["f", "3"],
+        ),
+        # Google's ids tell two calls of one tool apart
+        (
+            [
+                {"role": "model", "parts": [{"functionCall": {"id": n, "name": "f", "args": {}}} for n in "12"]},
+                {
+                    "role": "user",
+                    "parts": [
+                        {"functionResponse": {"id": n, "name": "f", "response": {"output": n * 3, "error": None}}}
+                        for n in "21"
+                    ],
+                },
+            ],
+            ["ff", "111", "222"],
+        ),
+        # a list as a result is JSON, not parts
+        ([say("", ("f", "1")), google({"result": ["a", "b"]})], ["f", '["a", "b"]']),
+        ([say("", ("f", "1")), google({"result": [{"text": "x", "n": 1}]})], ["f", '[{"text": "x", "n": 1}]']),
+        ([say("", ("f", "1")), google({"output": []})], ["f", "[]"]),
+        # LangChain has a call of Anthropic's in the content and in a field of its own
+        (
+            [
+                {
+                    "type": "ai",
+                    "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}],
+                    "tool_calls": [{"name": "f", "args": {}, "id": "1"}],
+                },
+                {"type": "tool", "data": {"content": "3", "tool_call_id": "1"}},
+            ],
+            ["f", "3"],
+        ),
+        # results as text: in one message of a tool, or in a message each
+        (
+            [
+                say("", ("f", "1"), ("g", "2")),
+                result("<tool_response>3</tool_response><tool_response>4</tool_response>"),
+            ],
+            ["fg", "3", "4"],
+        ),
+        (
+            [
+                say("", ("f", "1"), ("g", "2")),
+                {"role": "user", "content": "<tool_response>3</tool_response>"},
+                {"role": "user", "content": "<tool_response>4</tool_response>"},
+            ],
+            ["fg", "3", "4"],
+        ),
+        ([say('<|python_tag|>{"name": "f", "parameters": {}}<|eom_id|>'), result("3")], ["f", "3"]),
+        # reasoning between calls that are made at once
+        (
+            [
+                say("", ("f", "1")),
+                {"type": "reasoning", "summary": []},
+                {"type": "reasoning", "summary": []},
+                say("", ("g", "2")),
+                result("3", "1"),
+                result("4", "2"),
+            ],
+            ["fg", "3", "4"],
+        ),
+    ],
+)
+def test_rows_as_vendors_write_them(messages: list[Row], after: list[str]) -> None:
+    run = read(json.loads(json.dumps(chat(*messages))))
+    assert run.problem == ""
+    assert ["".join(call.name for call in m.tool_calls) or m.text for m in run.after] == after
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('<think>maybe <tool_call>{"name": "f", "arguments": {}}</tool_call>?</think>7', ""),
+        (f'Write\n{FENCE}\n<tool_call>{{"name": "f", "arguments": {{}}}}</tool_call>\n{FENCE}', ""),
+        ("Mistral writes [TOOL_CALLS] [1, 2] so.", "a call that is written as text"),
+    ],
+)
+def test_a_call_that_is_only_talked_about_is_none(text: str, problem: str) -> None:
+    run = read(chat(say(text)))
+    assert (run.problem, run.is_run, run.after[0].text) == (problem, False, text)
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        ([say("", ("f", "1")), say("", ("f", "1"))], "a turn that stands twice"),
+        (
+            [say("x"), {"role": "user", "content": "?"}, {"type": "mcp_call", "id": "1"}, say("x")],
+            "a part that is no text",
+        ),
+        (
+            [say("x"), {"role": "user", "content": "?"}, {"role": "assistant", "content": "", "toolInvocations": [{}]}],
+            "a part that is no text",
+        ),
+    ],
+)
+def test_what_a_reader_does_not_know_is_counted(messages: list[Row], problem: str) -> None:
+    assert read(chat(*messages)).problem == problem
+
+
+def test_a_parent_that_is_no_node_is_no_trace() -> None:
+    message = {"role": "user", "content": "q"}
+    run = read({"nodes": [{"parent": None, "message": message}, {"parent": 99, "message": say("a")}]})
+    assert run.problem == "a node whose parent is no earlier one"
+    floats = read({"nodes": [{"parent": None, "message": message}, {"parent": 0.0, "message": say("a")}]})
+    assert len(floats.messages) == 2
+
+
+def test_arguments_that_no_json_has_are_no_error() -> None:
+    import datetime
+
+    run = read(chat({"role": "assistant", "tool_calls": [{"name": "f", "arguments": [datetime.date(2026, 1, 1)]}]}))
+    assert run.problem == "a call whose arguments are no JSON object"
+
+
+def test_a_turn_of_many_messages_is_joined_once() -> None:
+    parts = [say(f"{number} " + "x" * 200) for number in range(20_000)]
+    run = read(chat(*parts))
+    assert len(run.after) == 1
+    assert len(run.after[0].text) > 4_000_000
+
+
 def is_well_formed(run: Trajectory) -> bool:
     """Return whether a learner could be taught a run: written apart from the reader, over the roles as a text."""
     roles = "".join(

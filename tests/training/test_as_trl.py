@@ -525,7 +525,7 @@ def test_row_id_covers_the_whole_row() -> None:
     ]
     assert len({row_id(row) for row in rows}) == len(rows)
     assert row_id({"prompt": "a", "prompt_id": 7}) == "7"
-    with pytest.raises(UsageError, match="column 'made': found object, which cannot be hashed"):
+    with pytest.raises(UsageError, match="column 'made': found object, which has no bytes to recognize the data by"):
         row_id({"prompt": "a", "made": object()})
 
 

@@ -23,7 +23,7 @@ from trl.chat_template_utils import (
 
 from mutualrl.records import Message
 from mutualrl.storage.files import JsonObject
-from mutualrl.tasks.run_reader import ASSISTANT
+from mutualrl.tasks.notations import ASSISTANT
 
 #: names of the field with a message's reasoning in templates, the most common first
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")

@@ -21,7 +21,7 @@ from mutualrl.errors import DataError
 from mutualrl.records import Message, Trajectory
 from mutualrl.sources.section import Columns, Reasoning
 from mutualrl.tasks.base import unicode_text
-from mutualrl.tasks.messages import from_text, is_cut_off, opens_reasoning, without_reasoning
+from mutualrl.tasks.messages import from_text, is_cut_off, opens_reasoning, without_end, without_reasoning
 from mutualrl.tasks.rows import DatasetRow
 from mutualrl.tasks.run_reader import CONVERSATIONS, is_conversation, read_trajectory, tools_of
 from mutualrl.tasks.trajectories import as_json, said
@@ -384,25 +384,3 @@ def _truth(value: object) -> bool | None:
 
 def _is_list(value: object) -> TypeGuard[Sequence[object]]:
     return isinstance(value, list | tuple)
-
-
-# ---- end tokens
-
-#: tokens that end a response, written as text by some exports: the learner ends a text with its own
-_ENDS = (
-    *("<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "<|end|>", "</s>"),
-    "<\uff5cend\u2581of\u2581sentence\uff5c>",  # DeepSeek
-)
-
-
-def without_end(text: str) -> str:
-    """Return a text without end tokens at its end, and without whitespace after them."""
-    end = len(text)
-    while True:
-        stop = end
-        while stop and text[stop - 1].isspace():
-            stop -= 1
-        mark = next((mark for mark in _ENDS if text.endswith(mark, 0, stop)), None)
-        if mark is None:
-            return text[:end]
-        end = stop - len(mark)

@@ -9,7 +9,7 @@ ATIF and LangChain. What is neither, such as an image, is counted and left out.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from mutualrl.records import Message, ToolCall
 
@@ -20,7 +20,7 @@ _MARKS = ("<|begin_of_solution|>", "<|end_of_solution|>")
 #: names of a call's fields: its tool, its arguments, and what its result refers to
 _NAMES = ("name", "function_name", "tool_name", "toolName")
 _ARGUMENTS = ("arguments", "parameters", "args", "input")
-CALL_IDS = ("id", "tool_call_id", "call_id", "tool_use_id", "toolUseId", "toolCallId")
+CALL_IDS = ("call_id", "tool_call_id", "tool_use_id", "toolUseId", "toolCallId", "id")
 #: kinds of parts, and fields of parts, that are calls
 CALL_KINDS = ("function_call", "tool_call", "tool-call", "tool_use")
 _CALL_FIELDS = ("functionCall", "function_call", "toolUse")
@@ -45,7 +45,7 @@ def read_message(value: object, required: Required | None = None) -> Message | N
     inner = value.get("message")
     chat: Mapping[str, object] = inner if isinstance(inner, Mapping) else value
     role = chat.get("role") or chat.get("from")
-    contents = [chat[key] for key in ("content", "value", "parts") if chat.get(key) is not None]
+    contents = [chat[key] for key in ("content", "value", "parts") if chat.get(key) not in (None, "", [])]
     content = content_of(next(iter(contents), None), required)
     thought = next((text for key in REASONING if (text := _string(chat.get(key))).strip()), "")
     if not isinstance(role, str) or content is None:
@@ -54,12 +54,18 @@ def read_message(value: object, required: Required | None = None) -> Message | N
         role,
         content.text,
         thought or content.reasoning,
-        (*content.tool_calls, *_calls_of(chat, required)),
+        _once([*content.tool_calls, *_calls_of(chat, required)]),
         content.others,
         _string(chat.get("name")),
         _string(chat.get("tool_call_id")),
         sampled,
     )
+
+
+def _once(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
+    """Return calls, of which some stand in the content and in a field of their own, once by their ids."""
+    named = {call.call_id: call for call in reversed(calls) if call.call_id}
+    return tuple(call for call in calls if not call.call_id or named[call.call_id] is call)
 
 
 def _calls_of(message: Mapping[str, object], required: Required | None) -> tuple[ToolCall, ...]:
@@ -113,7 +119,9 @@ def read_call(value: object, required: Required | None = None) -> ToolCall:
     arguments = from_text(arguments)
     if arguments is None or (isinstance(arguments, str) and arguments.strip() in ("", "null")):
         arguments = {}
-    return ToolCall(name, arguments if isinstance(arguments, Mapping | str) else json.dumps(arguments), call_id)
+    if not isinstance(arguments, Mapping | str):
+        arguments = json.dumps(arguments, default=str)
+    return ToolCall(name, arguments, call_id)
 
 
 def _present(value: object) -> object:
@@ -121,6 +129,10 @@ def _present(value: object) -> object:
     if isinstance(value, Mapping):
         return {key: _present(each) for key, each in value.items() if each is not None}
     return [_present(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _string(value: object) -> str:
@@ -138,7 +150,11 @@ def content_of(value: object, required: Required | None = None) -> Message | Non
     thoughts: list[str] = []
     calls: list[ToolCall] = []
     others = 0
-    for part in value:
+    for each in value:
+        thought = each.get("reasoningContent") if isinstance(each, Mapping) else None
+        part = (
+            {"type": REASONING[0], **_mapping(thought.get("reasoningText"))} if isinstance(thought, Mapping) else each
+        )
         kind = str(part.get("type")) if isinstance(part, Mapping) else ""
         text = _text_of(part)
         if kind in CALL_KINDS or (
@@ -203,3 +219,23 @@ def without_reasoning(text: str) -> str:
     for mark in _MARKS:
         text = text.replace(mark, "")
     return text.strip("\n")
+
+
+#: tokens that end a response, written as text by some exports: the learner ends a text with its own
+_ENDS = (
+    *("<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "<|end|>", "</s>", "<|eom_id|>"),
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",  # DeepSeek
+)
+
+
+def without_end(text: str) -> str:
+    """Return a text without end tokens at its end, and without whitespace after them."""
+    end = len(text)
+    while True:
+        stop = end
+        while stop and text[stop - 1].isspace():
+            stop -= 1
+        mark = next((mark for mark in _ENDS if text.endswith(mark, 0, stop)), None)
+        if mark is None:
+            return text[:end]
+        end = stop - len(mark)

@@ -10,26 +10,15 @@ stands twice, and no part is left out.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 
 from mutualrl.records import Message, ToolCall, Trajectory
-from mutualrl.tasks.messages import CALL_IDS, CALL_KINDS, Required, content_of, from_text, read_call, read_message
-
-#: roles of the model's messages, of the user's, of the system's, and of results, in the formats of files
-ASSISTANT = frozenset(("assistant", "gpt", "model", "chatgpt", "bot", "agent", "ai"))
-USER = frozenset(("user", "human"))
-_SYSTEM = frozenset(("system", "developer"))
-_RESULT = frozenset(("tool", "function", "observation", "ipython", "tool_response"))
-#: messages of LangChain have their role as `type`
-_TYPED = frozenset(("ai", "human", "system", "tool"))
-#: parts that are results, by their type or by the field that holds them
-_RESULT_KINDS = ("tool_result", "tool-result", "function_call_output")
-_RESULT_FIELDS = ("functionResponse", "function_response", "toolResult")
-_RESULT_NAMES = ("name", "tool_name", "toolName")
-_CONTENTS = ("content", "output", "response", "result")
+from mutualrl.tasks.messages import from_text, read_call, without_end
+from mutualrl.tasks.notations import last_branch, messages_of, unwrapped
 
 #: what begins and ends a call that is written as text, its JSON between them: of Hermes and Qwen, of Llama's custom
 #: tools (with the name before it), of Mistral, and of Llama's built-in tools
@@ -44,7 +33,6 @@ _CALL_MARKS = (
     *("<tool_call>", "<function=", "<function_call>", "<functioncall>", "[TOOL_CALLS]", "<|python_tag|>"),
     *("<|tool_call|>", "<|tool_call>", "<|action_start|>", "<invoke name=", "<\uff5ctool\u2581call"),
 )
-_TEXT_RESULT = ("<tool_response>", "</tool_response>")
 _DECODER = json.JSONDecoder()
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 
@@ -66,14 +54,16 @@ def read_trajectory(values: object, tools: object = None) -> Trajectory | None:
     if not isinstance(values, list | tuple):
         return None
     required = _required(tools)
-    path, branches = _last_branch(values)
+    path, branches, broken = last_branch(values)
     messages: list[Message] = []
     for value in path:
-        read = _messages_of(value, required)
+        read = messages_of(value, required)
         if read is None:
             return None
         messages += read
     try:
+        if broken:
+            raise _NoRun(broken)
         messages = _joined(messages)
         turns = sum(message.role == "assistant" for message in messages)
         if turns > 1 or any(message.tool_calls or message.role == "tool" for message in messages):
@@ -116,122 +106,6 @@ def _required(tools: object) -> dict[str, frozenset[str]]:
     return required
 
 
-# ---- one value of a file's list
-
-
-def _last_branch(nodes: Sequence[object]) -> tuple[Sequence[object], int]:
-    """Return the nodes of a trace on the path to the last one, by their `parent`, an index; and the number of other
-    ends. Other messages are one branch."""
-    parents: list[int | None] = []
-    for node in nodes:
-        if not isinstance(node, Mapping) or not isinstance(node.get("message"), Mapping) or "parent" not in node:
-            return nodes, 0
-        parent = node["parent"]
-        if parent is not None and (isinstance(parent, bool) or not isinstance(parent, int)):
-            return nodes, 0
-        parents.append(parent)
-    path: dict[int, None] = {}
-    place: int | None = len(nodes) - 1 if nodes else None
-    while place is not None and 0 <= place < len(nodes) and place not in path:
-        path[place] = None
-        place = parents[place]
-    ends = set(range(len(nodes))) - {parent for parent in parents if parent is not None}
-    return [nodes[place] for place in reversed(path)], max(len(ends) - 1, 0)
-
-
-def _messages_of(value: object, required: Required) -> list[Message] | None:
-    """Return the messages in a value of a file's list: a message, of which parts may be results; an item of Responses;
-    or a step of ATIF, with its results. None for anything else."""
-    if not isinstance(value, Mapping):
-        return None
-    if "role" not in value and "from" not in value and not isinstance(value.get("message"), Mapping):
-        kind = str(value.get("type"))
-        if str(value.get("source")) in ("user", "agent", "system"):
-            return _of_step(value, required)
-        if kind in CALL_KINDS:
-            return [Message("assistant", "", tool_calls=(read_call(value, required),))]
-        if kind in _RESULT_KINDS:
-            return [_result_of(value)]
-        if kind == "reasoning":
-            thought = content_of(value.get("summary") or value.get("content"))
-            return None if thought is None else [Message("assistant", "", thought.text + thought.reasoning)]
-        if kind in _TYPED:
-            value = {**value, "role": kind}
-    inner = value.get("message")
-    chat: Mapping[str, object] = inner if isinstance(inner, Mapping) else value
-    parts = chat.get("content", chat.get("parts"))
-    results = [_result_of(part) for part in parts if _is_result(part)] if isinstance(parts, list | tuple) else []
-    if results and isinstance(parts, list | tuple):
-        key = "content" if "content" in chat else "parts"
-        others = [part for part in parts if not _is_result(part)]
-        rest = _messages_of({**chat, key: others}, required) if others else []
-        return None if rest is None else [*results, *rest]
-    role = chat.get("role") or chat.get("from")
-    if not isinstance(role, str):
-        return None
-    if role in _RESULT:
-        return [_result_of(chat)]
-    if role == "function_call":  # of ShareGPT: a call, or a list of calls
-        text = chat.get("value", chat.get("content"))
-        calls = from_text(text)
-        listed = calls if isinstance(calls, list | tuple) else [calls]
-        return [Message("assistant", "", tool_calls=tuple(read_call(call, required) for call in listed))]
-    message = read_message(value, required)
-    if message is None:
-        return None
-    role = "assistant" if message.role in ASSISTANT else "user" if message.role in USER else message.role
-    return [message._replace(role="system" if role in _SYSTEM else role)]
-
-
-def _of_step(step: Mapping[str, object], required: Required) -> list[Message] | None:
-    """Return a step of ATIF: the message of its source with its calls, then their results."""
-    role = "assistant" if step["source"] == "agent" else str(step["source"])
-    keys = {"content": "message", "tool_calls": "tool_calls", "reasoning_content": "reasoning_content"}
-    said = read_message({"role": role, **{key: step.get(name) for key, name in keys.items()}}, required)
-    observation = step.get("observation")
-    results = observation.get("results") if isinstance(observation, Mapping) else None
-    found = [each for each in results if isinstance(each, Mapping)] if isinstance(results, list | tuple) else []
-    if said is None:
-        return None
-    calls = ({"content": each.get("content"), "tool_call_id": each.get("source_call_id")} for each in found)
-    return [said, *map(_result_of, calls)]
-
-
-def _is_result(part: object) -> bool:
-    if not isinstance(part, Mapping):
-        return False
-    return str(part.get("type")) in _RESULT_KINDS or any(isinstance(part.get(key), Mapping) for key in _RESULT_FIELDS)
-
-
-def _result_of(value: Mapping[str, object]) -> Message:
-    """Return a result: a message of a tool, a part, or an item. A content that is no text is JSON."""
-    inner = next((value[key] for key in _RESULT_FIELDS if isinstance(value.get(key), Mapping)), value)
-    result: Mapping[str, object] = inner if isinstance(inner, Mapping) else value
-    content = next((result[key] for key in (*_CONTENTS, "value") if result.get(key) is not None), None)
-    if isinstance(content, Mapping) and content.keys() in ({"output"}, {"result"}):  # as Google's libraries wrap it
-        content = next(iter(content.values()))
-    if isinstance(content, Mapping) and content.keys() == {"type", "value"}:  # of the AI SDK
-        content = content["value"]
-    if isinstance(content, list | tuple):
-        content = [
-            {"text": _as_text(part["json"])} if isinstance(part, Mapping) and "json" in part else part
-            for part in content
-        ]
-    read = content_of(content if isinstance(content, str | list | tuple) or content is None else _as_text(content))
-    text, others = ("", 1) if read is None else (read.text, read.others + len(read.tool_calls))
-    name = next((name for key in _RESULT_NAMES if isinstance(name := result.get(key), str)), "")
-    key = next((key for name in CALL_IDS if name != "id" and isinstance(key := result.get(name), str)), "")
-    wrapped = _text_results(text)
-    return Message("tool", wrapped[0] if len(wrapped) == 1 else text, others=others, name=name, call_id=key)
-
-
-def _as_text(value: object) -> str:
-    try:
-        return json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError):
-        return str(value)
-
-
 # ---- the shape of a whole run
 
 
@@ -239,37 +113,53 @@ def _joined(messages: Sequence[Message]) -> list[Message]:
     """Return messages in which a turn of the model is one: a call that was written as text is a call, results in a
     user's message are results, and what was written as several messages is one. Raises _NoRun."""
     joined: list[Message] = []
-    for read in messages:
-        message = _with_calls(read) if read.role == "assistant" else read
-        last = joined[-1] if joined else None
-        follows = last is not None and bool(last.tool_calls)
-        results = _text_results(message.text) if message.role == "user" and follows else []
-        if results:
-            joined += [Message("tool", result) for result in results]
-        elif last is None or last.role != "assistant" or message.role != "assistant":
-            joined.append(message)
-        elif last == message and not last.tool_calls:  # a call may be made twice at once
-            raise _NoRun("a turn that stands twice")
-        elif last.tool_calls and (message.text.strip() or message.reasoning.strip()):
-            raise _NoRun("a call without a result, followed by another turn")
-        else:
-            texts = [each for each in (last.text, message.text) if each.strip()]
-            thoughts = [each for each in (last.reasoning, message.reasoning) if each.strip()]
-            joined[-1] = last._replace(
-                text="\n".join(texts),
-                reasoning="\n".join(thoughts),
-                tool_calls=(*last.tool_calls, *message.tool_calls),
-                others=last.others + message.others,
-                sampled=last.sampled and message.sampled,
-            )
+    for is_turn, group in itertools.groupby(messages, lambda message: message.role == "assistant"):
+        if is_turn:
+            joined.append(_one_turn([_with_calls(message) for message in group]))
+            continue
+        for message in group:
+            last = joined[-1] if joined else None
+            follows = last is not None and (bool(last.tool_calls) or last.role == "tool")
+            results = unwrapped(message.text) if message.role == "user" and follows else []
+            joined += [Message("tool", result) for result in results] or [message]
     return joined
 
 
+def _one_turn(parts: Sequence[Message]) -> Message:
+    """Return a turn of the model that was written as several messages. Raises _NoRun for a message that stands twice,
+    and for a text after a call, which another turn begins."""
+    if len(parts) == 1:
+        return parts[0]
+    calls: list[ToolCall] = []
+    known: set[str] = set()
+    for before, part in zip([None, *parts], parts, strict=False):
+        repeated = part == before and not part.tool_calls and (part.text.strip() or part.reasoning.strip())
+        ids = {call.call_id for call in part.tool_calls if call.call_id}
+        if repeated or ids & known:
+            raise _NoRun("a turn that stands twice")
+        known |= ids
+        if calls and part.text.strip():
+            raise _NoRun("a call without a result, followed by another turn")
+        calls += part.tool_calls
+    return parts[0]._replace(
+        text="\n".join(part.text for part in parts if part.text.strip()),
+        reasoning="\n".join(part.reasoning for part in parts if part.reasoning.strip()),
+        tool_calls=tuple(calls),
+        others=sum(part.others for part in parts),
+        sampled=all(part.sampled for part in parts),
+    )
+
+
 def _with_calls(message: Message) -> Message:
-    """Return a message of the model in which calls that stand in the text are calls. Raises _NoRun for a text that has
-    other calls than the message."""
+    """Return a message of the model in which calls that stand in the text are calls: not those in its reasoning, nor in
+    a block of code. Raises _NoRun for a text that has other calls than the message."""
+    thought = _THOUGHT.match(message.text)
+    head = "" if thought is None else thought[0]
+    said = message.text[len(head) :]
     for begin, end in _TEXT_CALLS:
-        before, *pieces = message.text.split(begin)
+        before, *pieces = said.split(begin)
+        if not pieces or before.count("```") % 2:
+            continue
         texts, calls = [before], list[ToolCall]()
         for piece in pieces:
             name, _, body = piece.partition(">") if begin.endswith("=") else ("", "", piece)
@@ -278,35 +168,28 @@ def _with_calls(message: Message) -> Message:
                 value, stop = _DECODER.raw_decode(body)
             except (ValueError, RecursionError):
                 return message
-            after = body[stop:].lstrip()
-            if not after.startswith(end):
-                return message
-            texts.append(after.removeprefix(end))
             listed = value if isinstance(value, list) else [value]
             calls += [read_call({"name": name, "arguments": each} if name else each) for each in listed]
-        if calls:
-            own = [call._replace(call_id="") for call in message.tool_calls]
-            if own and own != [call._replace(call_id="") for call in calls]:
-                raise _NoRun("calls in the text that are not the message's")
-            return message._replace(text="".join(texts).strip(), tool_calls=message.tool_calls or tuple(calls))
+            after = body[stop:].lstrip()
+            if not after.startswith(end) or not all(isinstance(each, Mapping) for each in listed) or not calls[-1].name:
+                return message
+            texts.append(after.removeprefix(end))
+        own = [call._replace(call_id="") for call in message.tool_calls]
+        if own and own != [call._replace(call_id="") for call in calls]:
+            raise _NoRun("calls in the text that are not the message's")
+        rest = without_end("".join(texts)).strip()
+        return message._replace(text=head + rest, tool_calls=message.tool_calls or tuple(calls))
     return message
-
-
-def _text_results(text: str) -> list[str]:
-    """Return the results that a text consists of, as templates without a role for them write it; none of another."""
-    begin, end = _TEXT_RESULT
-    *blocks, rest = text.strip().split(end)
-    blocks = [block.lstrip() for block in blocks]
-    if rest or not all(block.startswith(begin) for block in blocks):
-        return []
-    return [block.removeprefix(begin).removeprefix("\n").removesuffix("\n") for block in blocks]
 
 
 def _text_problem(message: Message) -> str:
     """Return what is wrong with the text of a message; empty if nothing is."""
-    if message.role == "assistant" and any(mark in message.text for mark in _CALL_MARKS):
-        return "a call that is written as text"
-    return ""
+    if message.role != "assistant" or not any(mark in message.text for mark in _CALL_MARKS):
+        return ""
+    thought = _THOUGHT.match(message.text)
+    said = message.text if thought is None else message.text[thought.end() :]
+    outside = "".join(said.split("```")[::2])  # of blocks of code
+    return "a call that is written as text" if any(mark in outside for mark in _CALL_MARKS) else ""
 
 
 def _problem(message: Message, tools: frozenset[str], *, begun: bool) -> str:

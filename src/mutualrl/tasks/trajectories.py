@@ -14,7 +14,7 @@ from mutualrl.records import Message, ToolCall
 from mutualrl.storage.files import JsonObject
 from mutualrl.tasks.boxed import final_answer
 from mutualrl.tasks.messages import read_call, read_message
-from mutualrl.tasks.run_reader import ASSISTANT
+from mutualrl.tasks.notations import ASSISTANT
 
 
 def as_json(messages: Iterable[Message]) -> str:

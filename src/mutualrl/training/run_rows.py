@@ -12,7 +12,7 @@ from mutualrl.adapter.trl_compat import HookedGRPOTrainer, tokenizer_of
 from mutualrl.adapter.trl_tools import RecordedTurn, environment_of, rendering_settings
 from mutualrl.records import Ids, plain_ids
 from mutualrl.regimes.transfer import EncodedRun
-from mutualrl.tasks.run_reader import ASSISTANT
+from mutualrl.tasks.notations import ASSISTANT
 from mutualrl.tasks.trajectories import calls_of, from_json, messages_of, names_of
 from mutualrl.training.requests import PromptRows
 from mutualrl.training.transfer import TOO_LONG

@@ -11,7 +11,7 @@ import torch
 from mutualrl.adapter.trl_compat import GenerationBatch, HookedGRPOTrainer, tokenizer_of
 from mutualrl.records import Message
 from mutualrl.storage.metrics import INVALID_CALLS, OVER_CALLS, TURNS
-from mutualrl.tasks.run_reader import ASSISTANT
+from mutualrl.tasks.notations import ASSISTANT
 from mutualrl.tasks.trajectories import calls_of, names_of
 
 if TYPE_CHECKING:
