@@ -68,6 +68,11 @@ def test_an_id_of_several_prompts_is_refused_with_what_to_add(tmp_path: Path) ->
         read_rollouts([jsonl(tmp_path / "r.jsonl", rows)])
 
 
+def test_a_text_with_another_space_is_the_same_prompt(tmp_path: Path) -> None:
+    rows = [{"prompt": text, "reward": 1.0} for text in ("a b?", "a  b?", "a b?\r\n")]
+    assert groups(jsonl(tmp_path / "r.jsonl", rows)) == {("r", "a b?"): [1.0] * 3}
+
+
 def test_ids_of_rollouts_are_no_ids_of_prompts(tmp_path: Path) -> None:
     rows = [{"id": f"r{n}", "prompt": f"What is {n % 2}?", "reward": float(n % 2)} for n in range(8)]
     assert groups(jsonl(tmp_path / "r.jsonl", rows)) == {("r", "What is 0?"): [0.0] * 4, ("r", "What is 1?"): [1.0] * 4}

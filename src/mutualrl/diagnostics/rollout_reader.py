@@ -167,7 +167,7 @@ def _identified(tables: Sequence[pa.Table]) -> list[pa.Table]:
             ids = [f"{told}/{prompt_id}" if told else prompt_id for prompt_id, told in zip(ids, told, strict=True)]
         seen: dict[tuple[object, ...], str] = {}
         for key, text in zip(zip(policies, rounds, ids, strict=True), texts, strict=True):
-            if text and seen.setdefault(key, text) != text:
+            if text and normalized(seen.setdefault(key, text)) != normalized(text):
                 raise DataError(
                     f"prompt id {key[2]!r} has several prompts: {seen[key][:80]!r} and {text[:80]!r}; expected an id "
                     f"for each prompt (column prompt_id), or a column with its environment ({ENVIRONMENTS[0]})"
