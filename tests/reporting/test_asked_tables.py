@@ -44,7 +44,7 @@ def test_the_table_has_the_sums_of_a_run(tmp_path: Path) -> None:
     (row,) = table.rows
     values = dict(zip(table.head, row, strict=True))
     assert values["source"] == "teacher"
-    assert [values[name] for name in ("prompts", "answers asked", "failed", "confirmed")] == ["40", "80", "20", "60"]
+    assert [values[name] for name in ("prompts", "questions sent", "failed", "confirmed")] == ["40", "80", "20", "60"]
     assert (values["tokens asked"], values["tokens returned"]) == ("2,400", "800")
     # two policies, 20 steps, 8 prompts x 4 rollouts x 10 tokens
     assert values["of the policies' tokens"] == f"{3200 / (2 * 20 * 32 * 10):.1%}"
