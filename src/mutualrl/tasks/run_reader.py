@@ -30,8 +30,9 @@ _TEXT_CALLS = (
 )
 #: what begins a call as text in these and other notations
 _CALL_MARKS = (
-    *("<tool_call>", "<function=", "<function_call>", "<functioncall>", "[TOOL_CALLS]", "<|python_tag|>"),
-    *("<|tool_call|>", "<|tool_call>", "<|action_start|>", "<invoke name=", "<\uff5ctool\u2581call"),
+    *(begin for begin, _ in _TEXT_CALLS),
+    *("<function_call>", "<functioncall>", "<|tool_call|>", "<|tool_call>", "<|action_start|>", "<invoke name="),
+    "<\uff5ctool\u2581call",
 )
 _DECODER = json.JSONDecoder()
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
