@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -421,14 +422,33 @@ def create(path: Path, info: RunInfo, held: ExitStack) -> RunDirectory:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the installed packages that affect a run's results."""
+    """Return the versions of Python and of the installed packages that affect a run's results, and the `checkout` of
+    mutualrl's own code, where it is run from one."""
     installed = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
             installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return installed
+    own = checkout(Path(__file__))
+    return installed if own is None else {**installed, "checkout": own}
+
+
+def checkout(file: Path) -> str | None:
+    """Return the commit of the git checkout that a file is tracked in, followed by `+changed` where tracked files
+    outside `benchmarks/results` differ from it; None where there is none, or no git."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", *arguments]
+        return subprocess.run(command, cwd=file.parent, capture_output=True, text=True, check=True, timeout=60).stdout
+
+    try:
+        git("ls-files", "--error-unmatch", file.name)  # else the repository of a user whose environment lies in it
+        commit = git("rev-parse", "HEAD").strip()
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)benchmarks/results")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f"{commit}+changed" if changed else commit
 
 
 def command_line() -> list[str]:

@@ -62,6 +62,7 @@ class PolicyOutcome:
     mean_reward: bool = False
 
 
+_RECORDED = ("data", "version", "checkout")
 #: of a run, beside the claims about it
 Age = Literal["older", "newer", "not recorded"]
 
@@ -70,7 +71,8 @@ Age = Literal["older", "newer", "not recorded"]
 class Outcome:
     """Outcome of one run: pool, arm, seed and policies. `began`: when the run was created, empty if that was not
     recorded. `known`: the result was known before the claims were written, e.g. from an earlier study. `data`: digest
-    of its training and validation prompts, and `version`: of mutualrl; both empty if they were not recorded."""
+    of its training and validation prompts, `version`: of mutualrl, and `checkout`: commit of its code when the run
+    began (`storage.rundir.checkout`); all empty if they were not recorded."""
 
     pool: str
     arm: str
@@ -80,19 +82,20 @@ class Outcome:
     known: bool = False
     data: str = ""
     version: str = ""
+    checkout: str = ""
 
     def to_json(self) -> dict[str, object]:
-        """Return the outcome as JSON; without data and version where they were not recorded."""
+        """Return the outcome as JSON; without data, version and checkout where they were not recorded."""
         value = asdict(self)
-        return {key: each for key, each in value.items() if each or key not in ("data", "version")}
+        return {key: each for key, each in value.items() if each or key not in _RECORDED}
 
     @classmethod
     def from_json(cls, value: JsonObject) -> Outcome:
         """Return the outcome that `to_json` wrote."""
         policies = {name: PolicyOutcome(**each) for name, each in value["policies"].items()}
-        began, data, version = (str(value.get(key, "")) for key in ("began", "data", "version"))
+        began, *recorded = (str(value.get(key, "")) for key in ("began", *_RECORDED))
         known = bool(value.get("known"))
-        return cls(value["pool"], value["arm"], value["seed"], policies, began, known, data, version)
+        return cls(value["pool"], value["arm"], value["seed"], policies, began, known, *recorded)
 
     def age(self, registered: str) -> Age:
         """Return whether the run is older or newer than claims registered at a time; one whose result was known then is
@@ -117,9 +120,10 @@ def of_run(run: LoggedRun, pool: str, arm: str) -> Outcome:
                 f"mutualrl train --resume --run-dir {run.root}"
             )
         policies[name] = _of_policy(run, name, policy.result)
-    plan, version = run.info.fingerprint, run.info.versions.get("mutualrl", "")
+    plan = run.info.fingerprint
     data = " ".join(str(plan[key])[:16] for key in ("data_sha256", "validation_sha256") if key in plan)
-    return Outcome(pool, arm, run.info.seed, policies, run.info.created, data=data, version=version)
+    version, code = (run.info.versions.get(key, "") for key in ("mutualrl", "checkout"))
+    return Outcome(pool, arm, run.info.seed, policies, run.info.created, data=data, version=version, checkout=code)
 
 
 def _pass_at(run: LoggedRun, policy: str) -> dict[str, float]:
@@ -218,7 +222,7 @@ def of_distillation(directory: Path, pool: str, arm: str, seed: int) -> Outcome:
         accuracy = part(part(learner, "accuracy"), "sequential distillation")
         after = {**part(accuracy, "by_group"), ALL: accuracy["accuracy"]}
         policies[name] = PolicyOutcome(after=after, problems=accuracy.get("n"))
-    return Outcome(pool, arm, seed, policies)
+    return Outcome(pool, arm, seed, policies, checkout=str(part(result, "versions").get("checkout", "")))
 
 
 class Outcomes:
