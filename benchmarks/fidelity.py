@@ -163,7 +163,7 @@ def main() -> None:
         plain(args.policy, args.recipe, args.root)
         return
     with tempfile.TemporaryDirectory() as directory:
-        ours, trl_root, page = (Path(directory) / name for name in ("grpo", "trl", "page"))
+        ours, trl_root, page, figures = (Path(directory) / name for name in ("grpo", "trl", "page", "figures"))
         command = [
             "train",
             "--regime",
@@ -181,13 +181,10 @@ def main() -> None:
         subprocess.run([sys.executable, "-m", "mutualrl", *command], check=True, stdout=sys.stderr)
         run_plain(ours, trl_root)
         policies, text = compared(ours, trl_root)
-        subprocess.run(
-            [sys.executable, "-m", "mutualrl", "report", str(ours), str(trl_root), "--out", str(page)],
-            check=True,
-            stdout=sys.stderr,
-        )
+        drawn = ["report", str(ours), str(trl_root), "--out", str(page), "--figures", str(figures)]
+        subprocess.run([sys.executable, "-m", "mutualrl", *drawn], check=True, stdout=sys.stderr)
         for suffix in ("png", "svg"):
-            figure = next((page / "figures").glob(f"*-fidelity.{suffix}"))
+            figure = next(figures.glob(f"*-fidelity.{suffix}"))
             shutil.copy(figure, args.out / f"fidelity.{suffix}")
     result = {"command": "python benchmarks/fidelity.py", "policies": policies}
     harness.write(args.out, "fidelity", result, text)
