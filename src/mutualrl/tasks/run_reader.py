@@ -154,9 +154,7 @@ def _one_turn(parts: Sequence[Message]) -> Message:
 def _with_calls(message: Message) -> Message:
     """Return a message of the model in which calls that stand in the text are calls: not those in its reasoning, nor in
     a block of code. Raises _NoRun for a text that has other calls than the message."""
-    thought = _THOUGHT.match(message.text)
-    head = "" if thought is None else thought[0]
-    said = message.text[len(head) :]
+    head, said = _split_thought(message.text)
     for begin, end in _TEXT_CALLS:
         before, *pieces = said.split(begin)
         if not pieces or before.count("```") % 2:
@@ -183,12 +181,18 @@ def _with_calls(message: Message) -> Message:
     return message
 
 
+def _split_thought(text: str) -> tuple[str, str]:
+    """Return the reasoning that begins a text, with its marks, and the rest."""
+    thought = _THOUGHT.match(text)
+    end = 0 if thought is None else thought.end()
+    return text[:end], text[end:]
+
+
 def _text_problem(message: Message) -> str:
     """Return what is wrong with the text of a message; empty if nothing is."""
     if message.role != "assistant" or not any(mark in message.text for mark in _CALL_MARKS):
         return ""
-    thought = _THOUGHT.match(message.text)
-    said = message.text if thought is None else message.text[thought.end() :]
+    _, said = _split_thought(message.text)
     outside = "".join(said.split("```")[::2])  # of blocks of code
     return "a call that is written as text" if any(mark in outside for mark in _CALL_MARKS) else ""
 

@@ -222,6 +222,7 @@ def _contained_class(environment: type, room: int | None) -> type:
     label = f"environment {environment.__name__}"
 
     def named(function: Tool) -> Tool:
+        """Return a method whose errors name the environment."""
         if is_async(function):
 
             @functools.wraps(function)
