@@ -18,7 +18,6 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +40,8 @@ DOCS = HERE.parent / "docs"
 ENTRIES = HERE / "entries"
 BOARD = yaml.safe_load((HERE / "board.yaml").read_text(encoding="utf-8"))
 HEAD = (
-    *("arm", "what it teaches", "minus GRPO", "reading", "tokens: sampled + trained + asked", "seeds"),
-    *("ten seeds find", "newer than the claim", "code"),
+    *("arm", "what it teaches", "minus GRPO", "reading", "GRPO alone", "tokens: sampled + trained + asked", "seeds"),
+    *("ten seeds find", "newer than the claim", "code of its runs"),
 )
 #: what teaching may cost the model: columns and measures
 COSTS = {
@@ -56,23 +55,26 @@ COSTS = {
     "pass@64": "pass_at/64",
 }
 SEEDS = 10  # of the power statement
+VERDICTS = ("held", "refuted", "undecided")
 REFERENCE = "grpo"
 COLOURS = {"helps": "#2a9d6f", "hurts": "#c8454f", "not decided": "#8c8c8c"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One arm of a pool. `gain`: final greedy accuracy minus GRPO's of the same seed; `tokens`: sampled, trained on
-    besides, and asked of sources, as multiples of the tokens that GRPO sampled; `newer`: which runs began after the
-    claims about them were written; `commit`: of the code, or its version; `costs`: measures of COSTS minus GRPO's,
-    those that the runs record."""
+    """One arm of a pool. `gain`: final greedy accuracy minus GRPO's of the same seed; `alone`: GRPO's own after
+    training minus before on these seeds, None where the runs do not record what was before; `tokens`: sampled, trained
+    on besides, and asked of sources, as multiples of the tokens that GRPO sampled; `newer`: which runs began after the
+    claims about them were written; `code`: what began them; `costs`: measures of COSTS minus GRPO's, those that the
+    runs record."""
 
     arm: str
     lesson: str
     gain: Estimate
+    alone: Estimate | None
     tokens: tuple[float | None, float | None, float | None]
     newer: str
-    commit: str
+    code: str
     costs: Mapping[str, Estimate]
 
     @property
@@ -84,13 +86,15 @@ class Row:
 @dataclass(frozen=True)
 class Section:
     """Rows of one pool, the largest gain first. `page`: below docs, with the account of it; empty for an entry.
-    `minutes`: of each run, for each arm, GRPO too; NaN where they are not recorded. `steps`: of the runs."""
+    `minutes`: of each run, for each arm, GRPO too; NaN where they are not recorded. `steps`: of the runs. `about`: what
+    the pool was made for, and how its policies differ."""
 
     title: str
     page: str
     rows: Sequence[Row]
     minutes: Mapping[str, Sequence[float]]
     steps: tuple[int, ...] = ()
+    about: Sequence[str] = ()
 
 
 def sections() -> list[Section]:
@@ -112,7 +116,6 @@ def read(path: Path) -> object:
 def _of_results(pool: Mapping[str, Any], lessons: Mapping[str, str]) -> Section:
     outcomes: dict[tuple[str, int], Outcome] = {}
     written: dict[str, str] = {}  # when the last claim about an arm of this pool was
-    commits: dict[str, str] = {}
     for name in pool["results"]:
         content = sweeps.stored(name)
         for arm in _claimed(content, pool["pool"]):
@@ -121,14 +124,28 @@ def _of_results(pool: Mapping[str, Any], lessons: Mapping[str, str]) -> Section:
         own = [outcome for outcome in stored.by.values() if outcome.pool == pool["pool"]]
         for outcome in own:
             outcomes[outcome.arm, outcome.seed] = outcome
-        for arm in {outcome.arm for outcome in own}:
-            commits[arm] = str(content["code"]["commit"] or content["code"]["stored_in"])[:7]
     both = Outcomes(list(outcomes.values()))
-    newer = {}
-    for arm in commits:
-        newer[arm] = _newer([each for key, each in outcomes.items() if key[0] == arm], written.get(arm))
-    rows = _rows(both, compare(both, REFERENCE), pool["pool"], lessons, newer, commits)
-    return Section(pool["title"], pool["page"], rows, _minutes(both), _steps(outcomes.values()))
+    newer, code = {}, {}
+    for arm in both.arms(pool["pool"]):
+        of_arm = [each for each in outcomes.values() if each.arm == arm]
+        newer[arm], code[arm] = _newer(of_arm, written.get(arm)), Outcomes(of_arm).code
+    rows = _rows(both, compare(both, REFERENCE), pool["pool"], lessons, newer, code)
+    about = ["", f"{pool['about']} {_before(both, pool['pool'])}".rstrip()]
+    return Section(pool["title"], pool["page"], rows, _minutes(both), _steps(outcomes.values()), about)
+
+
+def _before(outcomes: Outcomes, pool: str) -> str:
+    """Return how able each policy of a pool is before training, by group where there are several: means over seeds."""
+    runs = [outcomes.by[pool, REFERENCE, seed].policies for seed in outcomes.seeds(pool, REFERENCE)]
+    able = []
+    for policy in outcomes.policies(pool):
+        before = [run[policy].before for run in runs]
+        groups = [group for group in outcomes.groups(pool, policy) if all(group in each for each in before)]
+        means = {group: statistics.fmean(each[group] for each in before) for group in groups}
+        whole, parts = means.pop("all", None), ", ".join(f"{group} {mean:.2f}" for group, mean in means.items())
+        if whole is not None:
+            able.append(f"{policy} {whole:.2f}" + (f" ({parts})" if len(means) > 1 else ""))
+    return f"Greedy accuracy before training: {', '.join(able)}." if able else ""
 
 
 def _minutes(outcomes: Outcomes) -> dict[str, list[float]]:
@@ -183,10 +200,10 @@ def of_entry(content: object, name: str) -> list[Section]:
     for pool, own in by_pool.items():
         written = (content.get("registered") or {}).get("changed")
         newer = {arm: _newer([each for each in own if each.arm == arm], written) for arm in {each.arm for each in own}}
-        commits = {outcome.arm: f"{entry['code']} ({version})" for outcome in own}
+        code = {outcome.arm: f"{entry['code']} ({version})" for outcome in own}
         lessons = {outcome.arm: BOARD["lessons"].get(outcome.arm, entry["rule"]) for outcome in own}
         title = f"{name}: {pool}, by {entry['author']}"
-        rows = _rows(Outcomes(own), compared, pool, lessons, newer, commits)
+        rows = _rows(Outcomes(own), compared, pool, lessons, newer, code)
         made.append(Section(title, "", rows, _minutes(Outcomes(own)), _steps(own)))
     return made
 
@@ -248,7 +265,7 @@ def _rows(
     pool: str,
     lessons: Mapping[str, str],
     newer: Mapping[str, str],
-    commits: Mapping[str, str],
+    code: Mapping[str, str],
 ) -> list[Row]:
     rows = []
     for arm, differences in compared.differences[pool].items():
@@ -257,8 +274,21 @@ def _rows(
         changes = {name: difference(outcomes, pool, arm, REFERENCE, measure) for name, measure in COSTS.items()}
         costs = {name: each for name, each in changes.items() if each is not None}
         lesson = lessons.get(arm, "")
-        rows.append(Row(arm, lesson, differences["accuracy"], tokens, newer[arm], commits[arm], costs))
+        alone = gained(outcomes, pool, REFERENCE, outcomes.seeds(pool, arm, REFERENCE))
+        rows.append(Row(arm, lesson, differences["accuracy"], alone, tokens, newer[arm], code[arm], costs))
     return sorted(rows, key=lambda row: -row.gain.mean)
+
+
+def gained(outcomes: Outcomes, pool: str, arm: str, seeds: Sequence[int]) -> Estimate | None:
+    """Return what an arm itself gained: mean greedy accuracy of the pool after training minus before, over seeds; None
+    where a run does not record what was before."""
+    gains = []
+    for seed in seeds:
+        policies = outcomes.by[pool, arm, seed].policies.values()
+        if not all("all" in policy.before for policy in policies):
+            return None
+        gains.append(statistics.fmean(policy.after["all"] - policy.before["all"] for policy in policies))
+    return Estimate.of(gains, resolution=outcomes.resolution(pool, "accuracy")) if gains else None
 
 
 # ---- the page
@@ -270,7 +300,9 @@ def page(made: Sequence[Section]) -> str:
     lines = [BOARD["introduction"], f"**Pools**: {' · '.join(links)}", ""]
     for section in made:
         link = f" ([account]({section.page}))" if section.page else ""
-        lines += [f"## {shown(section.title)}", "", f"Final greedy accuracy minus `grpo`'s of the same seed{link}.", ""]
+        steps = " and ".join(map(str, section.steps)) or "an unknown number of"
+        after = f"Final greedy accuracy minus `grpo`'s of the same seed, after {steps} steps{link}."
+        lines += [f"## {shown(section.title)}", "", after, *section.about, ""]
         lines += [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)]
         lines += [_line(row) for row in section.rows]
         lines += ["", *_costs(section)]
@@ -325,26 +357,26 @@ def _interval(estimate: Estimate) -> str:
 
 
 def _claims() -> list[str]:
-    """Return the table of all registered claims, the oldest first."""
+    """Return the table of all registered claims, the oldest first, and their sums."""
     lines = [
         "## Registered claims",
         "",
         "All of them, with the time of their first commit. Verdicts are Holm-corrected within a sweep, but for those "
-        "of `study`, which are not corrected.",
+        "of `study`, which are not corrected. [What was changed after each registration](registrations.md).",
     ]
     lines += ["", "| sweep | committed | first run began | held | refuted | undecided |", "|---|---|---|---|---|---|"]
-    for name, committed in BOARD["committed"].items():
+    total, real = Counter[str](), Counter[str]()
+    for name, committed in sweeps.COMMITTED.items():
         content = sweeps.stored(name)
         verdicts = Counter(each["verdict"] for each in content["comparison"]["claims"])
+        total += verdicts
+        real += verdicts if name in BOARD["real"] else Counter()
         began = min((piece.get("began") or "" for piece in content["pieces"]), default="") or "not recorded"
-        counts = " | ".join(str(verdicts[each]) for each in ("held", "refuted", "undecided"))
-        lines.append(f"| {shown(name)} | {_time(committed)} | {began} | {counts} |")
+        counts = " | ".join(str(verdicts[each]) for each in VERDICTS)
+        lines.append(f"| {shown(name)} | {committed} | {began} | {counts} |")
+    for label, sums in (("**all**", total), ("on real models", real)):
+        lines.append(f"| {label} | | | {' | '.join(str(sums[each]) for each in VERDICTS)} |")
     return lines
-
-
-def _time(value: object) -> str:
-    """Return a time of a YAML file, which may have read it as one."""
-    return value.strftime("%Y-%m-%dT%H:%M:%SZ") if isinstance(value, datetime) else str(value)
 
 
 def _anchor(title: str) -> str:
@@ -361,8 +393,9 @@ def _line(row: Row) -> str:
         tokens = f"{sampled:.2f} + {trained:.2f} + {asked or 0.0:.2f}"
     findable = smallest_found(row.gain.standard_deviation, SEEDS)
     arm = BOARD["shown"].get(row.arm, row.arm)
-    measured = (gain, reading, tokens, str(row.gain.n), f"{findable:.3f}")
-    cells = (f"`{shown(arm)}`", row.lesson, *measured, row.newer, shown(row.commit))
+    alone = "not recorded" if row.alone is None else _interval(row.alone)
+    measured = (gain, reading, alone, tokens, str(row.gain.n), f"{findable:.3f}")
+    cells = (f"`{shown(arm)}`", row.lesson, *measured, row.newer, shown(row.code))
     return f"| {' | '.join(cells)} |"
 
 

@@ -30,6 +30,8 @@ from mutualrl.study.sweep_directory import registered_claims, results, stored_gr
 HERE = Path(__file__).parent
 SWEEPS = HERE / "sweeps"
 RESULTS = HERE / "results"
+#: when the claims of each results file were committed first (a test compares with git)
+COMMITTED = yaml.safe_load((HERE / "board.yaml").read_text(encoding="utf-8"))["committed"]
 
 
 def outcomes_of(content: Mapping[str, Any]) -> Outcomes:
@@ -162,7 +164,7 @@ def run_sweep(file: Path, runs: Path, *options: str) -> None:
 def of_results(name: str, claims: Path) -> tuple[JsonObject, Compared]:
     """Return the same from the raw values in the results file, compared again, for when the runs no longer exist."""
     content = stored(name)
-    registered = _dated(read_claims(claims), content["comparison"]["registered"]["changed"])
+    registered = _dated(read_claims(claims), COMMITTED.get(name, content["comparison"]["registered"]["changed"]))
     references = set(content["comparison"]["reference"].values())
     reference = references.pop() if len(references) == 1 else None
     comparison = compare(outcomes_of(content), reference, registered, _of_directory(content))
@@ -170,7 +172,8 @@ def of_results(name: str, claims: Path) -> tuple[JsonObject, Compared]:
 
 
 def _dated(claims: RegisteredClaims, changed: str) -> RegisteredClaims:
-    """Return claims with their date at the start of the sweep, since a checkout changes the file's date."""
+    """Return claims with the time of their first commit, or at the start of the sweep, since a checkout changes the
+    file's date."""
     return parse_claims(claims.text, claims.name, changed)
 
 

@@ -32,9 +32,9 @@ SAID = {
     "scripts": ("was trained by scripts", "mutualrl eval --model SAVED_MODEL_OF_ADA --model SAVED_MODEL_OF_BOB"),
     "agent": ("20 that are no run (20 with a result without a call before it)", "tiny:jan | 200 | 180"),
     "cluster": ("Source teacher: ", "to the policies of this directory; the whole run's page has what a text cost"),
-    "study": ("shortest minus grpo", "sgt minus grpo"),
+    "study": ("shortest against grpo", "sgt against grpo"),
     "pages": (
-        "sgt minus grpo",
+        "sgt against grpo",
         "One run does not show the gain of sharing",
         "One run does not show what book gave",
         "has not finished",

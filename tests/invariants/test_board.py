@@ -160,7 +160,7 @@ def test_claims_were_committed_when_the_board_says() -> None:
         found = content.get("comparison", {}).get("registered") if isinstance(content, dict) else None
         if found is not None:
             registered[path.stem] = first_commit(f"benchmarks/sweeps/{found['file']}", found["sha256"])
-    assert {name: board._time(time) for name, time in board.BOARD["committed"].items()} == registered
+    assert registered == sweeps.COMMITTED
 
 
 @pytest.mark.skipif(not (REPOSITORY / ".git").exists(), reason="no git repository, whose times are compared")

@@ -137,6 +137,25 @@ def test_sweep_runs_every_piece_once_and_compares_them(copy: Path, cli: Cli) -> 
 
 
 @pytest.mark.extended
+def test_what_was_changed_after_a_sweep_began_is_noted(copy: Path, cli: Cli, cli_here: Cli) -> None:
+    """Change what the commands of the pieces do not show (a pool's file), and what they need not show (a seed less)."""
+    before = json.loads((copy / "out" / "results.json").read_text())
+    assert before["registration"]["changes"] == []
+    assert not [note for note in before["comparison"]["notes"] if "after the sweep began" in note]
+    (copy / "one.yaml").write_text(POOL.replace("5e-4", "4e-4"))
+    (copy / "s.yaml").write_text(SWEEP_FILE.replace("seeds: 2", "seeds: 1"))
+    for _ in range(2):  # said once
+        assert cli("sweep", copy / "s.yaml", "--out", copy / "out").returncode == 0
+    after = json.loads((copy / "out" / "results.json").read_text())
+    assert after["registration"]["sha256"] == before["registration"]["sha256"]
+    ((change,),) = [[each["changes"] for each in after["registration"]["changes"]]]
+    assert change == ["seeds: left out 1", "trainer.learning_rate: 0.0005 -> 0.0004 (recipes: 2)"]
+    (note,) = [note for note in after["comparison"]["notes"] if "after the sweep began" in note]
+    assert note.endswith("seeds: left out 1; trainer.learning_rate: 0.0005 -> 0.0004 (recipes: 2)")
+    assert note in json.loads(cli_here("compare", copy / "out", "--json").stdout)["notes"]
+
+
+@pytest.mark.extended
 def test_compare_accepts_a_sweep_or_its_runs_and_notes_late_claims(copy: Path, cli_here: Cli) -> None:
     of_sweep = json.loads(cli_here("compare", copy / "out", "--json").stdout)
     runs = sorted((copy / "out" / "pieces" / "one").glob("*-?"))

@@ -85,13 +85,14 @@ def _without_unmeasured(by_group: object) -> object:
 
 
 class Validation(Stored):
-    """Validation: accuracy over `n` prompts and by group; `no_box`: fraction of completions without a boxed answer;
-    `solved`: 1 or 0 for each prompt in order, 1 if its score is above 0.5;
+    """Validation: accuracy over `n` prompts and by group, with the `sizes` of the groups; `no_box`: fraction of
+    completions without a boxed answer; `solved`: 1 or 0 for each prompt in order, 1 if its score is above 0.5;
     `unscorable`: completions without a reward, which count as 0."""
 
     n: int = 0
     accuracy: Finite
     by_group: Annotated[dict[str, Finite], BeforeValidator(_without_unmeasured)]
+    sizes: dict[str, int] = {}
     no_box: Finite | None = 0.0
     solved: str = ""
     unscorable: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mutualrl.storage.files import JsonObject
 from mutualrl.study.claims import ClaimResult, RegisteredClaims, difference, evaluate_claims, verdict_counts
@@ -27,7 +27,7 @@ class Compared:
     """Results of a comparison. By pool and arm: `final` accuracy by column, the measures `beside` it (pass@k,
     problems retained, the lessons' NLL), `differences` from the `reference` arm by measure, `budget` as ratios to the
     reference's; None where a ratio cannot be computed. `claims`: on all pieces; `unseen`: on those that are not older
-    than the claims, empty if none is older. `pieces`: what was compared."""
+    than the claims, empty if none is older. `pieces`: what was compared; `code`: what began their runs."""
 
     reference: Mapping[str, str]
     seeds: Mapping[str, Mapping[str, Sequence[int]]]
@@ -40,6 +40,7 @@ class Compared:
     registered: RegisteredClaims | None = None
     notes: Sequence[str] = field(default=())
     pieces: Sequence[Outcome] = ()
+    code: str = ""
 
     def to_json(self) -> JsonObject:
         """Return the comparison as JSON."""
@@ -58,6 +59,7 @@ class Compared:
             "registered": None
             if registered is None
             else {"file": registered.name, "sha256": registered.sha256, "changed": registered.changed},
+            "code": self.code,
             "notes": list(self.notes),
         }
 
@@ -101,6 +103,7 @@ def compare(
         registered=registered,
         notes=all_notes,
         pieces=list(outcomes.by.values()),
+        code=outcomes.code,
     )
 
 
@@ -174,7 +177,10 @@ def _levels(outcomes: Outcomes, pool: str, columns: Sequence[Column]) -> dict[st
                 kind = measure.partition("/")[0]
                 is_fraction = kind in FRACTIONS or (kind in ACCURACIES and not outcomes.measure_rewards(pool))
                 bounds = FRACTION if is_fraction else None
-                row[name] = Estimate.of(values, resolution=outcomes.resolution(pool, measure), bounds=bounds)
+                estimate = Estimate.of(values, resolution=outcomes.resolution(pool, measure), bounds=bounds)
+                group = measure.partition("/")[2] if kind == "accuracy" else ""
+                guessed = bool(group) and estimate.standard_deviation == 0 and outcomes.size(pool, group) is None
+                row[name] = replace(estimate, of_guess=guessed)
         table[arm] = row
     return table
 
@@ -246,7 +252,7 @@ def _mean(outcomes: Outcomes, pool: str, arm: str, measure: str) -> float | None
 
 def markdown(compared: Compared) -> str:
     """Return a comparison as Markdown: notes, claims, then the tables of each pool."""
-    parts = ["\n".join(f"- {note}" for note in compared.notes)]
+    parts = ["\n".join(f"- {note}" for note in compared.notes), f"Code at the start of the runs: {compared.code}."]
     if compared.registered is not None:
         parts.append(_claim_table(compared, compared.claims))
         if compared.unseen:
@@ -325,7 +331,7 @@ def _claim_table(compared: Compared, results: Sequence[ClaimResult], which_piece
 def _level(estimate: Estimate | None) -> str:
     if estimate is None:
         return ""
-    if estimate.n < MIN_VALUES:
+    if estimate.n < MIN_VALUES or estimate.of_guess:
         return f"{estimate.mean:.3f}"
     return f"{estimate.mean:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
 

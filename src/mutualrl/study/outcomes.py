@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -26,22 +27,22 @@ PARTS = 10  # a gate rate is stored as means over tenths of the run; a lesson's 
 @dataclass(frozen=True, slots=True)
 class PolicyOutcome:
     """One policy at the end of its run. `after`: greedy accuracy on the validation prompts, overall and by group;
-    `problems`: number of prompts; `curve`: (step, accuracy); `sampled`: tokens that it had sampled by each of these
-    steps; `learnt`: that it had trained on besides its own rollouts. Tokens are counted over the whole run:
-    `generated_tokens` by the policy, in its rollouts and in the samples that its regime requests; `extra_tokens`
-    trained on besides its own rollouts; `asked_tokens` of the questions to its sources and their answers, divided among
-    their learners.
-    `entropy`, `kl`, `length` (tokens per rollout): means over the last quarter of the steps. `lesson_nll`: mean NLL per
-    token, in nats, of the texts that it is taught, over the first tenth of the steps with any: their fit before it has
-    learnt from them. `turns` and `over_calls` of rollouts with tools: means over the last quarter of the steps;
-    `uncalled`: answers after a hint that were left out since they made no call. `retained`: fraction of the validation
-    prompts solved before training that are solved at the end. `pass_at`: pass@k of sampled completions by k, from
-    `mutualrl eval --run`. `mean_reward`: accuracies are means of rewards of the user's own. None, or empty, if a run
-    does not record it."""
+    `problems`: number of prompts, and `sizes`: by group; `curve`: (step, accuracy); `sampled`: tokens that it had
+    sampled by each of these steps; `learnt`: that it had trained on besides its own rollouts. Tokens are counted
+    over the whole run: `generated_tokens` by the policy, in its rollouts and in the samples that its regime
+    requests; `extra_tokens` trained on besides its own rollouts; `asked_tokens` of the questions to its sources and
+    their answers, divided among their learners. `entropy`, `kl`, `length` (tokens per rollout): means over the last
+    quarter of the steps. `lesson_nll`: mean NLL per token, in nats, of the texts that it is taught, over the first
+    tenth of the steps with any: their fit before it has learnt from them. `turns` and `over_calls` of rollouts with
+    tools: means over the last quarter of the steps; `uncalled`: answers after a hint that were left out since they
+    made no call. `retained`: fraction of the validation prompts solved before training that are solved at the end.
+    `pass_at`: pass@k of sampled completions by k, from `mutualrl eval --run`. `mean_reward`: accuracies are means
+    of rewards of the user's own. None, or empty, if a run does not record it."""
 
     after: Mapping[str, float]
     before: Mapping[str, float] = field(default_factory=dict)
     problems: int | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
     curve: Sequence[tuple[int, float]] = ()
     sampled: Sequence[float] = ()
     learnt: Sequence[float] = ()
@@ -96,6 +97,14 @@ class Outcome:
         began, *recorded = (str(value.get(key, "")) for key in ("began", *_RECORDED))
         known = bool(value.get("known"))
         return cls(value["pool"], value["arm"], value["seed"], policies, began, known, *recorded)
+
+    @property
+    def code(self) -> str:
+        """Return the code that began the run: its commit, else its version, as far as they were recorded."""
+        if self.checkout:
+            commit, _, changed = self.checkout.partition("+")
+            return f"{commit[:8]}{' with changes' if changed else ''}"
+        return f"mutualrl {self.version}" if self.version else "not recorded"
 
     def age(self, registered: str) -> Age:
         """Return whether the run is older or newer than claims registered at a time; one whose result was known then is
@@ -152,6 +161,7 @@ def _of_policy(run: LoggedRun, name: str, result: PolicyResult) -> PolicyOutcome
         after=_accuracies(run, name, curve.index[-1]),
         before=_accuracies(run, name, 0),
         problems=None if result.validation is None else result.validation.n,
+        sizes={} if result.validation is None else result.validation.sizes,
         curve=points(curve),
         sampled=[last(sampled.loc[:step]) for step in curve.index] if len(sampled) else (),
         learnt=[float(learnt.loc[:step].sum()) for step in curve.index],
@@ -236,6 +246,15 @@ class Outcomes:
         """Return the pools, in order of appearance."""
         return list(dict.fromkeys(pool for pool, _, _ in self.by))
 
+    @property
+    def code(self) -> str:
+        """Return the code that began the runs, in the order of the runs' beginnings; how many runs each began if there
+        are several."""
+        counts = Counter(outcome.code for outcome in sorted(self.by.values(), key=lambda outcome: outcome.began))
+        if len(counts) < 2:
+            return "".join(counts)
+        return ", ".join(f"{code} ({count} of {counts.total()})" for code, count in counts.items())
+
     def arms(self, pool: str) -> list[str]:
         """Return the arms of a pool, in order of appearance."""
         return list(dict.fromkeys(arm for name, arm, _ in self.by if name == pool))
@@ -267,9 +286,12 @@ class Outcomes:
         return min(counts, default=None)
 
     def measure_rewards(self, pool: str) -> bool:
-        """Return whether accuracies of a pool are means of rewards of the user's own, which have no bounds."""
-        of_pool = (outcome for key, outcome in self.by.items() if key[0] == pool)
-        return any(policy.mean_reward for outcome in of_pool for policy in outcome.policies.values())
+        """Return whether accuracies of a pool are means of rewards of the user's own, which have no bounds. Rewards of
+        which every mean is a whole number of problems are taken to be 0 or 1."""
+        policies = [p for key, outcome in self.by.items() if key[0] == pool for p in outcome.policies.values()]
+        means = [(mean, p.problems or 1) for p in policies for mean in (p.after.get(ALL), p.before.get(ALL))]
+        whole = all(mean is None or (0 <= mean <= 1 and _is_whole(mean * count)) for mean, count in means)
+        return any(policy.mean_reward for policy in policies) and not whole
 
     def shown_k(self, pool: str) -> list[int]:
         """Return the k of the pool's pass@k that a table shows: of those that a run has, 1, 8 and the largest."""
@@ -281,7 +303,7 @@ class Outcomes:
         """Return the smallest step of a measure: one problem for an accuracy (of `problems`, if the runs do not record
         their number), one validation interval for `steps_to`, 0 for continuous measures.
 
-        Runs do not record the size of a group: it is taken as the smallest that all its accuracies are fractions of.
+        The size of a group that runs do not record is taken as the smallest that all its accuracies are fractions of.
         """
         name, _, group = measure.partition("/")
         outcomes = [outcome for key, outcome in self.by.items() if key[0] == pool]
@@ -293,8 +315,17 @@ class Outcomes:
             return 0.0
         if not group or name == "accuracy_at_tokens":
             return 1 / count
+        if (size := self.size(pool, group)) is not None:
+            return 1 / size
         values = {policy.after[group] for o in outcomes for policy in o.policies.values() if group in policy.after}
         return 1 / _denominator(values, count)
+
+    def size(self, pool: str, group: str) -> int | None:
+        """Return the smallest number of problems of a group in any run; None if one does not record it."""
+        policies = [p for key, outcome in self.by.items() if key[0] == pool for p in outcome.policies.values()]
+        sizes = [policy.sizes.get(group) for policy in policies if group in policy.after]
+        known = [size for size in sizes if size]
+        return min(known) if known and len(known) == len(sizes) else None
 
     def ranked(self, pool: str, arm: str) -> list[str]:
         """Return the policies of a pool by accuracy before training, worst first, in an arm's first seed; empty if it
@@ -349,9 +380,13 @@ class Outcomes:
 def _denominator(values: Collection[float], most: int) -> int:
     """Return the smallest n such that all values are multiples of 1/n; `most` if there is none below it."""
     for n in range(1, most):
-        if all(abs(value * n - round(value * n)) < 1e-6 for value in values):
+        if all(_is_whole(value * n) for value in values):
             return n
     return most
+
+
+def _is_whole(value: float) -> bool:
+    return abs(value - round(value)) < 1e-6
 
 
 def _at_tokens(policy: PolicyOutcome, base: PolicyOutcome | None) -> float | None:

@@ -25,7 +25,8 @@ class Estimate:
 
     `standard_deviation` is over the values (n - 1); NaN for one value. `resolution`: the smallest step of the measure
     (1 / problems for an accuracy), and the smallest half-width of an interval: equal values of a coarse measure do not
-    mean certainty. `bounds`: of the measure, which no interval leaves.
+    mean certainty. `bounds`: of the measure, which no interval leaves. `of_guess`: the values are equal, and the
+    resolution is a guess, so that a table shows no interval.
     """
 
     n: int
@@ -34,6 +35,7 @@ class Estimate:
     resolution: float = 0.0
     alpha: float = ALPHA
     bounds: tuple[float, float] | None = None
+    of_guess: bool = False
 
     @classmethod
     def of(

@@ -28,6 +28,7 @@ from mutualrl.storage.files import JsonObject, read_checksummed, remove_temporar
 from mutualrl.storage.rundir import RunDirectory, command_line, hold, holder_of, versions
 from mutualrl.study.comparison import Compared
 from mutualrl.study.outcomes import of_distillation, of_run
+from mutualrl.study.registration import changes, registration
 from mutualrl.study.sweep_directory import SWEEP, beside, outcome_file, stored_grid, write_results
 from mutualrl.study.sweep_file import Piece, Sweep
 from mutualrl.study.sweep_plan import (
@@ -88,14 +89,17 @@ def run_sweep(sweep: Sweep, root: Path, jobs: int | None, console: Console) -> S
 
 
 def _begin(sweep: Sweep, root: Path) -> None:
-    """Write the grid and the start of the sweep, with the claims as they were before the first result."""
+    """Write the grid and the start of the sweep, with its claims and all that it declares as they were before the first
+    result, and what a later call of it changed in these."""
     stored = read_checksummed(root / SWEEP, root=root)
+    declared, now = registration(sweep), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     if stored is None:
         stored = {
-            "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "began": now,
             "command": command_line(),
             "versions": versions(),
             "claims": None if sweep.claims is None else sweep.claims.to_json(),
+            "registration": declared,
         }
     else:
         before = stored_grid(root)
@@ -104,6 +108,10 @@ def _begin(sweep: Sweep, root: Path) -> None:
                 f"--out {root} holds another sweep (pools {', '.join(before.pools)}; arms {', '.join(before.arms)}); "
                 "name another directory"
             )
+        latest: JsonObject | None = stored.get("registration_now", stored.get("registration"))
+        if latest is not None and (changed := changes(latest, declared)):  # None: begun by an earlier version
+            later = [*stored.get("changes", ()), {"at": now, "changes": changed}]
+            stored = {**stored, "changes": later, "registration_now": declared}
     write_checksummed(root / SWEEP, {**stored, "grid": asdict(sweep.grid)}, root=root)
 
 

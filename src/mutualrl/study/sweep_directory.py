@@ -13,9 +13,11 @@ from mutualrl.storage.files import JsonObject, read_checksummed, write_atomic, w
 from mutualrl.study.claims import RegisteredClaims, parse_claims
 from mutualrl.study.comparison import Compared, compare, markdown
 from mutualrl.study.outcomes import Outcome, Outcomes
+from mutualrl.study.registration import digest
 from mutualrl.study.sweep_file import Grid, Piece, Sweep
 
 SWEEP, RESULTS = "sweep.json", "results.json"
+_SHOWN = 8  # changes in a note
 
 
 def in_sweep(run: Path) -> bool:
@@ -75,7 +77,8 @@ def results(
     root: Path, claims: RegisteredClaims | None = None, reference: str | None = None
 ) -> tuple[JsonObject, Compared]:
     """Return the content of `results.json` (raw values of the finished pieces and their comparison), and the
-    comparison. `claims` default to those that the sweep began with; missing pieces and changed claims are noted.
+    comparison. `claims` default to those that the sweep began with. What is missing is noted, and what was changed in
+    the claims, pools, arms, settings or seeds after the sweep began. `registration`: the sha256 of these at its start.
 
     Reads only files that the sweep wrote, and runs no code named in them. Raises UsageError if no piece is done.
     """
@@ -97,8 +100,22 @@ def results(
             f"the claims differ from those that the sweep began with ({before}, now {claims.sha256[:12]}): "
             f"they were written or changed after {began}"
         )
+    start = read_checksummed(root / SWEEP, root=root) or {}
+    declared = start.get("registration")
+    for each in start.get("changes", ()):
+        changed = [line for line in each["changes"] if not line.startswith("claims:")]  # noted above
+        if changed:
+            shown = "; ".join(changed[:_SHOWN]) + ("; ..." if len(changed) > _SHOWN else "")
+            notes.append(f"changed at {each['at']}, after the sweep began at {start.get('began')}: {shown}")
     result = compare(Outcomes(outcomes), reference or grid.reference, claims or registered, notes)
-    return {"pieces": [each.to_json() for each in outcomes], "comparison": result.to_json()}, result
+    value: JsonObject = {"pieces": [each.to_json() for each in outcomes], "comparison": result.to_json()}
+    if declared is not None:
+        value["registration"] = {
+            "sha256": digest(declared),
+            "began": start.get("began"),
+            "changes": start.get("changes", []),
+        }
+    return value, result
 
 
 def write_results(sweep: Sweep, root: Path) -> Compared | None:

@@ -39,6 +39,7 @@ def _averaged(prompts: Sequence[Prompt], hits: list[float], no_box: float | None
         n=len(hits),
         accuracy=sum(hits) / len(hits),
         by_group={name: sum(group) / len(group) for name, group in sorted(groups.items())},
+        sizes={name: len(group) for name, group in sorted(groups.items())},
         no_box=no_box,
         solved="".join("1" if hit > 0.5 else "0" for hit in hits),
     )
