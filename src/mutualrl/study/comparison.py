@@ -191,7 +191,8 @@ def _other_columns(outcomes: Outcomes, pool: str) -> list[Column]:
     columns: list[Column] = [(f"pass@{k}", f"pass_at/{k}", None) for k in outcomes.shown_k(pool)]
     columns += [("retained", "retained", None)]
     columns += [(name, measure, None) for name, measure in (("turns", "turns"), ("over-calling", "over_calls"))]
-    columns.append(("uncalled", "uncalled", None))
+    columns += [("uncalled", "uncalled", None), ("attempts per round", "attempts", None)]
+    columns.append(("groups of equal rewards left", "equal_groups", None))
     columns += [(f"lesson NLL {policy}", "lesson_nll", policy) for policy in outcomes.policies(pool)]
     return columns
 

@@ -17,7 +17,7 @@ from mutualrl.runs.curves import first_reaching, last, mean, series
 from mutualrl.runs.logs import LoggedRun, Series, points
 from mutualrl.runs.read import part
 from mutualrl.storage.files import JsonObject, read_checksummed
-from mutualrl.storage.metrics import EXTRA_TOKENS, OVER_CALLS, TURNS, of_source
+from mutualrl.storage.metrics import EXTRA_TOKENS, OVER_CALLS, RESAMPLE_ATTEMPTS, RESAMPLE_MISSING, TURNS, of_source
 from mutualrl.storage.run_info import PolicyResult, Validation
 
 LAST = 4  # signals are means over the last quarter of the steps
@@ -35,7 +35,8 @@ class PolicyOutcome:
     quarter of the steps. `lesson_nll`: mean NLL per token, in nats, of the texts that it is taught, over the first
     tenth of the steps with any: their fit before it has learnt from them. `turns` and `over_calls` of rollouts with
     tools: means over the last quarter of the steps; `uncalled`: answers after a hint that were left out since they
-    made no call. `retained`: fraction of the validation prompts solved before training that are solved at the end.
+    made no call. `attempts` of dynamic sampling and `equal_groups` that it left in the batch: means per round over
+    the run. `retained`: fraction of the validation prompts solved before training that are solved at the end.
     `pass_at`: pass@k of sampled completions by k, from `mutualrl eval --run`. `mean_reward`: accuracies are means
     of rewards of the user's own. None, or empty, if a run does not record it."""
 
@@ -54,6 +55,8 @@ class PolicyOutcome:
     turns: float | None = None
     over_calls: float | None = None
     uncalled: float | None = None
+    attempts: float | None = None
+    equal_groups: float | None = None
     retained: float | None = None
     pass_at: Mapping[str, float] = field(default_factory=dict)
     generated_tokens: float | None = None
@@ -172,6 +175,8 @@ def _of_policy(run: LoggedRun, name: str, result: PolicyResult) -> PolicyOutcome
         lesson_nll=_early_mean([value for metric in lessons for value in run.series(name, metric)]),
         turns=_late_mean(run.series(name, TURNS.key)),
         over_calls=_late_mean(run.series(name, OVER_CALLS.key)),
+        attempts=_mean_of(run.series(name, RESAMPLE_ATTEMPTS.key)),
+        equal_groups=_mean_of(run.series(name, RESAMPLE_MISSING.key)),
         uncalled=_total([value for metric in uncalled for value in run.series(name, metric)]),
         retained=_retained(result.initial_validation, result.validation),
         pass_at=_pass_at(run, name),
@@ -205,6 +210,10 @@ def _accuracies(run: LoggedRun, policy: str, step: int) -> dict[str, float]:
 
 def _late_mean(values: Series) -> float | None:
     return None if values.empty else float(values.tail(max(1, len(values) // LAST)).mean())
+
+
+def _mean_of(values: Series) -> float | None:
+    return None if values.empty else float(values.mean())
 
 
 def _total(values: Sequence[float]) -> float | None:
@@ -339,7 +348,7 @@ class Outcomes:
         """Return a measure of a policy, or its mean over the pool; None if a run lacks it.
 
         Measures: `accuracy`, `accuracy/GROUP`, `pass_at/K`, `retained`, `entropy`, `kl`, `length`, `lesson_nll`,
-        `turns`, `over_calls`, `uncalled`, `generated_tokens`, `extra_tokens`, `asked_tokens`, `seconds`, `gate_change`
+        `turns`, `over_calls`, `uncalled`, `attempts`, `equal_groups`, `generated_tokens`, `extra_tokens`, `asked_tokens`, `seconds`, `gate_change`
         (last tenth of the run minus the first), `steps_to/ARM` (first step at which the pool's mean validation accuracy
         reaches ARM's final one of the same seed; the last step if it never does), `accuracy_at_tokens/ARM` (accuracy at
         the last validation before the policy had sampled and trained on more tokens than the same policy did in all of
@@ -428,6 +437,8 @@ MEASURES = (
     "turns",
     "over_calls",
     "uncalled",
+    "attempts",
+    "equal_groups",
     "generated_tokens",
     "extra_tokens",
     "asked_tokens",
