@@ -55,7 +55,7 @@ COSTS = {
     "pass@64": "pass_at/64",
 }
 SEEDS = 10  # of the power statement
-VERDICTS = ("held", "refuted", "undecided")
+VERDICTS = ("held", "refuted", "undecided", "implied")
 REFERENCE = "grpo"
 COLOURS = {"helps": "#2a9d6f", "hurts": "#c8454f", "not decided": "#8c8c8c"}
 
@@ -274,21 +274,9 @@ def _rows(
         changes = {name: difference(outcomes, pool, arm, REFERENCE, measure) for name, measure in COSTS.items()}
         costs = {name: each for name, each in changes.items() if each is not None}
         lesson = lessons.get(arm, "")
-        alone = gained(outcomes, pool, REFERENCE, outcomes.seeds(pool, arm, REFERENCE))
+        alone = sweeps.gained(outcomes, pool, REFERENCE, outcomes.seeds(pool, arm, REFERENCE))
         rows.append(Row(arm, lesson, differences["accuracy"], alone, tokens, newer[arm], code[arm], costs))
     return sorted(rows, key=lambda row: -row.gain.mean)
-
-
-def gained(outcomes: Outcomes, pool: str, arm: str, seeds: Sequence[int]) -> Estimate | None:
-    """Return what an arm itself gained: mean greedy accuracy of the pool after training minus before, over seeds; None
-    where a run does not record what was before."""
-    gains = []
-    for seed in seeds:
-        policies = outcomes.by[pool, arm, seed].policies.values()
-        if not all("all" in policy.before for policy in policies):
-            return None
-        gains.append(statistics.fmean(policy.after["all"] - policy.before["all"] for policy in policies))
-    return Estimate.of(gains, resolution=outcomes.resolution(pool, "accuracy")) if gains else None
 
 
 # ---- the page
@@ -362,13 +350,13 @@ def _claims() -> list[str]:
         "## Registered claims",
         "",
         "All of them, with the time of their first commit. Verdicts are Holm-corrected within a sweep, but for those "
-        "of `study`, which are not corrected. [What was changed after each registration](registrations.md).",
+        "of `study`, which are not corrected; *implied* by another of them, and counted only here. [What was changed after each registration](registrations.md).",
     ]
-    lines += ["", "| sweep | committed | first run began | held | refuted | undecided |", "|---|---|---|---|---|---|"]
+    lines += ["", f"| sweep | committed | first run began | {' | '.join(VERDICTS)} |", "|---|---|---|---|---|---|---|"]
     total, real = Counter[str](), Counter[str]()
     for name, committed in sweeps.COMMITTED.items():
         content = sweeps.stored(name)
-        verdicts = Counter(each["verdict"] for each in content["comparison"]["claims"])
+        verdicts = Counter(content["comparison"]["verdicts"])
         total += verdicts
         real += verdicts if name in BOARD["real"] else Counter()
         began = min((piece.get("began") or "" for piece in content["pieces"]), default="") or "not recorded"
@@ -391,7 +379,7 @@ def _line(row: Row) -> str:
     tokens = "not recorded"
     if sampled is not None and trained is not None:
         tokens = f"{sampled:.2f} + {trained:.2f} + {asked or 0.0:.2f}"
-    findable = smallest_found(row.gain.standard_deviation, SEEDS)
+    findable = max(smallest_found(row.gain.standard_deviation, SEEDS), row.gain.resolution)
     arm = BOARD["shown"].get(row.arm, row.arm)
     alone = "not recorded" if row.alone is None else _interval(row.alone)
     measured = (gain, reading, alone, tokens, str(row.gain.n), f"{findable:.3f}")

@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import shutil
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from mutualrl.storage.rundir import versions
 from mutualrl.study.claims import RegisteredClaims, parse_claims, read_claims
 from mutualrl.study.comparison import Compared, compare, markdown
 from mutualrl.study.outcomes import Outcome, Outcomes, PolicyOutcome
+from mutualrl.study.statistics import Estimate
 from mutualrl.study.sweep_directory import registered_claims, results, stored_grid
 
 HERE = Path(__file__).parent
@@ -184,8 +186,12 @@ def _of_directory(content: Mapping[str, Any]) -> list[str]:
 
 
 def write(name: str, command: str, value: JsonObject, comparison: Compared, out: Path) -> None:
-    """Write `NAME.json` and `NAME.md`, and print the tables. The code of raw values that were stored before stays."""
+    """Write `NAME.json` and `NAME.md`, and print the tables. The code of raw values that were stored before stays.
+    `alone` in the file: what GRPO itself gained, by pool, where its runs record what was before."""
     content = {"command": command, **{key: each for key, each in value.items() if key != "command"}}
+    outcomes = outcomes_of(content)
+    gains = {pool: gained(outcomes, pool, "grpo", outcomes.seeds(pool, "grpo")) for pool in outcomes.pools}
+    content["alone"] = {pool: each.to_json(effect=False) for pool, each in gains.items() if each is not None}
     harness.write(out, name, content, markdown(comparison), indent=None)
 
 
@@ -230,6 +236,18 @@ def page(
 
 
 # ---- further values quoted in a page
+
+
+def gained(outcomes: Outcomes, pool: str, arm: str, seeds: Sequence[int]) -> Estimate | None:
+    """Return what an arm itself gained: mean greedy accuracy of the pool after training minus before, over seeds; None
+    where a run does not record what was before."""
+    gains = []
+    for seed in seeds:
+        policies = outcomes.by[pool, arm, seed].policies.values()
+        if not all("all" in policy.before for policy in policies):
+            return None
+        gains.append(statistics.fmean(policy.after["all"] - policy.before["all"] for policy in policies))
+    return Estimate.of(gains, resolution=outcomes.resolution(pool, "accuracy")) if gains else None
 
 
 def differences(outcomes: Outcomes, references: Sequence[str]) -> JsonObject:

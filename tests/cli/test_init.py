@@ -140,7 +140,7 @@ def test_keys_of_set_are_written_and_checked(cli_here: Cli, tmp_path: Path) -> N
     assert pool["task"]["validation_data"] == str(tmp_path / "held.jsonl")
     assert (pool["task"]["template"], pool["run"]["steps"], pool["run"]["validate_every"]) == ("{q}", 5, 25)
     assert pool["sources"][0]["columns"] == {"text": "worked", "prompt": "q"}
-    assert "100 distinct texts" in result.stdout
+    assert "100 texts, distinct in each" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ the package.
 from __future__ import annotations
 
 import ast
+import itertools
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from test_three_tokens import P, own, pooled, row
 
@@ -100,8 +102,8 @@ def test_xgrpo_advantages(
     )
     local = regimes.xgrpo_advantages(learner_rewards, peer_rewards, lengths, 0.0, 0.0, math.inf, scale, stds[0])
     assert round_.advantages == pytest.approx(local)
-    if scale == "batch" and stds[0] != stds[1]:
-        return  # the local and pooled parts have different batches; the independent version takes one number for both
+    # else the local and pooled parts have different batches; the independent version takes one number for both
+    assume(scale != "batch" or stds[0] == stds[1])
     expected = regimes.xgrpo_advantages(learner_rewards, peer_rewards, lengths, mix, correction, clip, scale, stds[0])
     assert settings_.plan(round_).advantages == pytest.approx(expected)
 
@@ -120,8 +122,7 @@ def test_two_sided_surrogate_of_a_peer_token(token: int, behaviour: float, advan
     """Compute it through TRL's loss, as the trainer does: a learner row with advantage 0 beside the peer row."""
     behaviour = float(np.float32(behaviour))
     ratio = P[token] / math.exp(behaviour)
-    if min(abs(ratio - edge) for edge in (0.8, 1.2, dual)) < 1e-3:
-        return  # at a kink either one-sided derivative is valid
+    assume(min(abs(ratio - edge) for edge in (0.8, 1.2, dual)) >= 1e-3)  # at a kink either derivative is valid
     value, gradient = pooled([row((token,), advantage, [behaviour])], own([[2]], [0.0]), bound=PPO(dual))
     expected, slope = regimes.ppo_token_loss(math.log(P[token]), behaviour, advantage, 0.2, 0.2, dual)
     assert value == pytest.approx(expected / 2)  # the mean over both rows
@@ -200,8 +201,8 @@ def test_hacpo_row_loss(
 ) -> None:
     behaviour = float(np.mean(source))  # the plan assigns it to every token
     ratio = math.exp(float(np.mean(logps)) - behaviour)
-    if min(abs(ratio - edge) for edge in (1.0, min(1.0, 0.8 + 0.025 * step))) < 1e-6:
-        return  # at a kink either one-sided derivative is valid
+    edges = (1.0, min(1.0, 0.8 + 0.025 * step))
+    assume(min(abs(ratio - edge) for edge in edges) >= 1e-6)  # at a kink either one-sided derivative is valid
     logps_tensor = torch.tensor([logps], dtype=torch.float64, requires_grad=True)
     behaviour_tensor = torch.full_like(logps_tensor, behaviour)
     advantages = torch.tensor([[advantage * weight]], dtype=torch.float64)
@@ -315,8 +316,7 @@ def test_trust_band(tokens: list[tuple[float, float, bool]]) -> None:
         logprobs=np.array(behaviour, dtype=np.float32),
     )
     ratio = sequence_ratio(np.array(logps), entry)
-    if any(covered) and min(abs(ratio - 0.8), abs(ratio - 1.2)) < 1e-9:
-        return
+    assume(not any(covered) or min(abs(ratio - 0.8), abs(ratio - 1.2)) >= 1e-9)
     assert (0.8 <= ratio <= 1.2) == rivals.trusted(logps, behaviour, covered)
 
 
@@ -355,24 +355,26 @@ WORDS = st.lists(
 PAIRS = [("ada", "bob"), ("bob", "sentencepiece"), ("ada", "unigram")]
 
 
+#: how byte-level and metaspace tokenizers write white space, and byte fallback a byte
+WRITTEN = {"\u0120": " ", "\u010a": "\n", "\u2581": " ", **{f"<0x{byte:02X}>": chr(byte) for byte in range(128)}}
+
+
 def ends_of(text: str, tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Return the ids of an ASCII text and the byte at which each token ends, according to the tokenizers library."""
+    """Return the ids of an ASCII text and the byte at which each token ends, by the strings of the tokens."""
     ids = list(retokenize(text, tokenizer).ids)
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    assert encoded["input_ids"] == ids
-    return ids, [end for _, end in encoded["offset_mapping"]]
+    marks = re.compile("|".join(WRITTEN))
+    pieces = [marks.sub(lambda mark: WRITTEN[mark[0]], piece) for piece in tokenizer.convert_ids_to_tokens(ids)]
+    assume("<unk>" not in pieces)
+    assert "".join(pieces) == text
+    return ids, list(itertools.accumulate(map(len, pieces)))
 
 
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 @settings(max_examples=60)
-@given(WORDS, st.sampled_from([" ", "  ", "\n"]), st.sampled_from(PAIRS), st.data())
-def test_alignments(words: list[str], space: str, pair: tuple[str, str], data: Any) -> None:
+@given(WORDS, st.sampled_from([" ", "  ", "\n"]), st.data())
+def test_alignments(pair: tuple[str, str], words: list[str], space: str, data: Any) -> None:
     text, (source, target) = space.join(words), (synthetic(name) for name in pair)
-    try:
-        (source_ids, source_ends), (target_ids, target_ends) = ends_of(text, source), ends_of(text, target)
-    except AssertionError:
-        return  # a tokenizer that prepends a space: its offsets refer to another text
-    if source_ends[-1:] != [len(text)] or target_ends[-1:] != [len(text)]:
-        return
+    (source_ids, source_ends), (target_ids, target_ends) = ends_of(text, source), ends_of(text, target)
     trace = data.draw(st.lists(st.floats(-9, 0), min_size=len(source_ids), max_size=len(source_ids)))
     for anchor, expected in (
         ("span", aligners.span_align(source_ends, target_ends, trace)),
@@ -389,13 +391,6 @@ def test_alignments(words: list[str], space: str, pair: tuple[str, str], data: A
         assert [v is None for v in values] == [v is None for v in expected], anchor
         assert [v for v in values if v is not None] == pytest.approx([v for v in expected if v is not None]), anchor
         assert alignment.residual == pytest.approx(aligners.residual(trace, expected), abs=1e-9), anchor
-
-
-def test_some_alignments_are_compared() -> None:
-    """Some cases above are not skipped: the offsets of this text cover it."""
-    for pair in PAIRS[:1]:
-        text = "So it is, 42 = \\boxed{7}"
-        assert all(ends_of(text, synthetic(name))[1][-1] == len(text) for name in pair)
 
 
 # ---- diagnostics

@@ -417,13 +417,13 @@ def test_steps_are_whole_and_constant_metrics_are_in_a_table(cli_here: Cli, tmp_
     axis = panel_of(browser, "training reward").find_elements("css selector", "text:not([text-anchor=end])")
     assert {each.text for each in axis} <= {"1", "2", "3"}
     titles = texts(browser, ".panel h4")
-    assert "waiting for peers" not in titles  # 0.1 at every step
+    assert "waiting for other members" not in titles  # 0.1 at every step
     table = browser.find_element("xpath", "//table[.//th[.//text()='metric']]")
     rows = [
         [cell.text for cell in row.find_elements("tag name", "td")]
         for row in table.find_elements("xpath", ".//tbody/tr")
     ]
-    assert ["waiting for peers", "ada", "0.1", "seconds per step", "1 to 3"] in rows
+    assert ["waiting for other members", "ada", "0.1", "seconds per step", "1 to 3"] in rows
     assert not [
         each
         for each in browser.find_elements("css selector", ".plot")

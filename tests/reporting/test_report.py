@@ -130,7 +130,7 @@ def test_numbers_of_a_finished_run_match_its_files(cli_here: Cli, unbroken: Any,
         ):
             assert lines[title, name] == {row["step"]: row[key] for row in metrics[name] if key in row}
         waits = {row["step"]: row["see/wait_seconds"] for row in metrics[name] if "see/wait_seconds" in row}
-        assert lines["waiting for peers", name] == waits
+        assert lines["waiting for other members", name] == waits
     assert not (tmp_path / "page" / "figures").exists()
 
 
@@ -666,13 +666,13 @@ def test_page_says_nothing_of_peers_to_one_policy_nor_of_texts_where_none_is_tau
     """A gate of `none` for one of two policies is enough: not all texts are rescues."""
     alone = made_run(tmp_path / "alone", "sgt", policies=("ada",))
     _, data, _ = make_report(cli, alone, "--out", tmp_path / "page")
-    assert "waiting for peers" not in json.dumps(data)
+    assert "waiting for other members" not in json.dumps(data)
     pair = made_run(tmp_path / "pair", "guided")
     _, data, _ = make_report(cli, pair, "--out", tmp_path / "page-2")
     assert "texts taught" not in json.dumps(data)
     (table,) = [table for table in data["tables"] if table["title"] == "Policies"]
     assert "waited (s)" in table["head"]
-    assert "waiting for peers" in json.dumps(data)
+    assert "waiting for other members" in json.dumps(data)
     mixed = made_run(tmp_path / "mixed", "sgt")
     edit_recipe(mixed, lambda recipe: recipe["policies"][1].update(regime={"gate": "none"}))
     (run,) = read_runs([mixed])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -182,19 +183,22 @@ def test_supervised_peer_gets_three_more_seconds_for_its_supervisor_to_report(tm
 
 
 def test_wait_ends_when_the_run_is_stopping_and_reports_slow_peers(tmp_path: Path, clock: Clock) -> None:
-    beat = Heartbeat(tmp_path / "exchange", "bob")
-    clock.every(1.0, beat.beat)
-    messages: list[str] = []
+    for peer in ("bob", "cyd"):
+        clock.every(1.0, Heartbeat(tmp_path / "exchange", peer).beat)
+    waiting, slow = list[str](), list[str]()
     end = clock.now + 25
     with pytest.raises(RoundAbortedError):
         reader(tmp_path, peer_timeout=10.0).wait(
-            ["bob"],
+            ["bob", "cyd"],
             3,
-            WaitCallbacks(waiting=messages.append, slow=messages.append, stopping=lambda: clock.now > end),
+            WaitCallbacks(waiting=waiting.append, slow=slow.append, stopping=lambda: clock.now > end),
         )
-    assert messages[0] == "waiting for round 3 of bob"
-    assert "its heartbeat continues" in messages[1]
-    assert len(messages) == 2
+    assert waiting[0] == "waiting for round 3 of bob, cyd"
+    (message,) = slow  # said once, with what each of them does
+    assert "bob: its heartbeat continues; cyd: its heartbeat continues (until" in message
+    seconds = [int(re.findall(r"for (\d+) s;", each)[0]) for each in (message, *waiting[1:])]
+    assert seconds == sorted(set(seconds)), "the phase tells how long the wait has been, while it lasts"
+    assert seconds[-1] >= 20
 
 
 def test_a_peer_that_was_killed_does_not_beat_on(tmp_path: Path, clock: Clock) -> None:

@@ -60,8 +60,8 @@ def test_what_is_found_is_said_before_training(tmp_path: Path) -> None:
     prepared = prepare(LAYOUTS["open_r1"](tmp_path / "f", texts), learner(), learner("bob"))
     note = prepared.note
     assert "source book: 7 rows (texts from 'generations'; prompts from 'uuid' and 'problem'" in note
-    assert "6 of 6 training prompts have a text" in note
-    assert "11 distinct texts (left out: 6 cut off)" in note
+    assert "6 of 6 training prompts (rows) have a text" in note
+    assert "11 texts, distinct in each (left out: 6 cut off)" in note
     assert "6 confirmed by the reward, on 6 prompts" in note
     assert "ada can learn 5 of them (1 too long: max_completion_length 95 would do for one on each prompt)" in note
     assert "bob can learn 5 of them (1 too long: max_completion_length 64 would do for one on each prompt)" in note
@@ -199,7 +199,7 @@ def test_rows_that_decode_to_more_than_memory_are_refused(tmp_path: Path, monkey
 def test_texts_per_prompt_may_be_limited(tmp_path: Path) -> None:
     prepared = prepare(LAYOUTS["trl"](tmp_path / "f", {"2+2:": [f"{n} \\boxed{{4}}" for n in range(9)]}), max_texts=3)
     assert prepared.source.table["rollout"].to_pylist() == [0, 1, 2]
-    assert "3 distinct texts (left out: 6 over max_texts per prompt)" in prepared.note
+    assert "3 texts, distinct in each (left out: 6 over max_texts per prompt)" in prepared.note
 
 
 def test_hostile_text_is_shown_without_its_control_characters(tmp_path: Path) -> None:

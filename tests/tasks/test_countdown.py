@@ -10,7 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from conftest import Cli
@@ -66,7 +66,7 @@ def test_printed_expression_parses_to_the_same_value_and_numbers(tree: object) -
     try:
         expression = build(tree)
     except ExpressionError:
-        return
+        assume(False)  # a division by zero; hypothesis draws another, and fails where most are
     parsed = parse(str(expression))
     assert (parsed.value, parsed.numbers) == (expression.value, expression.numbers)
     assert by_python(str(expression)) == expression.value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from itertools import accumulate
 from typing import Any
 
@@ -98,68 +99,88 @@ def close(a: float, b: float, scale: float) -> bool:
 quick = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=pair_name)
-@quick
-@given(text=any_text, seed=st.integers(0, 7))
-@example(text=TEXTS[3] + TEXTS[6], seed=0)
-@example(text=TEXTS[4] + TEXTS[10], seed=3)
-@example(text=TEXTS[11] + TEXTS[5], seed=2)
-def test_mass_is_conserved_and_keeps_its_position(pair: tuple[str, str], text: str, seed: int) -> None:
-    case = Case(pair, text, seed)
-    total = sum(case.logprobs)
-    for anchor in ANCHORS:
-        aligned = case.align(anchor)
-        assert aligned.logprobs.shape == aligned.covered.shape == (len(aligned.target_ids),)
-        assert np.array_equal(np.isnan(aligned.logprobs), ~aligned.covered)
-        assert close(float(aligned.logprobs[aligned.covered].sum()) + aligned.residual, total, total)
-        assert aligned.exact == case.exact
-        if anchor.startswith("paper") or not case.exact:
-            continue
-        assert aligned.residual == 0.0
-        assert aligned.mismatched == 0
-        assert aligned.covered.all()
-        before = cumulative(byte_ends(case.ids, case.source, case.text), case.logprobs)
-        after = cumulative(byte_ends(aligned.target_ids, case.target, case.text), aligned.logprobs)
-        shared = set(before) & set(after)
-        if anchor != "span":
-            unit = r"\S" if anchor == "char" or has_cjk(case.text) else r"\S+"
-            shared &= {len(case.text[: m.end()].encode()) for m in re.finditer(unit, case.text)}
-        assert all(close(before[byte], after[byte], total) for byte in shared)
+def require_compared(pair: tuple[str, str], compared: Counter[bool], share: float, lossy: float) -> None:
+    """Fail where too few cases of a property were compared with anything: less than `share`, or, where a tokenizer
+    changes most texts, `lossy`."""
+    least = lossy if any(name in LOSSY for name in pair) else share
+    assert compared[True] >= least * compared.total() > 0, (pair, compared)
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=pair_name)
-@quick
-@given(head=any_text, tails=st.tuples(any_text, any_text), seed=st.integers(0, 7))
-def test_changing_the_tail_leaves_values_before_a_closed_group_unchanged(
-    pair: tuple[str, str], head: str, tails: tuple[str, str], seed: int
-) -> None:
+def test_mass_is_conserved_and_keeps_its_position(pair: tuple[str, str]) -> None:
+    compared = Counter[bool]()
+
+    @quick
+    @given(text=any_text, seed=st.integers(0, 7))
+    @example(text=TEXTS[3] + TEXTS[6], seed=0)
+    @example(text=TEXTS[4] + TEXTS[10], seed=3)
+    @example(text=TEXTS[11] + TEXTS[5], seed=2)
+    def conserved(text: str, seed: int) -> None:
+        case = Case(pair, text, seed)
+        compared[case.exact] += 1
+        total = sum(case.logprobs)
+        for anchor in ANCHORS:
+            aligned = case.align(anchor)
+            assert aligned.logprobs.shape == aligned.covered.shape == (len(aligned.target_ids),)
+            assert np.array_equal(np.isnan(aligned.logprobs), ~aligned.covered)
+            assert close(float(aligned.logprobs[aligned.covered].sum()) + aligned.residual, total, total)
+            assert aligned.exact == case.exact
+            if anchor.startswith("paper") or not case.exact:
+                continue
+            assert aligned.residual == 0.0
+            assert aligned.mismatched == 0
+            assert aligned.covered.all()
+            before = cumulative(byte_ends(case.ids, case.source, case.text), case.logprobs)
+            after = cumulative(byte_ends(aligned.target_ids, case.target, case.text), aligned.logprobs)
+            shared = set(before) & set(after)
+            if anchor != "span":
+                unit = r"\S" if anchor == "char" or has_cjk(case.text) else r"\S+"
+                shared &= {len(case.text[: m.end()].encode()) for m in re.finditer(unit, case.text)}
+            assert all(close(before[byte], after[byte], total) for byte in shared)
+
+    conserved()
+    require_compared(pair, compared, 0.75, 0.2)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=pair_name)
+def test_changing_the_tail_leaves_values_before_a_closed_group_unchanged(pair: tuple[str, str]) -> None:
     """Earlier ids of both sides are unchanged; under `word`, a group closes at a word's end if whitespace follows."""
-    case = Case(pair, head, seed)
-    target_ids = list(retokenize(case.text, case.target).ids)
-    if not case.exact:
-        return
-    for anchor in ("span", "word"):
-        values = []
-        for tail in tails:
-            separator = "" if anchor == "span" else " "
-            more_source, more_target = (list(retokenize(separator + tail, t).ids) for t in (case.source, case.target))
-            text = case.text + separator + tail
-            source_ids, all_target = case.ids + more_source, target_ids + more_target
-            if decode_completion(source_ids, case.source) != text or decode_completion(all_target, case.target) != text:
-                return
-            aligned = align_logprobs(
-                text,
-                source_ids,
-                case.logprobs + [-1.0] * len(more_source),
-                case.source,
-                case.target,
-                target_ids=all_target,
-                anchor=anchor,
-                unit="word",
-            )
-            values.append(aligned.logprobs[: len(target_ids)])
-        if anchor == "span" or (case.text and not case.text[-1].isspace()):
-            assert np.array_equal(values[0], values[1])
+    compared = Counter[bool]()
+
+    @quick
+    @given(head=any_text, tails=st.tuples(any_text, any_text), seed=st.integers(0, 7))
+    def unchanged(head: str, tails: tuple[str, str], seed: int) -> None:
+        case = Case(pair, head, seed)
+        target_ids = list(retokenize(case.text, case.target).ids)
+        for anchor in ("span", "word"):
+            values = []
+            for tail in tails if case.exact else ():
+                separator = "" if anchor == "span" else " "
+                added = [list(retokenize(separator + tail, t).ids) for t in (case.source, case.target)]
+                text = case.text + separator + tail
+                source_ids, all_target = case.ids + added[0], target_ids + added[1]
+                if decode_completion(source_ids, case.source) != text:
+                    break
+                if decode_completion(all_target, case.target) != text:
+                    break
+                aligned = align_logprobs(
+                    text,
+                    source_ids,
+                    case.logprobs + [-1.0] * len(added[0]),
+                    case.source,
+                    case.target,
+                    target_ids=all_target,
+                    anchor=anchor,
+                    unit="word",
+                )
+                values.append(aligned.logprobs[: len(target_ids)])
+            closed = anchor == "span" or (bool(case.text) and not case.text[-1].isspace())
+            compared[len(values) == 2 and closed] += 1
+            if len(values) == 2 and closed:
+                assert np.array_equal(values[0], values[1])
+
+    unchanged()
+    require_compared(pair, compared, 0.3, 0.05)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -197,7 +197,7 @@ def test_dry_run_says_what_a_source_has_and_grpo_leaves_it_out(cli_here: Cli) ->
     plan = json.loads(result.stdout)
     assert [source["name"] for source in plan["recipe"]["sources"]] == ["book"]
     (note,) = [note for note in plan["notes"] if note.startswith("source book")]
-    assert "234 of 234 training prompts have a text" in note
+    assert "234 of 234 training prompts (rows) have a text" in note
     assert "194 confirmed by the reward" in note
     result = cli_here("train", "--pool", "tiny-recorded", "--dry-run", "--json")
     assert "source book is not read: regime 'grpo' learns no texts" in json.loads(result.stdout)["notes"]

@@ -82,7 +82,8 @@ class Join(Request, WithJson):
 
 @dataclass(frozen=True, kw_only=True)
 class Watch(WithJson):
-    """Follow a run: curves, gate, waiting, newest rescues, logs. In a pipe: a line every few seconds until it ends.
+    """Follow a run: curves, gate, waiting, newest rescues, logs. In a pipe: a line when something changed, else every
+    two minutes, until it ends.
 
     With --json: its current state, once. For a run in a bucket: the files that its policies mirror there, every minute
     by default. Example: mutualrl watch runs/sgt

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from mutualrl.console.user_path import user_path
 from mutualrl.errors import UsageError
-from mutualrl.launch.session import Launch, open_resumable_run
-from mutualrl.recipes import Recipe, Request, resolve, revise
+from mutualrl.launch.session import Launch, accept_changes, open_resumable_run
+from mutualrl.recipes import Recipe, Request, load_run, resolve, revise
 from mutualrl.storage.bucket_url import redacted, require_url
 from mutualrl.storage.files import try_read_json
 from mutualrl.storage.rundir import RunDirectory
@@ -30,6 +30,8 @@ def recipe_to_join(
     if exists:
         require_joined(path, url, member)
     if exists and finished(path):
+        run = RunDirectory(path)
+        accept_changes(load_run(run, run_code=True), _waiting(revise(run, request)))  # are these the results asked for?
         return None, Launch(), [f"{member} has finished: its results are in {path}"]
     launch = Launch(member=member, resume=exists, restart=restart)
     recipe = revise(open_resumable_run(path, joining=True), request) if exists else resolve(request)
@@ -37,13 +39,21 @@ def recipe_to_join(
     notes = []
     if recipe.run.on_peer_loss == "fail":
         notes.append("the run waits for a lost policy (run.on_peer_loss=wait), which may come back")
-        recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update={"on_peer_loss": "wait"})})
+        recipe = _waiting(recipe)
     if recipe.run.keep_rounds is not None and not recipe.exchange.checkpoints:
         notes.append(
             "run.keep_rounds deletes rounds that no policy's checkpoints need: after that, a policy whose run "
             "directory is lost cannot go on (exchange.checkpoints=true keeps a copy in the bucket)"
         )
     return recipe, launch, notes
+
+
+def _waiting(recipe: Recipe) -> Recipe:
+    """Return a recipe under which a policy waits for a lost peer, which may be started again elsewhere."""
+    section = recipe.run
+    if section.on_peer_loss == "fail":
+        section = section.model_copy(update={"on_peer_loss": "wait"})
+    return recipe.model_copy(update={"run": section})
 
 
 def _require_member(recipe: Recipe, member: str, *, restart: bool) -> None:

@@ -47,10 +47,15 @@ def ls(options: RunsLs) -> None:
             elif policy["last"] is not None:
                 before = "" if policy["before"] is None else f"{policy['before']:.2f} -> "
                 accuracies.append(f"{name} {before}{policy['last']:.2f}")
-        step = min((policy["step"] for policy in row["policies"].values()), default=0)
+        own = [
+            policy["step"]
+            for name, policy in row["policies"].items()
+            if name in (run.info.placement or row["policies"])
+        ]
+        steps = f"{min(own)}/{run.planned_steps}" if own and run.planned_steps is not None else ""
         table.add_row(
             *map(cell, (run.name, _state(overview), run.arm, run.pool, str(run.seed))),
-            f"{step}/{run.planned_steps}",
+            steps,
             cell("\n".join(accuracies)),
         )
     show_table(table)

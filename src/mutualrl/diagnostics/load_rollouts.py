@@ -189,10 +189,16 @@ def _sample(plan: DiagnosticPlan, sampled: SampledPool, bars: ProgressBars) -> L
         fits &= np.array([0 < len(row) <= longest for row in ids[name]], dtype=bool)
     fitting = np.flatnonzero(fits).tolist()
     if not fitting:
+        shortest, most = max(min(map(len, ids[name])) for name in names), sampled.recipe.task.max_prompt_tokens
+        if (room := min(contexts.values()) - shortest) > 0 and shortest <= most:
+            raise DataError(
+                f"none of {len(sampled.prompts)} prompts leaves room for {new_tokens} new tokens within the models' "
+                f"positions ({', '.join(f'{name} {context}' for name, context in contexts.items())}); expected at most "
+                f"{room}: --max-new-tokens {room}"
+            )
         raise DataError(
-            f"none of {len(sampled.prompts)} prompts leaves room for {new_tokens} new tokens under every "
-            f"model of the pool and is within task.max_prompt_tokens ({sampled.recipe.task.max_prompt_tokens}); lower "
-            "--max-new-tokens, or choose shorter prompts"
+            f"none of {len(sampled.prompts)} prompts is within task.max_prompt_tokens ({most}) and the models' "
+            f"positions: the shortest has {shortest} tokens; raise task.max_prompt_tokens, or choose shorter prompts"
         )
     prompts = [sampled.prompts[i] for i in fitting]
     tables = []

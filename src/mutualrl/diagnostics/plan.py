@@ -28,7 +28,8 @@ from mutualrl.regimes import Regime, parts_of
 from mutualrl.regimes.sgt import SGT
 from mutualrl.regimes.xgrpo import XGRPO
 from mutualrl.sources.prepare import Criterion
-from mutualrl.sources.section import RecordedSource
+from mutualrl.sources.recorded import require_exists
+from mutualrl.sources.section import TASK, RecordedSource
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.storage.trained_model import has_trained_model, trained_model
 from mutualrl.tasks import get_task, load_prompts
@@ -162,6 +163,9 @@ def _of_models(request: DiagnosticRequest, specs: list[RecordedSource]) -> Diagn
     pool = None if asked.models else asked.pool or "tiny"
     recipe = resolve(replace(asked, pool=pool, sources=(), seed=seed, assignments=_task_keys(request)))
     specs = [*specs, *(require_recorded(section) for section in recipe.sources)]
+    for spec in specs:
+        if spec.recorded != TASK:
+            require_exists(spec.recorded)  # before the models are sampled
     if len(recipe.policies) < 2 and not specs:
         raise UsageError(
             f"pool {recipe.pool!r} has one policy ({recipe.policies[0].name!r}); a pool of two or more is needed"

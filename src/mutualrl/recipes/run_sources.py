@@ -92,7 +92,10 @@ def context_length(policy: Policy) -> int | None:
 def require_recorded(section: SourceSection) -> RecordedSource:
     """Return a source. Raises UsageError for one that is not recorded."""
     if not isinstance(section, RecordedSource):
-        raise UsageError(f"source {section.name!r} is {section.kind}; expected a recorded one: NAME=recorded:FILE")
+        raise UsageError(
+            f"source {section.name!r} is {section.kind}; expected a recorded one: NAME=recorded:FILE. One that "
+            "is asked is tried by the first question of mutualrl train"
+        )
     return section
 
 

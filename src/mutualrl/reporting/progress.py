@@ -23,7 +23,7 @@ REPEAT_SECONDS = 120.0  # before an unchanged line is printed again
 
 
 class Progress:
-    """Live table on a terminal; otherwise a plain line every few seconds."""
+    """Live table on a terminal; otherwise a plain line when something changed, else every two minutes."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Progress:
         gate = "" if policy.gate_rate.last is None else f", gate {policy.gate_rate.last:.2f}"
         return (
             f"{policy.name}: step {policy.step}/{self._steps}{reward}{gate}, waited {policy.waited:.1f} s "
-            f"({policy.phase})"
+            f"({policy.doing})"
         )
 
     def _source_line(self, name: str) -> str:

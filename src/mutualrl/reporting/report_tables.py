@@ -130,7 +130,8 @@ def sources(run: LoggedRun) -> Table:
     for source, summary in run.info.sources.items():
         known = [str(summary.get(key, "")) for key in ("prompts", "texts", "confirmed", "confirmed_prompts")]
         for policy in run.policies:
-            usable = part(part(summary, "learners"), policy).get("encodable", "")
+            learnt = part(part(summary, "learners"), policy)
+            usable = learnt["encodable"] + learnt.get("runs", 0) if "encodable" in learnt else ""
             rescues = run.total(policy, of_source(source, "rescues"))
             prompts = _last(run, policy, of_source(source, "rescued_prompts"))
             uses = _last(run, policy, of_source(source, "uses_per_text"))
@@ -224,7 +225,7 @@ def asked_notes(run: LoggedRun) -> list[str]:
                 f"no success; raise sources.{source}.max_tokens, or see whether the server knows the model's end tokens"
             )
         shares = {policy: share for policy in run.policies if (share := waited_share(run, policy, source)) > WAITED}
-        if shares and not staleness:
+        if shares and not staleness and not facts.failed:  # else the time went to a server that does not answer
             waited = " and ".join(f"{share:.0%} of {policy}'s time" for policy, share in shares.items())
             notes.append(
                 f"Waiting for source {source} alone took {waited}; "
@@ -256,7 +257,8 @@ def pace(run: LoggedRun) -> Table:
             waits = [f"{100 * simulated.waiting[name]:.0f} %" for name in busy]
             rows.append([str(staleness), f"{simulated.seconds:.0f}", *waits])
     head = ("staleness", "seconds", *(f"{name} waits" for name in busy))
-    return Table("Time and waiting by exchange.staleness, simulated from this run's rounds", head, rows)
+    title = "Time and waiting for policies by exchange.staleness, simulated from this run's rounds without outages"
+    return Table(title, head, rows)
 
 
 def arms(comparison: Comparison) -> Table:

@@ -114,9 +114,14 @@ def cost_of_source(name: str, facts: SourceFacts) -> str:
     each = "" if per_rescue is None else f", {per_rescue:,.0f} tokens per text"
     each = " to the policies of this directory; the whole run's page has what a text cost" if facts.partial else each
     failed = f" ({facts.failed:,} without an answer)" if facts.failed else ""
-    price = "" if facts.cost is None else f", which cost {facts.cost:.2f} at the recipe's prices"
+    price = "" if facts.cost is None else f", which cost {price_of(facts.cost)} at the recipe's prices"
     taught = f"{counted(facts.rescues, 'text')} taught"
     return f"Source {name}: {counted(facts.sent, 'question')}{failed}, {facts.tokens:,} tokens{price}; {taught}{each}."
+
+
+def price_of(cost: float) -> str:
+    """Return an amount in the unit of the recipe's prices, with two digits after the first that counts."""
+    return f"{cost:.2f}" if cost >= 0.1 or not cost else f"{cost:.2g}"
 
 
 def silence_note(name: str, facts: SourceFacts) -> str | None:

@@ -27,6 +27,7 @@ MOST_RESCUES = 20
 MOST_LINES = 200  # per log
 LONGEST_PHASE = 200  # characters
 SLOW_SECONDS = 10.0  # without progress, after which it is said for how long
+SILENT_SECONDS = 45.0  # without a heartbeat, of a process or in a bucket, after which it is said for how long
 LONGEST_LINE = 500
 LOOK_BYTES = 4 * 2**20  # per read
 LOG_BYTES = 64 * 2**10  # at the end of a log, for the first read
@@ -108,7 +109,8 @@ class LivePolicy:
         self._before: float | None = None
         self.phase = "starting"
         self._progress: object = None
-        self._since = time.monotonic()
+        self._counter: object = None
+        self._since = self._beat_at = self._step_at = time.monotonic()
         self.log: deque[str] = deque(maxlen=MOST_LINES)
         self.rescues: deque[JsonObject] = deque(maxlen=MOST_RESCUES)
         self._reset()
@@ -140,6 +142,8 @@ class LivePolicy:
             self.phase = clean(str(state.get("phase", self.phase)), LONGEST_PHASE)
             if state.get("progress") != self._progress:
                 self._progress, self._since = state.get("progress"), time.monotonic()
+            if state.get("counter") != self._counter:
+                self._counter, self._beat_at = state.get("counter"), time.monotonic()
         if self._before is None:
             self._read_before()
         lines = self._metrics.read()
@@ -158,7 +162,7 @@ class LivePolicy:
         self.rescues.extend(row for row in rows if row is not None)
 
     def _add_row(self, row: JsonObject) -> None:
-        self.step = row["step"]
+        self.step, self._step_at = row["step"], time.monotonic()
         self.learning.add(row)
         pairs = ((self.reward, "reward"), (self.gate_rate, self._gate_key))
         for curve, key in pairs:
@@ -192,11 +196,19 @@ class LivePolicy:
 
     @property
     def doing(self) -> str:
-        """Return the phase; of code of the user's that makes no progress (a tool, a reward) also for how long, as seen
-        here."""
+        """Return the phase; of a process whose heartbeat stopped, or of code of the user's that makes no progress (a
+        tool, a reward), also for how long, as seen here."""
+        if (silent := self._silent) >= SILENT_SECONDS:
+            return f"no heartbeat for {silent:.0f} s, last seen: {self.phase}"
         seconds = time.monotonic() - self._since
         users_code = Phase.CALLING.is_in(self.phase) or Phase.SCORING.is_in(self.phase)
         return f"{self.phase}, for {seconds:.0f} s" if users_code and seconds >= SLOW_SECONDS else self.phase
+
+    @property
+    def _silent(self) -> float:
+        """Return for how long a process that has not ended has shown no heartbeat, in seconds, as seen here."""
+        ended = self._counter is None or any(phase.is_in(self.phase) for phase in (Phase.TRAINED, Phase.FINISHED))
+        return 0.0 if ended else time.monotonic() - self._beat_at
 
     @property
     def waiting(self) -> float | None:
@@ -205,10 +217,13 @@ class LivePolicy:
 
     def seconds_left(self, steps: int) -> float:
         """Return the time of the remaining steps at the mean time of the recent ones, without validation; NaN before
-        the first step."""
+        the first step, and where the next one takes so long that the mean says nothing about it."""
         if not self._recent:
             return math.nan
-        return max(0, steps - self.step) * sum(self._recent) / len(self._recent)
+        mean = sum(self._recent) / len(self._recent)
+        if self.step < steps and time.monotonic() - self._step_at > max(SILENT_SECONDS, 5 * mean):
+            return math.nan
+        return max(0, steps - self.step) * mean
 
 
 class LiveRun:

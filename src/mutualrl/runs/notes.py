@@ -42,6 +42,7 @@ class LearningNotes:
         self._varied = False
         self._sums: dict[str, float] = {}
         self._recipe = recipe
+        self._tool_failures: list[float] = []  # fraction of calls that failed, of steps with calls
         self._peers = False  # whether there was a policy to read beside sources
         self._sources: dict[str, Counter[str]] = {}
 
@@ -65,6 +66,11 @@ class LearningNotes:
         for key in (*self._gates, *self._actions, SAMPLES.key, *left_out):
             if (value := finite_number(row.get(key))) is not None:
                 self._sums[key] = self._sums.get(key, 0.0) + abs(value)
+        if (
+            row.get("tools/call_frequency")
+            and (failed := finite_number(row.get("tools/failure_frequency"))) is not None
+        ):
+            self._tool_failures.append(failed)
         self._peers = self._peers or bool(finite_number(row.get(PEERS.key)))
         for key in row:
             if (match := OF_SOURCE.fullmatch(key)) and (value := finite_number(row[key])) is not None:
@@ -88,7 +94,13 @@ class LearningNotes:
             )
             if refused and not taught:
                 return [f"every reward is {reward:g} {span}, and no text was learnt: {self._reason()}"]
-            return [f"every reward is {reward:g} {span}: there is nothing to learn from. {_advice(reward)}"]
+            what = (
+                "the texts that it was taught are all it learned from" if taught else "there is nothing to learn from"
+            )
+            if self._tool_failures and min(self._tool_failures) == 1:
+                why = "Every call of a tool failed: policies/NAME/logs says how"
+                return [f"every reward is {reward:g} {span}: {what}. {why}"]
+            return [f"every reward is {reward:g} {span}: {what}. {_advice(reward)}"]
         known = [key for key in self._actions if key in self._sums]
         if not known or any(self._sums[key] for key in known):
             return []
@@ -119,9 +131,9 @@ class LearningNotes:
         long, changed = self._sums.get(TOO_LONG.key, 0.0), self._sums.get(CHANGED.key, 0.0)
         if (lost := sum(self._sums.get(key, 0.0) for key in self._unrenderable)) > long:
             return (
-                f"{self._of_others(lost, 'run')} that this policy's chat template cannot keep, or without room or a "
-                "turn that it can use; mutualrl thl-check --suite turns --source MODEL says what it loses, and hinted "
-                "shows a run with any template"
+                f"{self._of_others(lost, 'run')} that this policy's chat template cannot keep, that call a tool "
+                "which it lacks, or without room or a turn that it can use; mutualrl thl-check --suite turns --source "
+                "MODEL says what it loses, and hinted shows a run with any template"
             )
         if (unopened := self._sums.get(REASONING.key, 0.0)) > max(long, changed):
             return (

@@ -62,11 +62,11 @@ ABSENT_SECONDS = 4.0  # of a wait, after which a peer that has never published i
 
 @dataclass(frozen=True, slots=True)
 class WaitCallbacks:
-    """Callbacks of a wait. `waiting`: called once, with a message naming the peers. `arrived`: called with each peer
-    and the seconds waited for it. `absent`: called once, after `ABSENT_SECONDS`, with the peers that have never
-    published. `slow`: called once with a message about a live peer that has not published within
-    `peer_timeout`. `stopping`: called between polls; True ends the wait with RoundAbortedError. `meanwhile`: called
-    between polls with the shards that have arrived."""
+    """Callbacks of a wait. `waiting`: called with a message naming the peers, and again while it lasts beyond
+    `peer_timeout`. `arrived`: called with each peer and the seconds waited for it. `absent`: called once, after
+    `ABSENT_SECONDS`, with the peers that have never published. `slow`: called with a message about peers that have
+    not published within `peer_timeout`, once for each. `stopping`: called between polls; True ends the wait with
+    RoundAbortedError. `meanwhile`: called between polls with the shards that have arrived."""
 
     waiting: Callable[[str], None] = lambda message: None
     arrived: Callable[[str, float], None] = lambda peer, seconds: None
@@ -296,27 +296,30 @@ class Exchange:
                     callbacks.absent(absent)
             if (now := time.monotonic()) >= next_check:
                 lost |= self._lost(missing, round_index, now - start)
-                if now - start > self.timeouts.peer_timeout and (late := set(missing) - lost - slow):
-                    slow |= late
-                    for peer in sorted(late):
-                        callbacks.slow(self._describe_wait(peer, round_index, now - start))
+                if now - start > self.timeouts.peer_timeout and (late := sorted(set(missing) - lost)):
+                    report = callbacks.waiting if slow.issuperset(late) else callbacks.slow
+                    report(self._describe_wait(late, round_index, now - start))
+                    slow.update(late)
                 next_check = now + self.store.liveness_seconds
             callbacks.meanwhile(shards)
             time.sleep(pause)
             pause = min(2 * pause, longest)
 
-    def _describe_wait(self, peer: str, round_index: int, seconds: float) -> str:
-        """Return a message about a long wait for a peer that may still publish."""
-        silent, phase = self._heartbeats.seconds_since(peer)
-        if Phase.NOT_STARTED.is_in(phase):
-            state = "it has not started"
-        elif silent <= max(10 * INTERVAL_SECONDS, 6 * self.store.liveness_seconds):  # of a bucket it takes longer
-            state = "its heartbeat continues"
-        else:
-            state = f"no heartbeat for {silent:.0f} s (last seen: {phase})"
+    def _describe_wait(self, peers: Sequence[str], round_index: int, seconds: float) -> str:
+        """Return a message about a long wait for peers that may still publish: what each of them does."""
+        states = {}
+        for peer in peers:
+            silent, phase = self._heartbeats.seconds_since(peer)
+            if Phase.NOT_STARTED.is_in(phase):
+                states[peer] = "it has not started"
+            elif silent <= max(10 * INTERVAL_SECONDS, 6 * self.store.liveness_seconds):  # of a bucket it takes longer
+                states[peer] = "its heartbeat continues"
+            else:
+                states[peer] = f"no heartbeat for {silent:.0f} s (last seen: {phase.partition(' for round')[0]})"
+        each = [state if len(states) == 1 else f"{peer}: {state}" for peer, state in states.items()]
         return (
-            f"{Phase.WAITING} for round {round_index} of {peer} for {seconds:.0f} s; {state} (until run.round_timeout, "
-            f"{self.timeouts.round_timeout:.0f} s)"
+            f"{Phase.WAITING} for round {round_index} of {', '.join(peers)} for {seconds:.0f} s; {'; '.join(each)} "
+            f"(until run.round_timeout, {self.timeouts.round_timeout:.0f} s)"
         )
 
     def _collect(

@@ -62,9 +62,9 @@ class Learner:
 @dataclass(frozen=True, slots=True)
 class Learnable:
     """What one policy can learn of a source's confirmed texts: its tokens spell them, and with the one that ends a
-    response they are within its limit. `counts`: of texts, `encodable`, `too_long` or `changed`; `prompts`: those with
-    an encodable text; `lengths`: of the others with one that is too long, the tokens of the shortest; `context`: as of
-    `Learner`."""
+    response they are within its limit. `counts`: of texts, `encodable`, `too_long` or `changed`, and of `runs`;
+    `prompts`: those with an encodable text; `lengths`: of the others with one that is too long, the tokens of the
+    shortest; `context`: as of `Learner`."""
 
     counts: Mapping[str, int]
     prompts: frozenset[str]
@@ -226,15 +226,19 @@ def has_one_verdict(rewards: Sequence[str], learners: Sequence[Learner]) -> bool
     trainer's state, or policies have other weights of the functions, or some have a chat template and some none."""
     if tuple(rewards) == BOXED:
         return True
-    if not learners:
-        raise UsageError(f"{', '.join(rewards)}: reward functions are given a tokenizer's ids; name a model")
+    functions = load_rewards(rewards)
+    if not learners and any(_takes("completion_ids", function) for function in functions):
+        raise UsageError(
+            f"{', '.join(rewards)}: takes completion_ids, and files of rollouts name no tokenizer; sample the model in "
+            "their place (--model MODEL, without --rollouts), or name a reward that does not take them"
+        )
     forms = {(learner.reward_weights, bool(learner.tokenizer.chat_template)) for learner in learners}
-    return len(forms) == 1 and not any(_takes_state(function) for function in load_rewards(rewards))
+    return len(forms) < 2 and not any(_takes("trainer_state", function) for function in functions)
 
 
-def _takes_state(function: Reward) -> bool:
+def _takes(argument: str, function: Reward) -> bool:
     try:
-        return "trainer_state" in inspect.signature(original(function)).parameters
+        return argument in inspect.signature(original(function)).parameters
     except (TypeError, ValueError):  # no signature, as of a builtin
         return False
 
@@ -249,7 +253,8 @@ def _rendered(learner: Learner, prompts: Sequence[Prompt]) -> list[str]:
 @dataclass
 class Verifier:
     """The run's reward functions as the judge of a source's texts. `timeout`: limit of one call, in seconds. `shared`:
-    a text has one reward for all learners; without, each learner computes its own."""
+    a text has one reward for all learners; without, each learner computes its own. Without learners, as for files of
+    rollouts, the functions are given no ids, and prompts as the rows have them."""
 
     prompts: Mapping[str, Prompt]
     functions: Sequence[str]
@@ -267,14 +272,14 @@ class Verifier:
             return None
         if tuple(self.functions) == BOXED:
             return [boxed_score(text, self.prompts[prompt_id].answer) for prompt_id, text, *_ in responses]
-        learner, state = self.learners[0], TrainerState()
+        learner, state = next(iter(self.learners), None), TrainerState()
+        weights, tokenizer = (None, None) if learner is None else (learner.reward_weights, learner.tokenizer)
         scores: list[float] = []
         for start in range(0, len(responses), JUDGED):
             answered = []
             for prompt_id, text, ended, *messages in responses[start : start + JUDGED]:
-                ids = tuple(encode_in_context(text, learner.tokenizer)[0])
+                ids = () if tokenizer is None else tuple(encode_in_context(text, tokenizer)[0])
                 answered.append((self.prompts[prompt_id], Completion(ids, text, ended, *messages)))
-            weights, tokenizer = learner.reward_weights, learner.tokenizer
             try:
                 scores += rewards_of(self.functions, weights, answered, tokenizer, self.timeout, state)
             except RewardError:
@@ -396,6 +401,8 @@ def _learnable(responses: Sequence[tuple[str, RecordedText]], learner: Learner) 
     """Return what a policy can learn of these responses (with their prompts' ids). Runs count as learnable: whether its
     chat template keeps them is not asked here."""
     counts = dict.fromkeys(("encodable", "too_long", "changed"), 0)
+    if runs := sum(bool(each.messages) for _, each in responses):
+        counts["runs"] = runs
     prompts, lengths = {prompt_id for prompt_id, each in responses if each.messages}, dict[str, int]()
     pairs = [(prompt_id, each.text) for prompt_id, each in responses if not each.messages]
     if ends_in_reasoning(_end_of_prompt(learner)):
@@ -459,7 +466,8 @@ def learnable_note(learner: str, counts: Mapping[str, int]) -> str:
         refused.append(f"{counts['changed']:,} changed by its tokenizer")
     if counts.get("reasoning"):
         refused.append(f"{counts['reasoning']:,} without reasoning, which its prompts open with <think>")
-    number = f"{counts['encodable']:,} of them" if counts["encodable"] or not refused else "none of them"
+    usable = counts["encodable"] + counts.get("runs", 0)
+    number = f"{usable:,} of them" if usable or not refused else "none of them"
     return f"{learner} can learn {number}" + (f" ({', '.join(refused)})" if refused else "")
 
 
@@ -469,8 +477,8 @@ def note_of(name: str, summary: JsonObject) -> str:
     left_out += [malformed_note(summary["malformed"])] if summary["malformed"] else []
     parts = [
         f"source {name}: {summary['rows']:,} rows ({summary['layout']})",
-        f"{summary['prompts']:,} of {summary['of_prompts']:,} training prompts have a text",
-        f"{summary['texts']:,} distinct texts" + (f" (left out: {', '.join(left_out)})" if left_out else ""),
+        f"{summary['prompts']:,} of {summary['of_prompts']:,} training prompts (rows) have a text",
+        f"{summary['texts']:,} texts, distinct in each" + (f" (left out: {', '.join(left_out)})" if left_out else ""),
     ]
     if summary["verified"]:
         unscorable = f", {summary['unscorable']:,} unscorable" if summary["unscorable"] else ""

@@ -164,6 +164,13 @@ def _shown(text: str) -> str:
 # ---- rows of a reference
 
 
+def require_exists(reference: str) -> None:
+    """Raise DataError for a file or directory of recorded texts that does not exist. The hub is not asked."""
+    if reference.startswith(TINY) or is_hub(Path(reference)) or try_stat(Path(reference)) is not None:
+        return
+    raise DataError(f"recorded texts not found: {reference} (expected a file, a directory, or hub:OWNER/NAME)")
+
+
 def _readable(reference: str, columns: Columns, found: MatchedTexts) -> Iterator[tuple[str, Layout, NumberedRows]]:
     """Yield the files that a reference names, each with its layout and its rows. Raises DataError if there are none."""
     if reference.startswith(TINY):
@@ -172,8 +179,7 @@ def _readable(reference: str, columns: Columns, found: MatchedTexts) -> Iterator
         yield reference, *_with_layout(hub_rows(parse_reference(Path(reference)), "train"), columns, reference)
         return
     path = Path(reference)
-    if try_stat(path) is None:
-        raise DataError(f"recorded texts not found: {path} (expected a file, a directory, or hub:OWNER/NAME)")
+    require_exists(reference)
     if (path / "run.json").is_file():
         where = str(path / "exchange")
         yield where, *_with_layout(_of_run(path), columns, where)

@@ -50,7 +50,7 @@ def recorded_source(
     ]
     notify(
         f"source {name}: {found.counts['rows']:,} rows ({found.layout}); {len(found.texts):,} of {len(prompts):,} "
-        f"prompts have a text; {len(pairs):,} distinct texts"
+        f"prompts (rows) have a text; {len(pairs):,} texts, distinct in each"
     )
     return StoredSource(name, rollouts_table(name, pairs, rewards), verified=False)
 

@@ -29,7 +29,9 @@ REVIVED = Metric("prompts/revived", "prompts", "dead ones that have a reward abo
 ROUND = Metric("see/round", "round", "number of the round in the exchange")
 PEERS = Metric("see/peers", "policies", "whose rollouts were read")
 BYTES = Metric("see/bytes", "bytes", "of the shards that were read")
-WAIT = Metric("see/wait_seconds", "seconds", "for which peers were awaited", panel="waiting for peers")
+WAIT = Metric(
+    "see/wait_seconds", "seconds", "for which peers and sources were awaited", panel="waiting for other members"
+)
 LAG = Metric("see/lag", "rounds", "by which the slowest peer lagged; with exchange.staleness only")
 LATE_ROWS = Metric("see/late_rows", "rows", "of rounds that peers published late; with exchange.staleness only")
 

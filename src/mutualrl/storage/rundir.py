@@ -123,7 +123,7 @@ class RunDirectory:
         if info.scripts:
             raise UsageError(
                 f"{self.root}: its policies were trained by scripts (Sharing.over) and have no recipe, which this "
-                "command needs; report, watch, runs, and exchange ls, verify and export read such a run"
+                "command needs; report, watch, runs, and exchange ls, show and export read such a run"
             )
         return info.recipe
 

@@ -275,7 +275,9 @@ def _beside_table(compared: Compared, pool: str) -> str:
 
 def _level_table(compared: Compared, pool: str, rows: Mapping[str, Mapping[str, Estimate]], title: str) -> str:
     columns = list(dict.fromkeys(name for row in rows.values() for name in row))
-    lines = [f"**{title}, {pool}: mean over seeds [95 % interval]**", ""]
+    guessed = any(estimate.of_guess for row in rows.values() for estimate in row.values())
+    without = "; none where all seeds are equal in a group whose size was not recorded" if guessed else ""
+    lines = [f"**{title}, {pool}: mean over seeds [95 % interval{without}]**", ""]
     lines += _header("arm", "seeds", *columns)
     for arm, row in rows.items():
         cells = [_level(row.get(name)) for name in columns]

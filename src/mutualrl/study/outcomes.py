@@ -348,11 +348,11 @@ class Outcomes:
         """Return a measure of a policy, or its mean over the pool; None if a run lacks it.
 
         Measures: `accuracy`, `accuracy/GROUP`, `pass_at/K`, `retained`, `entropy`, `kl`, `length`, `lesson_nll`,
-        `turns`, `over_calls`, `uncalled`, `attempts`, `equal_groups`, `generated_tokens`, `extra_tokens`, `asked_tokens`, `seconds`, `gate_change`
-        (last tenth of the run minus the first), `steps_to/ARM` (first step at which the pool's mean validation accuracy
-        reaches ARM's final one of the same seed; the last step if it never does), `accuracy_at_tokens/ARM` (accuracy at
-        the last validation before the policy had sampled and trained on more tokens than the same policy did in all of
-        ARM's run of the same seed).
+        `turns`, `over_calls`, `uncalled`, `attempts`, `equal_groups`, `generated_tokens`, `extra_tokens`,
+        `asked_tokens`, `seconds`, `gate_change` (last tenth of the run minus the first), `steps_to/ARM` (first step at
+        which the pool's mean validation accuracy reaches ARM's final one of the same seed; the last step if it never
+        does), `accuracy_at_tokens/ARM` (accuracy at the last validation before the policy had sampled and trained on
+        more tokens than the same policy did in all of ARM's run of the same seed).
         """
         outcome = self.by[pool, arm, seed]
         if measure.startswith("steps_to/"):

@@ -93,7 +93,9 @@ def results(
     if missing := [str(piece) for piece, outcome in stored.items() if outcome is None]:
         shown = "; ".join(missing[:5]) + ("; ..." if len(missing) > 5 else "")
         notes.append(f"{len(missing)} of {len(stored)} pieces are missing: {shown}")
-    if claims is not None and (registered is None or registered.sha256 != claims.sha256):
+    if claims is not None and registered is not None and claims.sha256 == registered.sha256:
+        claims = None  # the same bytes, with the date at which the sweep began
+    if claims is not None:
         began = (read_checksummed(root / SWEEP, root=root) or {}).get("began")
         before = "none" if registered is None else f"sha256 {registered.sha256[:12]}"
         notes.append(
@@ -103,10 +105,11 @@ def results(
     start = read_checksummed(root / SWEEP, root=root) or {}
     declared = start.get("registration")
     for each in start.get("changes", ()):
-        changed = [line for line in each["changes"] if not line.startswith("claims:")]  # noted above
-        if changed:
-            shown = "; ".join(changed[:_SHOWN]) + ("; ..." if len(changed) > _SHOWN else "")
-            notes.append(f"changed at {each['at']}, after the sweep began at {start.get('began')}: {shown}")
+        changed = each["changes"]
+        shown = "; ".join(changed[:_SHOWN]) + ("; ..." if len(changed) > _SHOWN else "")
+        notes.append(f"changed at {each['at']}, after the sweep began at {start.get('began')}: {shown}")
+        if any(line.startswith("claims:") for line in changed):
+            notes.append(f"tested are the claims that it began with; the others: mutualrl compare {root} --claims FILE")
     result = compare(Outcomes(outcomes), reference or grid.reference, claims or registered, notes)
     value: JsonObject = {"pieces": [each.to_json() for each in outcomes], "comparison": result.to_json()}
     if declared is not None:
@@ -119,10 +122,11 @@ def results(
 
 
 def write_results(sweep: Sweep, root: Path) -> Compared | None:
-    """Write `results.json` (raw values, comparison, claims) and `results.md`; None if no piece is done."""
+    """Write `results.json` (raw values, comparison, the claims that the sweep began with) and `results.md`; None if no
+    piece is done."""
     if not any(outcome_file(root, piece).exists() for piece in sweep.grid.pieces):
         return None
-    value, result = results(root, sweep.claims)
+    value, result = results(root)
     write_json(root / RESULTS, value)
     write_atomic(root / "results.md", (markdown(result) + "\n").encode())
     return result

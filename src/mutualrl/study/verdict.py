@@ -197,10 +197,15 @@ def _difference(comparison: Comparison, arm: str, finals: dict[int, float], plai
     if word == "Not decided" and not _few(members):  # else more seeds are no help
         both = (*comparison.arms[baseline().name], *members)
         unused = 1 + max(run.seed for run in both if type(run.seed) is int)
-        cautions.append("More seeds would narrow it; a sweep file runs many (mutualrl sweep).")
-        pair = [comparison.arms[baseline().name][0], members[0]]
-        for run in pair:
-            commands += _again(run, seed=unused, directory=f"{run.root}-{unused}")
+        verb = "narrow the interval" if estimate.n >= MIN_VALUES else "give an interval"
+        how = "" if in_sweep(members[0].root) else "; a sweep file runs many (mutualrl sweep)"
+        cautions.append(f"More seeds would {verb}{how}.")
+        for arm_runs, others in ((comparison.arms[baseline().name], finals), (members, plain)):
+            missing = sorted(set(others) - {run.seed for run in arm_runs if type(run.seed) is int})
+            seed = missing[0] if missing else unused  # first what the other arm has already
+            commands += _again(arm_runs[0], seed=seed, directory=f"{arm_runs[0].root}-{seed}")
+        if len(commands) == 1:  # a seed of one arm alone decides nothing
+            commands = ()
     return Verdict(
         word,
         subject,

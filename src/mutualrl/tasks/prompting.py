@@ -23,9 +23,12 @@ Content = str | list[dict[str, str]]
 Template = Mapping[str, Any]
 
 
-def as_prompt(content: Content, tokenizer: PreTrainedTokenizerBase) -> Content:
+def as_prompt(content: Content, tokenizer: PreTrainedTokenizerBase | None) -> Content:
     """Return the prompt in TRL's form: a conversation unchanged; a string as one user message if the tokenizer has a
-    chat template, else unchanged. Raises ModelError for a conversation if the tokenizer has no chat template."""
+    chat template, else unchanged, as without a tokenizer. Raises ModelError for a conversation if the tokenizer has no
+    chat template."""
+    if tokenizer is None:
+        return content
     if isinstance(content, str):
         return [{"role": "user", "content": content}] if tokenizer.chat_template else content
     if not tokenizer.chat_template:

@@ -25,7 +25,7 @@ def rewards_of(
     paths: Sequence[str],
     weights: Sequence[float] | None,
     answered: Sequence[tuple[Prompt, Completion]],
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerBase | None,
     timeout: float = REWARD_SECONDS,
     trainer_state: object = None,
 ) -> list[float]:
@@ -46,7 +46,9 @@ def rewards_of(
 
 
 def reward_arguments(
-    answered: Sequence[tuple[Prompt, Completion]], tokenizer: PreTrainedTokenizerBase, trainer_state: object = None
+    answered: Sequence[tuple[Prompt, Completion]],
+    tokenizer: PreTrainedTokenizerBase | None,
+    trainer_state: object = None,
 ) -> dict[str, object]:
     """Build the keyword arguments that TRL passes to a reward function for these completions."""
     prompts = [as_prompt(prompt.content, tokenizer) for prompt, _ in answered]

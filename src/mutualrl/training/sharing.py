@@ -147,7 +147,7 @@ class Sharing:
             how_to_start=(
                 f"Start its script in another process, with the same data, order, seed and batch: Sharing.over("
                 f"Path({str(root)!r}), policy=ITS_NAME, peers=[{policy!r}, ...], regime={configured.name!r}, "
-                f"run_id={run_id!r})"
+                f"{''.join(f'{key}={value!r}, ' for key, value in settings.items())}run_id={run_id!r})"
             ),
         )
         learners = tuple(sorted({policy, *peers}))
