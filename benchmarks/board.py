@@ -350,7 +350,8 @@ def _claims() -> list[str]:
         "## Registered claims",
         "",
         "All of them, with the time of their first commit. Verdicts are Holm-corrected within a sweep, but for those "
-        "of `study`, which are not corrected; *implied* by another of them, and counted only here. [What was changed after each registration](registrations.md).",
+        "of `study`, which are not corrected; one that is *implied* by another of them is counted only there. "
+        "[What was changed after each registration](registrations.md).",
     ]
     lines += ["", f"| sweep | committed | first run began | {' | '.join(VERDICTS)} |", "|---|---|---|---|---|---|---|"]
     total, real = Counter[str](), Counter[str]()

@@ -187,11 +187,14 @@ def _of_directory(content: Mapping[str, Any]) -> list[str]:
 
 def write(name: str, command: str, value: JsonObject, comparison: Compared, out: Path) -> None:
     """Write `NAME.json` and `NAME.md`, and print the tables. The code of raw values that were stored before stays.
-    `alone` in the file: what GRPO itself gained, by pool, where its runs record what was before."""
+    `gained` in the file: by pool and arm, accuracy after training minus before, where the runs record both."""
     content = {"command": command, **{key: each for key, each in value.items() if key != "command"}}
     outcomes = outcomes_of(content)
-    gains = {pool: gained(outcomes, pool, "grpo", outcomes.seeds(pool, "grpo")) for pool in outcomes.pools}
-    content["alone"] = {pool: each.to_json(effect=False) for pool, each in gains.items() if each is not None}
+    content["gained"] = {pool: {} for pool in outcomes.pools}
+    for pool in outcomes.pools:
+        for arm in outcomes.arms(pool):
+            if (estimate := gained(outcomes, pool, arm, outcomes.seeds(pool, arm))) is not None:
+                content["gained"][pool][arm] = estimate.to_json(effect=False)
     harness.write(out, name, content, markdown(comparison), indent=None)
 
 

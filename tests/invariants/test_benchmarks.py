@@ -163,6 +163,14 @@ def test_smallest_form_of_a_benchmark_runs_and_names_its_commit(
             assert set(policy["largest_difference"].values()) == {0.0}
 
 
+@pytest.mark.parametrize("name", ["kill_matrix", "fuzz", "gpu_check", "gpu_step_phases"])
+def test_a_figure_that_is_seldom_measured_carries_its_date_and_commit(name: str) -> None:
+    code = json.loads((harness.RESULTS / f"{name}.json").read_text())["code"]
+    commit = code.get("commit") or code["stored_in"]
+    page = (REPOSITORY / "docs" / "results.md").read_text()
+    assert re.search(rf"Measured on \d+ November 2026 \({commit[:7]}\)", page)
+
+
 @pytest.mark.parametrize("path", sorted(harness.RESULTS.glob("*.json")), ids=lambda path: path.stem)
 def test_result_names_the_commit_that_made_it(path: Path) -> None:
     """Results that are older than this rule name the commit that stored them first (`stored_in`)."""

@@ -31,6 +31,26 @@ def test_mu_rises_and_falls_along_half_a_cosine() -> None:
         Chord(mu_peak=0.1, mu_valley=0.2)
 
 
+@pytest.mark.parametrize(("rounds", "decay", "quoted"), [(100, 75, 0.29), (160, 120, 0.29), (8, 6, 0.60)])
+def test_last_step_of_adam_without_clipping_is_the_quoted_fraction_of_chords(
+    rounds: int, decay: int, quoted: float
+) -> None:
+    """Simulate Adam with gradients of equal size: CHORD's own, and ours, larger by 1 / (1 - mu). With gradients that are
+    clipped to one norm the two are the same."""
+
+    def last_step(gradients: list[float]) -> float:
+        first = second = 0.0
+        for gradient in gradients:
+            first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
+        count = len(gradients)
+        return first / (1 - 0.9**count) / math.sqrt(second / (1 - 0.999**count))
+
+    ours = [1 / (1 - mu_at(number, Chord(decay_rounds=decay))) for number in range(rounds)]
+    chords = last_step([1.0] * rounds)
+    assert last_step(ours) / chords == pytest.approx(quoted, abs=0.005)
+    assert last_step([min(1.0, gradient) for gradient in ours]) == pytest.approx(chords)
+
+
 def test_every_prompt_with_a_text_is_imitated_whatever_its_reward() -> None:
     """The weight is mu / (1 - mu): the loss is (1 - mu) GRPO + mu NLL up to the factor 1 - mu. A peer's text is not
     used."""

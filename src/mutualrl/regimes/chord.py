@@ -1,10 +1,12 @@
 """CHORD: on every prompt with a source's text, its NLL joins the loss, with a weight that falls from imitation to GRPO.
 
 Source: arXiv 2508.11408 (CHORD-mu), with the schedule and the example's values of ms-swift and Trinity-RFT. Its loss is
-(1 - mu) * GRPO + mu * SFT; here GRPO + mu / (1 - mu) * NLL, the same up to the factor 1 - mu, which Adam's steps do not
-have. Departures: the NLL is of texts on the round's prompts, while CHORD draws an SFT batch of its own; the KL term has
-GRPO's weight. As there, texts are neither judged by a reward nor gated. The weights of single tokens (CHORD-phi) are
-not here.
+(1 - mu) * GRPO + mu * SFT; here GRPO + mu / (1 - mu) * NLL, the same up to the factor 1 - mu. Clipping by the norm
+removes that factor from gradients above it; Adam alone does not, since the factor rises while mu falls, and its second
+moment remembers the large early gradients (docs/differences.md). Further departures: the NLL is of texts on the round's
+prompts, a mean of means per text, while CHORD draws an SFT batch of its own and takes the mean over its tokens; the KL
+term has GRPO's weight. As there, texts are neither judged by a reward nor gated. The weights of single tokens
+(CHORD-phi) are not here.
 """
 
 from __future__ import annotations
