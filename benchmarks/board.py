@@ -142,9 +142,9 @@ def _before(outcomes: Outcomes, pool: str) -> str:
         before = [run[policy].before for run in runs]
         groups = [group for group in outcomes.groups(pool, policy) if all(group in each for each in before)]
         means = {group: statistics.fmean(each[group] for each in before) for group in groups}
-        whole, parts = means.pop("all", None), ", ".join(f"{group} {mean:.2f}" for group, mean in means.items())
+        whole, parts = means.pop("all", None), ", ".join(f"{group} {mean:.0%}" for group, mean in means.items())
         if whole is not None:
-            able.append(f"{policy} {whole:.2f}" + (f" ({parts})" if len(means) > 1 else ""))
+            able.append(f"{policy} {whole:.0%}" + (f" ({parts})" if len(means) > 1 else ""))
     return f"Greedy accuracy before training: {', '.join(able)}." if able else ""
 
 

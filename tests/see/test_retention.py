@@ -197,8 +197,8 @@ def test_wait_ends_when_the_run_is_stopping_and_reports_slow_peers(tmp_path: Pat
     (message,) = slow  # said once, with what each of them does
     assert "bob: its heartbeat continues; cyd: its heartbeat continues (until" in message
     seconds = [int(re.findall(r"for (\d+) s;", each)[0]) for each in (message, *waiting[1:])]
-    assert seconds == sorted(set(seconds)), "the phase tells how long the wait has been, while it lasts"
-    assert seconds[-1] >= 20
+    assert seconds == sorted(seconds), "the phase tells how long the wait has been, while it lasts"
+    assert (seconds[0], seconds[-1] >= 20) == (10, True)
 
 
 def test_a_peer_that_was_killed_does_not_beat_on(tmp_path: Path, clock: Clock) -> None:

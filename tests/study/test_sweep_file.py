@@ -200,6 +200,7 @@ def test_shipped_sweeps_are_valid(tmp_path: Path) -> None:
         "one-model-chord",
         "one-model-seeds",
         "paper",
+        "paper-countdown",
         "resample",
         "rivals",
         "rivals-recorded",

@@ -225,7 +225,8 @@ def asked_notes(run: LoggedRun) -> list[str]:
                 f"no success; raise sources.{source}.max_tokens, or see whether the server knows the model's end tokens"
             )
         shares = {policy: share for policy in run.policies if (share := waited_share(run, policy, source)) > WAITED}
-        if shares and not staleness and not facts.failed:  # else the time went to a server that does not answer
+        gone = facts.left_out > facts.over_budget  # then the time went to a server that no longer answers
+        if shares and not staleness and not gone:
             waited = " and ".join(f"{share:.0%} of {policy}'s time" for policy, share in shares.items())
             notes.append(
                 f"Waiting for source {source} alone took {waited}; "
