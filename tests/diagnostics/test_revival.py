@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,39 @@ def test_task_keys_are_taken_as_by_train(cli_here: Cli, tmp_path: Path) -> None:
     assert json.loads(result.stdout)["sources"][0]["confirmed"] > 0
     refused = cli_here("complementarity", *options, *small, "--set", "run.steps=3")
     assert (refused.returncode, "keys of the task and of its sources" in refused.stderr) == (2, True)
+
+
+def test_an_own_reward_judges_texts_beside_a_dump(cli_here: Cli, tmp_path: Path) -> None:
+    """As the printed advice says; one that takes a tokenizer's ids is refused with what works."""
+    asked = [f"{number}+1?" for number in range(8)]
+    rows = [{"prompt": prompt, "completion": "x", "reward": 0.0} for prompt in asked for _ in range(2)]
+    write(tmp_path / "dump.jsonl", rows)
+    write(tmp_path / "rows.jsonl", [{"prompt": each, "gold": str(n + 1)} for n, each in enumerate(asked)])
+    write(tmp_path / "book.jsonl", [{"prompt": each, "solution": str(n + 1)} for n, each in enumerate(asked)])
+    (tmp_path / "own.py").write_text(
+        "def exact(completions, gold, **_):\n    return [float(c == g) for c, g in zip(completions, gold)]\n"
+        "def by_ids(completions, completion_ids, **_):\n    return [float(len(ids)) for ids in completion_ids]\n"
+    )
+    command = ("complementarity", "--rollouts", "dump.jsonl", "--source", "book=recorded:book.jsonl", "--json")
+    task = ("--task", "dataset", "--data", "rows.jsonl", "--set", "task.answer=gold")
+    result = cli_here(*command, *task, "--set", "task.reward=own.py:exact")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["sources"][0]["confirmed"] == 7  # one prompt is held out
+    refused = cli_here(*command, *task, "--set", "task.reward=own.py:by_ids")
+    assert refused.returncode == 2
+    assert "own.py:by_ids: takes completion_ids" in refused.stderr
+    assert "--model MODEL, without --rollouts" in refused.stderr
+
+
+def test_a_missing_file_and_too_many_new_tokens_are_said_before_sampling(cli_here: Cli) -> None:
+    missing = cli_here("complementarity", "--model", "tiny:ada", "--source", "x=recorded:nofile.jsonl")
+    assert (missing.returncode, "recorded texts not found: " in missing.stderr) == (2, True)
+    assert "sampling" not in missing.stdout + missing.stderr
+    long = cli_here("complementarity", "--model", "tiny:ada", "--source", "book=recorded:tiny:book")
+    (room,) = re.findall(r"expected at most (\d+): --max-new-tokens \1", long.stderr)
+    fits = ("--max-new-tokens", room, "--samples", "1", "--prompts", "2")
+    result = cli_here("complementarity", "--model", "tiny:ada", "--source", "book=recorded:tiny:book", *fits)
+    assert result.returncode == 0, result.stderr
 
 
 def test_rollouts_that_an_error_ended_are_no_failures(cli_here: Cli, tmp_path: Path) -> None:

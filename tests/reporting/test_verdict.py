@@ -184,6 +184,16 @@ def test_arms_are_paired_by_seed_and_the_word_follows_the_interval(
         assert [f"--seed {len(gains)}" in command for command in verdict.commands] == [True, True]
 
 
+def test_the_next_seeds_are_those_that_one_arm_has_already(tmp_path: Path) -> None:
+    runs = [made_run(tmp_path / f"grpo-{seed}", "grpo", seed=seed) for seed in (0, 1)]
+    (verdict,) = verdicts_of(*runs, made_run(tmp_path / "sgt-0", "sgt", seed=0))
+    assert ["--seed 2" in verdict.commands[0], "--seed 1" in verdict.commands[1]] == [True, True]
+    assert "More seeds would give an interval; a sweep file runs many (mutualrl sweep)." in verdict.cautions
+    (tmp_path / "sgt-0-1").mkdir()  # the second command could not run: one arm alone decides nothing
+    (verdict,) = verdicts_of(*runs, tmp_path / "sgt-0")
+    assert not verdict.commands
+
+
 def test_arms_without_a_baseline_or_a_common_seed_are_not_compared(tmp_path: Path) -> None:
     sgt, xgrpo = made_run(tmp_path / "a", "sgt"), made_run(tmp_path / "b", "xgrpo")
     (verdict,) = verdicts_of(sgt, xgrpo)

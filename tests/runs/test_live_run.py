@@ -17,6 +17,28 @@ from mutualrl.runs.live import MOST_LINES, MOST_POINTS, MOST_RESCUES, Curve, Liv
 from mutualrl.storage.rundir import RunDirectory
 
 
+def test_a_process_that_stopped_beating_is_said_to_be_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = made_run(tmp_path / "r", "sgt")
+    beats = RunDirectory(run).exchange / "ada" / "heartbeat.json"
+    beats.parent.mkdir(parents=True, exist_ok=True)
+    now = 1000.0
+    monkeypatch.setattr(reader.time, "monotonic", lambda: now)
+    beats.write_text(json.dumps({"phase": "generating", "counter": 3, "progress": 1}))
+    (live,) = (policy for policy in LiveRun(RunDirectory(run), ["ada"]).policies.values())
+    live.update()
+    now += 44
+    live.update()
+    assert (live.doing, math.isnan(live.seconds_left(10**6))) == ("generating", False)
+    now += 20
+    live.update()
+    assert live.doing == "no heartbeat for 64 s, last seen: generating"
+    assert math.isnan(live.seconds_left(10**6))  # the mean of earlier steps says nothing about this one
+    beats.write_text(json.dumps({"phase": "finished", "counter": 4, "progress": 2}))
+    live.update()
+    now += 100
+    assert live.doing == "finished"
+
+
 def test_new_lines_are_read_once_and_complete(tmp_path: Path) -> None:
     path = tmp_path / "grows"
     lines = NewLines(path)

@@ -31,6 +31,21 @@ def test_equal_rewards_are_said_with_advice() -> None:
     assert notes("grpo") == []
 
 
+def test_equal_rewards_beside_texts_that_were_taught_are_no_standstill() -> None:
+    (note,) = notes("sgt", {**FLAT, "sgt/pairs": 3.0}, FLAT)
+    assert note.startswith(
+        "every reward is 0 in all 2 steps: the texts that it was taught are all it learned from. Try"
+    )
+
+
+def test_tools_that_always_fail_are_the_reason() -> None:
+    row = {**FLAT, "tools/call_frequency": 1.0, "tools/failure_frequency": 1.0}
+    (note,) = notes("sgt", {**row, "sgt/pairs": 3.0}, row)
+    assert note.endswith("Every call of a tool failed: policies/NAME/logs says how")
+    (note,) = notes("grpo", row, {**row, "tools/failure_frequency": 0.5})
+    assert "Every call" not in note
+
+
 def test_open_gate_that_taught_nothing_names_the_reason_and_the_setting() -> None:
     row = {**VARIED, "sgt/gate_rate": 0.875, "sgt/pairs": 0.0, "thl/too_long": 4.0, "thl/changed": 1.0}
     (note,) = notes("sgt", row, row)

@@ -156,6 +156,22 @@ def test_what_was_changed_after_a_sweep_began_is_noted(copy: Path, cli: Cli, cli
 
 
 @pytest.mark.extended
+def test_claims_are_those_that_the_sweep_began_with(copy: Path, cli: Cli, cli_here: Cli) -> None:
+    """The same bytes with a younger date are the same claims; other ones are tested by `compare --claims` alone."""
+    began = json.loads((copy / "out" / "results.json").read_text())["comparison"]["registered"]
+    os.utime(copy / "claims.yaml", (4e9, 4e9))
+    touched = json.loads(cli_here("compare", copy / "out", "--claims", copy / "claims.yaml", "--json").stdout)
+    assert touched["registered"] == began
+    assert not any("older than the claims" in note or "claims differ" in note for note in touched["notes"])
+    (copy / "claims.yaml").write_text("claims: [{text: other, one: grpo-noise, other: grpo, says: below}]\n")
+    assert cli("sweep", copy / "s.yaml", "--out", copy / "out").returncode == 0
+    after = json.loads((copy / "out" / "results.json").read_text())
+    assert after["comparison"]["registered"] == began
+    assert [claim["claim"] for claim in after["comparison"]["claims"]] == ["noise is better"]
+    assert any(note.startswith("tested are the claims that it began with") for note in after["comparison"]["notes"])
+
+
+@pytest.mark.extended
 def test_compare_accepts_a_sweep_or_its_runs_and_notes_late_claims(copy: Path, cli_here: Cli) -> None:
     of_sweep = json.loads(cli_here("compare", copy / "out", "--json").stdout)
     runs = sorted((copy / "out" / "pieces" / "one").glob("*-?"))

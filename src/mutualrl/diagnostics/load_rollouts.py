@@ -190,7 +190,9 @@ def _sample(plan: DiagnosticPlan, sampled: SampledPool, bars: ProgressBars) -> L
     fitting = np.flatnonzero(fits).tolist()
     if not fitting:
         shortest, most = max(min(map(len, ids[name])) for name in names), sampled.recipe.task.max_prompt_tokens
-        if (room := min(contexts.values()) - shortest) > 0 and shortest <= most:
+        longest = max(max(map(len, ids[name])) for name in names)
+        room = min(contexts.values()) - (longest if min(contexts.values()) > longest else shortest)
+        if room > 0 and shortest <= most:
             raise DataError(
                 f"none of {len(sampled.prompts)} prompts leaves room for {new_tokens} new tokens within the models' "
                 f"positions ({', '.join(f'{name} {context}' for name, context in contexts.items())}); expected at most "
