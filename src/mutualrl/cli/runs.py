@@ -72,8 +72,11 @@ def _is_run(path: Path) -> bool:
 
 
 def _state(overview: Overview) -> str:
-    """Return a run's state; for one that ended early, also if it has no checkpoint to resume from."""
+    """Return a run's state; for one that ended early, also if it has no checkpoint to resume from; of imported texts,
+    that they are no run."""
     run = overview.run
+    if run.info.command[1:3] == ["exchange", "import"]:
+        return "imported texts"
     if run.state in (RunState.RUNNING, RunState.FINISHED, RunState.ELSEWHERE) or overview.has_checkpoint:
         return run.state
     return f"{run.state} before its first checkpoint"

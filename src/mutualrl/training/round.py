@@ -409,9 +409,13 @@ class Rounds:
         self._follow(own.rollouts)
 
     def _metrics_of(self, plans: Sequence[Plan]) -> dict[str, float]:
-        """Return the metrics of this round's plan; what late plans add to it, rows and their tokens, and what asked
-        sources answered late, are sums over all plans."""
-        added = {metric.key for metric in self.sharing.regime.metrics if metric.unit in ("rows", "tokens")}
+        """Return the metrics of this round's plan; what late plans add to it, rows and their tokens, prompts whose gate
+        a late member opened, and what asked sources answered late, are sums over all plans."""
+        added = {
+            metric.key
+            for metric in self.sharing.regime.metrics
+            if metric.unit in ("rows", "tokens") or metric.role == "gate_rate"
+        }
         added |= {of_source(name, key) for name in self.sharing.asked for key in ("texts", "confirmed")}
         metrics = dict(plans[-1].metrics)
         for plan in plans[:-1]:
