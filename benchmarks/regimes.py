@@ -125,6 +125,7 @@ def outcomes(runs: list[dict[str, Any]]) -> Outcomes:
                 after={ALL: final["accuracy"], **final["by_group"]},
                 before={ALL: initial["accuracy"], **initial["by_group"]},
                 problems=final["n"],
+                curve=((0, initial["accuracy"]), (run["steps"], final["accuracy"])),
                 entropy=policy["entropy"],
                 kl=policy["kl"],
             )

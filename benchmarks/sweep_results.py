@@ -86,8 +86,8 @@ def added_to(name: str, runs: Path) -> tuple[JsonObject, Compared]:
     grid = stored_grid(runs)
     places = {(piece.pool, piece.arm): place for place, piece in enumerate(grid.pieces)}
     of_both = sorted([*earlier, *content["pieces"]], key=_key)
-    content["pieces"] = sorted(of_both, key=lambda piece: places.get(_key(piece)[:2], len(places)))
-    declared = len(grid.pieces) // len(grid.seeds) * registered.file.seeds
+    content["pieces"] = sorted(of_both, key=lambda piece: places.get(_key(piece)[:2], -1))  # other pools stay first
+    declared = len({*places, *(_key(piece)[:2] for piece in of_both)}) * registered.file.seeds
     notes = [f"{len(earlier)} of {len(content['pieces'])} pieces were made by an earlier part of the sweep"]
     if (missing := declared - len(content["pieces"])) > 0:
         notes.insert(0, f"{missing} of {declared} pieces are missing")
