@@ -351,9 +351,14 @@ def _claims() -> list[str]:
         "",
         "All of them, with the time of their first commit. Verdicts are Holm-corrected within a sweep, but for those "
         "of `study`, which are not corrected; one that is *implied* by another of them is counted only there. "
-        "[What was changed after each registration](registrations.md).",
+        "[What was changed after each registration](registrations.md). The last column is the commit of the code that "
+        "wrote the table, *with changes* where its tracked files differed from it; what began the runs stands above.",
     ]
-    lines += ["", f"| sweep | committed | first run began | {' | '.join(VERDICTS)} |", "|---|---|---|---|---|---|---|"]
+    lines += [
+        "",
+        f"| sweep | committed | first run began | {' | '.join(VERDICTS)} | table written by |",
+        "|---" * 8 + "|",
+    ]
     total, real = Counter[str](), Counter[str]()
     for name, committed in sweeps.COMMITTED.items():
         content = sweeps.stored(name)
@@ -362,9 +367,11 @@ def _claims() -> list[str]:
         real += verdicts if name in BOARD["real"] else Counter()
         began = min((piece.get("began") or "" for piece in content["pieces"]), default="") or "not recorded"
         counts = " | ".join(str(verdicts[each]) for each in VERDICTS)
-        lines.append(f"| {shown(name)} | {committed} | {began} | {counts} |")
+        code = content["code"]
+        table = str(code["commit"] or code["stored_in"])[:8] + (" with changes" if code.get("changed") else "")
+        lines.append(f"| {shown(name)} | {committed} | {began} | {counts} | {table} |")
     for label, sums in (("**all**", total), ("on real models", real)):
-        lines.append(f"| {label} | | | {' | '.join(str(sums[each]) for each in VERDICTS)} |")
+        lines.append(f"| {label} | | | {' | '.join(str(sums[each]) for each in VERDICTS)} | |")
     return lines
 
 

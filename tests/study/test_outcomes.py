@@ -11,7 +11,8 @@ import pytest
 from made_runs import made_run, validation
 from mutualrl.runs.logs import read_logged
 from mutualrl.storage.files import read_checksummed, write_checksummed
-from mutualrl.study.outcomes import Outcome, Outcomes, of_run
+from mutualrl.study.comparison import compare, markdown
+from mutualrl.study.outcomes import Outcome, Outcomes, PolicyOutcome, of_run
 
 
 def update_result(run: Path, policy: str, **values: Any) -> None:
@@ -62,3 +63,38 @@ def test_pass_at_k_is_read_from_the_runs_evaluations(tmp_path: Path) -> None:
     assert outcomes.shown_k("p") == [1, 2]
     assert outcomes.value("p", "a", 0, "pass_at/2", "ada") == 0.4
     assert outcomes.value("p", "a", 0, "pass_at/2") is None  # bob has none
+
+
+def test_tokens_are_compared_on_the_seeds_that_both_arms_have() -> None:
+    pieces = [(0, "grpo", 100.0), (1, "grpo", 300.0), (1, "more", 450.0)]
+    outcomes = Outcomes(
+        [
+            Outcome("p", arm, seed, {"ada": PolicyOutcome({"all": 0.5}, generated_tokens=tokens, extra_tokens=30.0)})
+            for seed, arm, tokens in pieces
+        ]
+    )
+    budget = compare(outcomes, "grpo").budget["p"]
+    assert (budget["more"]["generated_tokens"], budget["more"]["extra_tokens"]) == (1.5, 0.1)  # of seed 1 alone
+    assert budget["grpo"]["generated_tokens"] == 1.0
+
+
+def test_a_group_whose_size_is_not_recorded_has_no_interval_where_all_seeds_are_equal() -> None:
+    """One problem of a recorded size is the least width; of a guessed one, nothing is known."""
+    for sizes, shown in (({"g": 16, "h": 16}, "1.000 [0.938, 1.000]"), ({}, "1.000 |")):
+        policy = PolicyOutcome({"all": 0.5, "g": 1.0, "h": 0.0}, problems=32, sizes=sizes)
+        text = markdown(compare(Outcomes([Outcome("p", "grpo", seed, {"ada": policy}) for seed in range(3)])))
+        assert shown in text
+        assert ("none where all seeds are equal" in text) == (not sizes)
+
+
+def test_means_of_rewards_that_are_whole_numbers_of_problems_are_fractions() -> None:
+    def bounded(*means: float) -> bool:
+        pieces = [
+            Outcome("p", "grpo", seed, {"ada": PolicyOutcome({"all": mean}, problems=4, mean_reward=True)})
+            for seed, mean in enumerate(means)
+        ]
+        return not Outcomes(pieces).measure_rewards("p")
+
+    assert bounded(0.25, 0.5, 1.0)
+    assert not bounded(0.25, 0.6, 1.0)
+    assert not bounded(0.25, 1.25, 1.0)

@@ -229,25 +229,27 @@ def _differences(outcomes: Outcomes, pool: str, reference: str) -> dict[str, dic
 
 
 def _budget(outcomes: Outcomes, pool: str, reference: str) -> dict[str, dict[str, float | None]]:
-    """Return the costs of each arm, as means over its policies and seeds: generated tokens and seconds as ratios to
-    the reference's; tokens asked of sources and extra tokens trained on, as ratios to its generated tokens. The
-    tokens asked appear only where any were."""
-    asked = any(_mean(outcomes, pool, arm, "asked_tokens") for arm in outcomes.arms(pool))
+    """Return the costs of each arm, as means over its policies and the seeds that it shares with the reference:
+    generated tokens and seconds as ratios to the reference's on these seeds; tokens asked of sources and extra tokens
+    trained on, as ratios to its generated tokens. The tokens asked appear only where any were."""
+    arms = outcomes.arms(pool)
+    asked = any(_mean(outcomes, pool, arm, "asked_tokens", outcomes.seeds(pool, arm)) for arm in arms)
     measures = [measure for measure in BUDGET if asked or measure != "asked_tokens"]
-    base = {measure: _mean(outcomes, pool, reference, measure) for measure in measures}
     table: dict[str, dict[str, float | None]] = {}
-    for arm in outcomes.arms(pool):
+    for arm in arms:
+        seeds = outcomes.seeds(pool, arm, reference)
         row: dict[str, float | None] = {}
         for measure in measures:
-            value = _mean(outcomes, pool, arm, measure)
-            denominator = base["generated_tokens" if measure in _OF_GENERATED else measure]
+            value = _mean(outcomes, pool, arm, measure, seeds)
+            of = "generated_tokens" if measure in _OF_GENERATED else measure
+            denominator = _mean(outcomes, pool, reference, of, seeds)
             row[measure] = value / denominator if value is not None and denominator else None
         table[arm] = row
     return table
 
 
-def _mean(outcomes: Outcomes, pool: str, arm: str, measure: str) -> float | None:
-    values = outcomes.by_seed(pool, arm, outcomes.seeds(pool, arm), measure)
+def _mean(outcomes: Outcomes, pool: str, arm: str, measure: str, seeds: Sequence[int]) -> float | None:
+    values = outcomes.by_seed(pool, arm, seeds, measure)
     return None if values is None else sum(values) / len(values)
 
 
