@@ -45,9 +45,10 @@ class Change:
 
 @dataclass(frozen=True)
 class History:
-    """One sweep. `committed`: time of its claims' first commit; `sha256`: of what stood there; `began`: its first run,
-    empty if that was not recorded; `stored`: first commit of its results; `beside`: results in the claims' own commit;
-    `not_run`: what of the declared grid has no run; `known`: what else was known by then."""
+    """One sweep. `committed`: time of its claims' first commit; `sha256`: of what stood there; `began`: its first
+    run, empty if that was not recorded; `stored`: first commit of its results; `beside`: results in the claims' own
+    commit; `not_run`: what of the declared grid has no run; `repeated`: runs that were made again, by later code;
+    `known`: what else was known by then."""
 
     name: str
     commit: str
@@ -58,12 +59,13 @@ class History:
     beside: Sequence[str]
     changed: Sequence[Change]
     not_run: Sequence[str]
+    repeated: int = 0
     known: str = ""
 
     @property
     def remarkable(self) -> bool:
         """Return whether there is anything to tell of it."""
-        return bool(self.known or self.beside or self.changed or self.not_run)
+        return bool(self.known or self.beside or self.changed or self.not_run or self.repeated)
 
 
 def git(*arguments: str) -> str:
@@ -127,6 +129,11 @@ def _runs(content: Mapping[str, Any]) -> set[tuple[str, str, int]]:
     return {(piece["pool"], piece["arm"], piece["seed"]) for piece in content.get("pieces", [])}
 
 
+def _starts(content: Mapping[str, Any]) -> dict[tuple[str, str, int], str]:
+    """Return when each run of a results file began; empty where that was not recorded."""
+    return {(piece["pool"], piece["arm"], piece["seed"]): piece.get("began") or "" for piece in content["pieces"]}
+
+
 def history(result: str) -> History:
     """Return the registration of a results file, and what was changed after it, up to its last new run."""
     content = sweeps.stored(result)
@@ -147,17 +154,24 @@ def history(result: str) -> History:
         if lines := changes(now, at):
             changed.append(Change(commit[:8], time_of(commit), commit not in old, lines))
         now = at
+    first_starts: dict[tuple[str, str, int], str] = {}
+    repeated = 0
+    for commit in stored:
+        for run, began in _starts(file_at(commit, f"{RESULTS}/{result}.json")).items():
+            repeated += bool(began and first_starts.get(run, began) != began and first_starts[run])
+            first_starts.setdefault(run, began)
     in_first = git("show", "--name-only", "--format=", first, "--", f"{RESULTS}/*.json").split()
     return History(
         name=result,
         commit=first[:8],
         committed=time_of(first),
         sha256=digest(before),
-        began=min((piece.get("began") or "" for piece in content["pieces"]), default=""),
+        began=min((began for began in first_starts.values() if began), default=""),
         stored=time_of(stored[0]),
         beside=[Path(path).stem for path in in_first],
         changed=changed,
         not_run=_without(before, _runs(content)),
+        repeated=repeated,
         known=BOARD["known"].get(result, ""),
     )
 
@@ -217,7 +231,7 @@ def page(histories: Sequence[History]) -> str:
 
 def _told(history: History) -> Iterator[str]:
     if history.known:
-        yield f"- Known before the claims: {history.known}"
+        yield f"- Known besides: {history.known}"
     if history.beside:
         names = ", ".join(f"`{name}`" for name in history.beside)
         yield f"- The commit of the claims, {history.commit}, stores results of {names} too."
@@ -226,6 +240,8 @@ def _told(history: History) -> Iterator[str]:
         yield f"- {change.time} ({change.commit}), {when}:"
         yield from (f"    - `{line}`" for line in change.lines)
     yield from (f"- Declared and not run: {line}" for line in history.not_run)
+    if history.repeated:
+        yield f"- Runs that were made again and replaced the first ones: {history.repeated}."
 
 
 def main() -> None:

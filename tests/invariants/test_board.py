@@ -63,7 +63,7 @@ def test_entry_with_the_same_data_and_seeds_is_taken(cli_here: Cli, tmp_path: Pa
     checked = subprocess.run(command, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stderr
     assert "sgt: +0.200 [" in checked.stdout
-    assert checked.stdout.rstrip().endswith("helps")
+    assert checked.stdout.rstrip().endswith("above")
 
 
 @pytest.mark.parametrize(
