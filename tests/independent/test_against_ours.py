@@ -51,7 +51,7 @@ SCALES = st.sampled_from(["group", "batch", "none"])
 BATCH_STD = 0.4
 
 
-@pytest.mark.parametrize("name", ["aligners", "diagnostics", "regimes", "rivals"])
+@pytest.mark.parametrize("name", ["aligners", "diagnostics", "regimes", "rivals", "teaching"])
 def test_independent_versions_import_the_standard_library_only(name: str) -> None:
     imported = set()
     for node in ast.walk(ast.parse((HERE / f"{name}.py").read_text("utf-8"))):

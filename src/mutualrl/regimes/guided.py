@@ -42,6 +42,8 @@ from mutualrl.storage.metrics import Metric
 from mutualrl.tasks.trajectories import as_json, beginning, from_json, turns_of
 from mutualrl.traits import RegimeTraits
 
+ROUNDING = 1e-9  # of products of fractions that are whole numbers: 7 * (1 - 6 / 7) is above 1 in floats
+
 
 class Guided(AllFail, Regime):
     """Guided rollouts."""
@@ -118,7 +120,7 @@ class Guided(AllFail, Regime):
             if self.turns is None:
                 number = prefix_length(total, self.max_prefix * self._left(view.round), draw)
             else:
-                number = min(math.ceil(self.turns * self._left(view.round)), total - 1)
+                number = min(math.ceil(self.turns * self._left(view.round) - ROUNDING), total - 1)
             parts = (beginning(messages, turns) for turns in range(number, 0, -1))
             part = next((each for each in parts if each), ())  # of at most so many turns, the most that can be replayed
             result.append(as_json(part) if part else "")
@@ -217,13 +219,13 @@ def _has_a_beginning(run: str | None) -> bool:
 
 def guided_count(group: int, share: float) -> int:
     """Return how many of a group's rollouts begin with a prefix: the fraction `share`, rounded down, and never all."""
-    return min(math.floor(share * group + 1e-9), group - 1)
+    return min(math.floor(share * group + ROUNDING), group - 1)
 
 
 def prefix_length(tokens: int, max_prefix: float, draw: float) -> int:
     """Return the length of a prefix of a success of `tokens` tokens: uniform over 1 to max_prefix * tokens, from a draw
     in [0, 1); 0 if that range is empty."""
-    longest = math.floor(max_prefix * tokens)
+    longest = math.floor(max_prefix * tokens + ROUNDING)
     return 1 + math.floor(draw * longest) if longest >= 1 else 0
 
 
