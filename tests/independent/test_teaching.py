@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 from test_three_tokens import P, Policy, Z, own
 
-import mutualrl
+from conftest import REPOSITORY
 from independent import teaching
 from mutualrl.records import Message, Rollout, ToolCall
 from mutualrl.regimes import GuideView, Plan, Results, Sample, Sampled
@@ -99,7 +99,7 @@ def test_chord_schedule(number: int, peak: float, part: float, warmup: int, deca
 
 
 def test_last_steps_of_adam_are_the_documented_fractions_of_chords() -> None:
-    text = (Path(mutualrl.__file__).parents[2] / "docs" / "differences.md").read_text("utf-8")
+    text = (REPOSITORY / "docs" / "differences.md").read_text("utf-8")
     quoted = re.search(r"are ([\d.]+) of CHORD's after (\d+) rounds of which (\d+) decay", text)
     more = re.findall(r"([\d.]+) after (\d+) \((\d+)\)", text)
     assert quoted is not None

@@ -13,7 +13,17 @@ from mutualrl.console.display import counted
 from mutualrl.errors import FileDamagedError
 from mutualrl.recipes.agreement import too_long_notes
 from mutualrl.storage.files import JsonObject, finite_number, read_checksummed
-from mutualrl.storage.metrics import CHANGED, LEFT_OUT, PEERS, REASONING, SAMPLES, TOO_LONG, Metric
+from mutualrl.storage.metrics import (
+    CALL_FREQUENCY,
+    CHANGED,
+    FAILURE_FREQUENCY,
+    LEFT_OUT,
+    PEERS,
+    REASONING,
+    SAMPLES,
+    TOO_LONG,
+    Metric,
+)
 from mutualrl.storage.run_info import Validation, policy_result
 from mutualrl.storage.rundir import RunDirectory
 
@@ -66,10 +76,7 @@ class LearningNotes:
         for key in (*self._gates, *self._actions, SAMPLES.key, *left_out):
             if (value := finite_number(row.get(key))) is not None:
                 self._sums[key] = self._sums.get(key, 0.0) + abs(value)
-        if (
-            row.get("tools/call_frequency")
-            and (failed := finite_number(row.get("tools/failure_frequency"))) is not None
-        ):
+        if row.get(CALL_FREQUENCY) and (failed := finite_number(row.get(FAILURE_FREQUENCY))) is not None:
             self._tool_failures.append(failed)
         self._peers = self._peers or bool(finite_number(row.get(PEERS.key)))
         for key in row:

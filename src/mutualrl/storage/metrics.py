@@ -59,7 +59,9 @@ INVALID_CALLS = Metric("tools/invalid_calls", "calls", "per rollout that could n
 OVER_CALLS = Metric(
     "tools/over_calls", "fraction", "with a call, of rollouts on prompts whose row has needs_tool: false"
 )
-#: metrics of rollouts with tools, beside TRL's tools/call_frequency and tools/failure_frequency
+#: TRL's own: calls per rollout, and the fraction of them that failed
+CALL_FREQUENCY, FAILURE_FREQUENCY = "tools/call_frequency", "tools/failure_frequency"
+#: metrics of rollouts with tools, beside these
 TOOLS = (TURNS, INVALID_CALLS, OVER_CALLS)
 
 REPLAYS = Metric("replays/made", "rollouts", "that began with turns of a peer's run, called again")
