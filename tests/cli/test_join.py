@@ -124,7 +124,7 @@ def test_policies_joined_from_separate_directories_equal_the_run(
     assert "has finished" in result.stderr
     other = cli("join", url, "--policy", "ada", "--regime", "xgrpo", "--pool", "tiny", *SHORT, "--run-dir", ada.path)
     assert (other.returncode, "regime" in other.stderr) == (2, True)  # its results are not what is asked for
-    assert "3/3" in cli("runs", "ls", ada.path).stdout  # of the member that is here
+    assert "6/6" in cli("runs", "ls", ada.path).stdout  # of the member that is here, not of bob, who is elsewhere
     summary = json.loads((bob.path / "summary.json").read_text())
     assert list(summary["policies"]) == ["bob"]
     for arguments, message in (
