@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from mutualrl.storage.rundir import checkout
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
@@ -37,17 +38,11 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
 def code() -> dict[str, Any]:
     """Return the commit of the code, and whether tracked files other than results differ from it; the commit is None
     outside a checkout."""
-    try:
-        commit = _git("rev-parse", "HEAD")
-        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)benchmarks/results")
-    except (OSError, subprocess.CalledProcessError):
+    own = checkout(Path(__file__).resolve())
+    if own is None:
         return {"commit": None}
+    commit, _, changed = own.partition("+")
     return {"commit": commit, "changed": bool(changed)}
-
-
-def _git(*arguments: str) -> str:
-    result = subprocess.run(["git", *arguments], cwd=HERE.parent, capture_output=True, text=True, check=True)
-    return result.stdout.strip()
 
 
 def write(out: Path, name: str, content: Mapping[str, Any], text: str | None = None, indent: int | None = 1) -> None:

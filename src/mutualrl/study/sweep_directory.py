@@ -83,6 +83,7 @@ def results(
     Reads only files that the sweep wrote, and runs no code named in them. Raises UsageError if no piece is done.
     """
     grid, registered = stored_grid(root), registered_claims(root)
+    start = read_checksummed(root / SWEEP, root=root) or {}
     stored = {piece: stored_outcome(root, piece) for piece in grid.pieces}
     outcomes = [outcome for outcome in stored.values() if outcome is not None]
     if not outcomes:
@@ -96,13 +97,11 @@ def results(
     if claims is not None and registered is not None and claims.sha256 == registered.sha256:
         claims = None  # the same bytes, with the date at which the sweep began
     if claims is not None:
-        began = (read_checksummed(root / SWEEP, root=root) or {}).get("began")
         before = "none" if registered is None else f"sha256 {registered.sha256[:12]}"
         notes.append(
             f"the claims differ from those that the sweep began with ({before}, now {claims.sha256[:12]}): "
-            f"they were written or changed after {began}"
+            f"they were written or changed after {start.get('began')}"
         )
-    start = read_checksummed(root / SWEEP, root=root) or {}
     declared = start.get("registration")
     for each in start.get("changes", ()):
         changed = each["changes"]
