@@ -37,6 +37,7 @@ from mutualrl.regimes import get_regime
 from mutualrl.rollouts import Rollouts
 from mutualrl.see import Exchange
 from mutualrl.storage.files import write_atomic
+from mutualrl.trajectory import Trajectory
 
 COMMAND = "python benchmarks/exchange.py"
 PROMPTS, ROLLOUTS, TOKENS = 32, 8, 600
@@ -61,7 +62,7 @@ def records(prompts: int, rollouts: int, tokens: int, seed: int) -> list[Rollout
                 float(rng.random() < 0.4),
                 ended=True,
                 prompt=text[:200],
-                text=text,
+                trajectory=Trajectory.of_text(text),
                 advantage=advantage,
                 token_ids=token_ids,
                 logprobs=logprobs,

@@ -32,6 +32,7 @@ from mutualrl.see.files import committed_rounds
 from mutualrl.see.inspection import inspect_policy
 from mutualrl.tiny import path_of
 from mutualrl.training.transfer import TokenTransfer
+from mutualrl.trajectory import Trajectory
 
 REPEATS = 5
 FITTED = 3  # the largest sizes, through which the line goes
@@ -72,7 +73,7 @@ def peer_rounds(size: Size, tokenizer: Any) -> list[Rollout]:
                 float(index == 0),
                 ended=True,
                 length=len(ids) + 1,
-                text=tokenizer.decode(ids),
+                trajectory=Trajectory.of_text(tokenizer.decode(ids)),
                 token_ids=np.array([*ids, tokenizer.eos_token_id], dtype=np.int32),
                 logprobs=(-rng.exponential(0.4, len(ids) + 1)).astype(np.float32),
             )

@@ -72,6 +72,7 @@ def publish(root: Path, name: str, tokenizer: Any, rounds: list[list[Any]]) -> N
     from mutualrl.records import Rollout
     from mutualrl.see import Exchange
     from mutualrl.thl import retokenize
+    from mutualrl.trajectory import Trajectory
 
     exchange = Exchange(root, name, "script")
     for number, prompts in enumerate(rounds):
@@ -82,7 +83,17 @@ def publish(root: Path, name: str, tokenizer: Any, rounds: list[list[Any]]) -> N
                 ids = np.array(retokenize(text, tokenizer, ended=True).ids, dtype=np.int32)
                 reward = float(rollout == 0 and index < GATED * len(prompts))
                 trace = np.full(len(ids), -1.0, dtype=np.float32)
-                records.append(Rollout(prompt.id, rollout, reward, True, text=text, token_ids=ids, logprobs=trace))
+                records.append(
+                    Rollout(
+                        prompt.id,
+                        rollout,
+                        reward,
+                        True,
+                        trajectory=Trajectory.of_text(text),
+                        token_ids=ids,
+                        logprobs=trace,
+                    )
+                )
         exchange.publish(number, records, number)
 
 

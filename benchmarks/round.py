@@ -65,6 +65,7 @@ def publish(root: Path, prompts: int, tokens: int) -> float:
     """Publish the peer's round; return the seconds."""
     from mutualrl.records import Rollout
     from mutualrl.see import Exchange
+    from mutualrl.trajectory import Trajectory
 
     source, _ = tokenizers()
     rng = np.random.default_rng(1)
@@ -79,7 +80,7 @@ def publish(root: Path, prompts: int, tokens: int) -> float:
                 float(index == 0),
                 ended=True,
                 length=len(ids) + 1,
-                text=text,
+                trajectory=Trajectory.of_text(text),
                 token_ids=np.array([*ids, source.eos_token_id], dtype=np.int32),
                 logprobs=trace,
             )

@@ -44,6 +44,7 @@ from mutualrl.tasks import TaskSource, get_task
 from mutualrl.tasks.boxed import boxed_score
 from mutualrl.tiny import path_of
 from mutualrl.training.transfer import TokenTransfer
+from mutualrl.trajectory import Trajectory
 
 POLICIES = ("ada", "bob")  # ada adds well and multiplies badly; bob is the reverse
 PROMPTS, ROLLOUTS, LONGEST = 32, 4, 20
@@ -83,7 +84,7 @@ class SharedReward:
                     reward=rewards[row],
                     ended=ids[-1] == self.tokenizer.eos_token_id,
                     length=len(ids),
-                    text=completions[row],
+                    trajectory=Trajectory.of_text(completions[row]),
                     token_ids=np.array(ids, dtype=np.int32),
                 )
             )

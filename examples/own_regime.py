@@ -18,6 +18,7 @@ from mutualrl.regimes import (
     peer_rollouts,
     setting,
 )
+from mutualrl.trajectory import NO_TEXT
 
 
 class Shortest(Regime):
@@ -42,12 +43,14 @@ class Shortest(Regime):
         failed = [prompt_id for prompt_id, rewards in view.own_groups().items() if max(rewards) <= 0.0]
         shortest: dict[str, ExtraRow] = {}
         for peer in peer_rollouts(view):
-            (text,) = view.peers[peer.policy].texts([peer.row]) if peer.prompt_id in failed else (None,)
-            ids = None if text is None else view.transfer.to_learner_ids(text, peer.ended)  # THL: None if not encodable
+            (found,) = view.peers[peer.policy].trajectories([peer.row]) if peer.prompt_id in failed else (None,)
+            ids = None if found is None else view.transfer.to_learner_ids(found.text, peer.ended)  # THL: None if not
             best = shortest.get(peer.prompt_id)
             if ids is not None and (best is None or len(ids) < len(best.token_ids)):
                 source = RowSource(peer.policy, peer.index, view.round)
-                shortest[peer.prompt_id] = ExtraRow(peer.prompt_id, source, ids, "nll", weight=weight, text=text)
+                shortest[peer.prompt_id] = ExtraRow(
+                    peer.prompt_id, source, ids, "nll", weight=weight, trajectory=found or NO_TEXT
+                )
         rows = tuple(shortest[prompt_id] for prompt_id in sorted(shortest))
         metrics = {"shortest/rows": float(len(rows)), "shortest/weight": weight}
         return Plan(rows=rows, metrics=metrics, state={"rounds": rounds + 1})

@@ -13,14 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from decimal import Decimal
-from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
 
 from mutualrl.errors import UsageError
+from mutualrl.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,88 +134,6 @@ def plain_ids(ids: Sequence[int] | Ids) -> tuple[int, ...]:
     return tuple(ids.tolist() if isinstance(ids, np.ndarray) else ids)
 
 
-class ToolCall(NamedTuple):
-    """Call of a tool. `arguments`: by name, each with its type; a text that is no JSON object stays as it is.
-    `call_id`: what its result refers to, where the format has it."""
-
-    name: str
-    arguments: Mapping[str, object] | str
-    call_id: str = ""
-
-
-class Message(NamedTuple):
-    """Message as it is read. `others`: number of its parts without text, which are left out. `name`: of a result, the
-    tool; `call_id`: the call that it answers, where the format says so. `sampled`: the policy sampled it."""
-
-    role: str
-    text: str
-    reasoning: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()
-    others: int = 0
-    name: str = ""
-    call_id: str = ""
-    sampled: bool = False
-
-    @property
-    def with_reasoning(self) -> str:
-        """Return the text after its reasoning in a block, as models write it."""
-        thought = self.reasoning.strip()
-        return f"<think>\n{thought}\n</think>\n\n{self.text}" if thought else self.text
-
-
-@dataclass(frozen=True, slots=True)
-class Trajectory:
-    """A conversation of a model, or an agent's run, from whatever a file writes it in (`tasks.run_reader`).
-
-    Roles are `system`, `user`, `assistant` and `tool`; a turn of the model is one message; the results of its calls
-    follow it in the order of the calls, each with its tool's name. Equal runs are equal values, whatever their file's
-    notation.
-    """
-
-    messages: tuple[Message, ...]
-    """All messages, those of the prompt first."""
-    branches: int = 0
-    """Branches of a trace beside the last, which are left out."""
-    problem: str = ""
-    """Why it is no run that could be learnt; empty if it is one."""
-
-    @property
-    def prompt(self) -> tuple[Message, ...]:
-        """Return the messages before the model's first."""
-        return self.messages[: self._begin]
-
-    @property
-    def after(self) -> tuple[Message, ...]:
-        """Return the messages from the model's first on."""
-        return self.messages[self._begin :]
-
-    @property
-    def prompts(self) -> list[str]:
-        """Return the texts by which the prompt may be known: the user's last one, if there is any, and all together."""
-        users = [message.text for message in self.prompt if message.role == "user"]
-        return [*users[-1:], "\n".join(message.text for message in self.prompt)]
-
-    @property
-    def is_run(self) -> bool:
-        """Return whether it is more than an answer: it has a call, a result, or several turns of the model."""
-        return len(self.after) > 1 or any(message.tool_calls for message in self.after)
-
-    @property
-    def calls(self) -> list[tuple[ToolCall, Message | None]]:
-        """Return each call with its result; None for a call at the end of the run, which has none."""
-        pairs: list[tuple[ToolCall, Message | None]] = []
-        for place, message in enumerate(self.messages):
-            results = self.messages[place + 1 : place + 1 + len(message.tool_calls)]
-            answered = [result if result.role == "tool" else None for result in results]
-            pairs += zip_longest(message.tool_calls, answered)
-        return pairs
-
-    @property
-    def _begin(self) -> int:
-        places = (place for place, message in enumerate(self.messages) if message.role == "assistant")
-        return next(places, len(self.messages))
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Rollout:
     """One sampled response to a prompt: the paper's D = (id, x_text, y_text, r, A, trace, meta).
@@ -238,8 +156,8 @@ class Rollout:
     """TRL's advantage; zero for an equal group."""
     prompt: str | None = None
     """The prompt's text, x_text."""
-    text: str | None = None
-    """The response's text, y_text; empty for a policy that ended at once. Of a trajectory, what the policy said."""
+    trajectory: Trajectory | None = None
+    """What the policy wrote: y_text, empty for a policy that ended at once; with tools, all messages of its run."""
     token_ids: Ids | None = None
     """Token ids of its policy, shape (T,)."""
     logprobs: LogProbs | None = None
@@ -252,9 +170,6 @@ class Rollout:
     """Round in which it was sampled."""
     row: int = 0
     """Position in its policy's round."""
-    messages: str | None = None
-    """Of a trajectory with tools, its messages as JSON (`tasks.trajectories`), published with the text; None of a
-    response of one message."""
     tools: str | None = None
     """Schemas of the tools that it had, as JSON, published with the text."""
     mask: Mask | None = None
@@ -264,6 +179,11 @@ class Rollout:
         for name, kind in (("token_ids", np.int32), ("logprobs", np.float32), ("mask", np.bool_)):
             if (values := getattr(self, name)) is not None:
                 object.__setattr__(self, name, np.asarray(values, dtype=kind))
+
+    @property
+    def text(self) -> str | None:
+        """Return the response's text; of a run with tools, what the policy said."""
+        return None if self.trajectory is None else self.trajectory.text
 
 
 #: rollout fields that are published only on request; the others are always published
@@ -313,10 +233,13 @@ class PublishSchema:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One generated response: the sampled ids, their text, and whether it ended with an end-of-sequence token; of a run
-    with tools also its `messages`, as JSON."""
+    """One generated response: the sampled ids, what they say, and whether it ended with an end-of-sequence token."""
 
     token_ids: tuple[int, ...]
-    text: str
+    trajectory: Trajectory
     ended: bool
-    messages: str = ""
+
+    @property
+    def text(self) -> str:
+        """Return its text; of a run with tools, what the policy said."""
+        return self.trajectory.text

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mutualrl.records import PUBLISHED_WITH, Ids, LogProbs, Mask, PublishSchema, Rollout
+from mutualrl.trajectory import Trajectory
 
 
 class Column(NamedTuple):
@@ -80,11 +81,12 @@ class Rollouts(Sequence[Rollout]):
     def of(cls, rollouts: Iterable[Rollout], policy: str = "", round_index: int = 0) -> Rollouts:
         """Build the table of rollouts, all of one policy and round."""
         rows = list(rollouts)
-        columns = {}
+        columns: dict[str, Any] = {"policy": [policy] * len(rows), "round": [round_index] * len(rows)}
+        columns["messages"] = [None if row.trajectory is None else row.trajectory.stored for row in rows]
         for column in COLUMNS:
-            values = [getattr(row, column.field) for row in rows]
-            columns[column.name] = _list_array(values, column.kind) if column.field in LISTS else values
-        columns["policy"], columns["round"] = [policy] * len(rows), [round_index] * len(rows)
+            if column.name not in columns:
+                values = [getattr(row, column.field) for row in rows]
+                columns[column.name] = _list_array(values, column.kind) if column.field in LISTS else values
         return cls(pa.table(columns, schema=SCHEMA))
 
     @classmethod
@@ -112,16 +114,17 @@ class Rollouts(Sequence[Rollout]):
         return iter(self._all_rows())
 
     def rows(self, *optional: str) -> Iterator[Rollout]:
-        """Yield the rollouts with the fields that are always published and some `optional` ones; the others are None.
-        Only these columns are decoded."""
-        names = ("policy", "round", "prompt_id", "index", "reward", "ended", *optional)
+        """Yield the rollouts with the fields that are always published and some `optional` ones (`text`: what was
+        written); the others are None. Only these columns are decoded."""
+        written = ("trajectory" if name == "text" else name for name in optional)
+        names = ("policy", "round", "prompt_id", "index", "reward", "ended", *written)
         columns = [self._field(name) for name in names]
         for row, values in enumerate(zip(*columns, strict=True)):
             yield Rollout(**dict(zip(names, values, strict=True)), row=row)
 
     def _all_rows(self) -> tuple[Rollout, ...]:
         if self._rows is None:
-            always = {"policy", "round", "prompt_id", "index", "reward", "ended"}
+            always = {"policy", "round", "prompt_id", "index", "reward", "ended", "messages"}
             self._rows = tuple(self.rows(*(column.field for column in COLUMNS if column.field not in always)))
         return self._rows
 
@@ -191,10 +194,11 @@ class Rollouts(Sequence[Rollout]):
         """Return the schemas of the tools by prompt; empty without any."""
         return {key: tools for key, tools in zip(self.prompt_ids, self._values("tools"), strict=True) if tools}  # type: ignore[misc]
 
-    def messages(self, rows: Sequence[int]) -> list[str | None]:
-        """Return the stored messages of some rows; None of a response of one message."""
-        array = self._array("messages")
-        return [array[row].as_py() for row in rows]
+    def trajectories(self, rows: Sequence[int] | None = None) -> list[Trajectory | None]:
+        """Return what was written in some rows, or in all; None where it was not published."""
+        texts, messages = self._array("y_text"), self._array("messages")
+        chosen = range(len(self)) if rows is None else rows
+        return [Trajectory.of_stored(texts[row].as_py(), messages[row].as_py()) for row in chosen]
 
     # ---- other rollouts
 
@@ -242,10 +246,11 @@ class Rollouts(Sequence[Rollout]):
 
     def _field(self, field: str) -> list[object]:
         """Return a column by its name in code, list columns as arrays."""
-        if field not in LISTS:
+        if field not in (*LISTS, "trajectory"):
             return self._values(field)
         if field not in self._lists:
-            self._lists[field] = _slices(self._array(field))
+            slices = self.trajectories() if field == "trajectory" else _slices(self._array(field))
+            self._lists[field] = list(slices)
         return self._lists[field]
 
     def _values(self, field: str) -> list[object]:
@@ -255,7 +260,8 @@ class Rollouts(Sequence[Rollout]):
 
 
 _OPTIONAL = ("prompt", "text", "messages", "tools", "advantage", "token_ids", "mask", "logprobs")
-assert {column.field for column in COLUMNS} == {field.name for field in fields(Rollout)} - {"row"}
+_FIELDS = {field.name for field in fields(Rollout)} - {"row", "trajectory"} | {"text", "messages"}
+assert {column.field for column in COLUMNS} == _FIELDS
 
 
 def _slices(column: pa.ChunkedArray) -> list[object]:

@@ -11,12 +11,12 @@ import pytest
 
 from conftest import Cli
 from mutualrl.recipes import Request, dump, resolve
-from mutualrl.records import Message, Rollout, ToolCall
+from mutualrl.records import Rollout
 from mutualrl.see import Exchange
 from mutualrl.storage.artifacts import file_sum
 from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints
 from mutualrl.storage.files import write_checksummed
-from mutualrl.tasks.trajectories import as_json
+from mutualrl.trajectory import Message, ToolCall, Trajectory
 
 NAMES = ("ada", "bob")
 
@@ -32,7 +32,14 @@ def run(tmp_path: Path) -> Path:
     for name in NAMES:
         for round_index in range(8):
             rows = [
-                Rollout(f"p{round_index}", n, float(n), True, text="\x1b[31mtext\u2028" if n else None) for n in (0, 1)
+                Rollout(
+                    f"p{round_index}",
+                    n,
+                    float(n),
+                    True,
+                    trajectory=Trajectory.of_stored("\x1b[31mtext\u2028" if n else None, None),
+                )
+                for n in (0, 1)
             ]
             rows += [Rollout(f"p{round_index}", 2, float("nan"), False)]
             Exchange(root / "exchange", name, "x").publish(round_index, rows, round_index)
@@ -62,7 +69,7 @@ def test_show_prints_texts_and_turns_cleaned_and_cut(cli: Cli, run: Path) -> Non
         Message("tool", "\x1b[31mred " + "long " * 4_000, name="search"),
         Message("assistant", "\\boxed{4}", sampled=True),
     ]
-    row = Rollout("p8", 0, 1.0, True, text="\\boxed{4}", messages=as_json(turns))
+    row = Rollout("p8", 0, 1.0, True, trajectory=Trajectory.of_stored("\\boxed{4}", Trajectory.of_run(turns).stored))
     Exchange(run / "exchange", "bob", "x").publish(8, [Rollout("p8", 1, 0.0, True), row], 8)
     result = cli("exchange", "show", run)
     assert result.returncode == 0, result.stderr

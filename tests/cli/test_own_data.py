@@ -14,6 +14,7 @@ from conftest import Cli
 from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.records import Completion
 from mutualrl.tasks import TaskSource, get_task
+from mutualrl.trajectory import Trajectory
 
 TEMPLATES = {
     "cat": "{% for m in messages %}{{ m['content'] }}{% endfor %}",
@@ -232,7 +233,7 @@ def test_columns_reach_the_reward_function_with_their_types_and_values(tiny: dic
     assert [p.answer for p in prompts] == ["7", "x+1", "0", "false", "[1, 2]", '{"a": 1.5}']
     assert [p.group for p in prompts] == ["0", "1", "2", "3", "4", "5"]
     tokenizer = load_tokenizer(str(tiny["ada"]))
-    answered = [(prompt, Completion((), "", ended=True)) for prompt in prompts]
+    answered = [(prompt, Completion((), Trajectory.of_text(""), ended=True)) for prompt in prompts]
     outside = reward_arguments(answered, tokenizer)  # dry run, evaluation
     inside = list(as_dataset(prompts, tokenizer))  # training
     for received in ([*outside["answer"]], [row["answer"] for row in inside]):

@@ -15,9 +15,9 @@ from conftest import REPOSITORY, Cli
 from mutualrl.adapter.rendering import Renderer, Unrenderable
 from mutualrl.diagnostics.turns import KEPT, KINDS, check_template, check_turns, schema, tokenizer_of
 from mutualrl.errors import UsageError
-from mutualrl.records import Message, ToolCall
 from mutualrl.regimes.losses import row_nll
 from mutualrl.tiny import path_of
+from mutualrl.trajectory import Message, ToolCall
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from conftest import Cli
-from mutualrl.tasks.trajectories import calls_of, from_json
+from mutualrl.trajectory import Trajectory
 
 pytestmark = pytest.mark.slow
 ROOM = '''
@@ -68,13 +68,14 @@ def test_runs_of_an_evaluation_are_stored_with_their_turns(tmp_path: Path, cli: 
     rows = pq.read_table(next((tmp_path / "out" / "completions").glob("kim/*.parquet"))).to_pylist()
     assert len(rows) == 24
     by_group = {
-        group: [from_json(row["messages"]) for row in rows if row["group"] == group] for group in ("plus", "times")
+        group: [Trajectory.of_json(row["messages"]).messages for row in rows if row["group"] == group]
+        for group in ("plus", "times")
     }
-    assert all(calls_of(run) for run in by_group["times"])
-    assert not any(calls_of(run) for run in by_group["plus"])  # kim guesses
+    assert all(Trajectory(tuple(run)).calls for run in by_group["times"])
+    assert not any(Trajectory(tuple(run)).calls for run in by_group["plus"])  # kim guesses
     for row in rows:
         assert row["y_text"] == "\n".join(
-            m.text for m in from_json(row["messages"]) if m.role == "assistant" and m.text
+            m.text for m in Trajectory.of_json(row["messages"]).messages if m.role == "assistant" and m.text
         )
         assert 0 < row["tokens"] <= len(row["token_ids"])
 

@@ -42,6 +42,7 @@ from mutualrl.regimes.xgrpo import XGRPO
 from mutualrl.rollouts import Rollouts
 from mutualrl.thl import align_logprobs, retokenize
 from mutualrl.training.memory import Memory
+from mutualrl.trajectory import Trajectory
 from regime_views import Peer, view
 from thl_tokenizers import synthetic
 
@@ -255,7 +256,7 @@ def test_relative_gate(learner_rewards: list[float], peer_rewards: list[float], 
 
 @given(st.lists(st.lists(st.floats(-6, 0), min_size=1, max_size=4), min_size=1, max_size=4))
 def test_fit_pick_and_sum_over_tokens(candidates: list[list[float]]) -> None:
-    fitted = [EncodedCandidate(Candidate("bob", i, "", True), (i,)) for i in range(len(candidates))]
+    fitted = [EncodedCandidate(Candidate("bob", i, Trajectory.of_text(""), True), (i,)) for i in range(len(candidates))]
     nll = {(i,): -float(np.mean(logps)) for i, logps in enumerate(candidates)}
     key = DrawKey(0, 0, "p", "ada")
     drawn = draw_candidate(fitted, SGT(pick="lowest_nll"), key, nll)

@@ -27,11 +27,12 @@ from test_three_tokens import P, Policy, Z, own
 
 from conftest import REPOSITORY
 from independent import teaching
-from mutualrl.records import Message, Rollout, ToolCall
+from mutualrl.records import Rollout
 from mutualrl.regimes import GuideView, Plan, Results, Sample, Sampled
 from mutualrl.regimes.chord import Chord, mu_at
 from mutualrl.regimes.guided import Guided
-from mutualrl.regimes.hinted import LENGTHS, Hinted
+from mutualrl.regimes.hinted import Hinted
+from mutualrl.regimes.hints import KINDS
 from mutualrl.regimes.losses import upper_bound_loss
 from mutualrl.regimes.prp import PRP
 from mutualrl.regimes.resample import batch_scaled, differing, filled, further_rows, missing, order_of
@@ -39,10 +40,10 @@ from mutualrl.regimes.round import ExtraRow, UpperBound
 from mutualrl.regimes.sgt import SGT
 from mutualrl.regimes.transfer import Aligned, EncodedRun
 from mutualrl.rollouts import Rollouts
-from mutualrl.tasks.trajectories import as_json, from_json
 from mutualrl.training.extra_rows import ExtraRows
 from mutualrl.training.resampling import Attempts
 from mutualrl.traits import SourceTraits
+from mutualrl.trajectory import Message, ToolCall, Trajectory
 from regime_views import Peer, TextTransfer, view
 
 LOGP = {letter: math.log(p) for letter, p in zip("abc", P, strict=True)}
@@ -145,7 +146,7 @@ def test_chord_is_the_mixture_of_grpo_and_imitation(
     expected = teaching.chord_texts(published, sources, dict.fromkeys(prompts), lambda text: text != "x")
     assume(expected)
     assert [row.prompt_id for row in planned.rows] == sorted(expected)
-    assert all(row.text in expected[row.prompt_id] for row in planned.rows)
+    assert all(row.trajectory.text in expected[row.prompt_id] for row in planned.rows)
     assert planned.advantages is None
     advantages = [a for i in range(0, 6, 2) for a in teaching.centred(rewards[i : i + 2], "group", 0.0)]
     ours = np.array(update(planned.rows, own([list(ids_of(text)) for text in completions], advantages)))
@@ -155,8 +156,8 @@ def test_chord_is_the_mixture_of_grpo_and_imitation(
     grpo = vector(value, completions, slopes)
     imitated = []
     for row in planned.rows:
-        nll, own_slopes = teaching.nll_of_row(logps_of(row.text), [True] * len(row.text))
-        imitated.append(vector(nll, [row.text], [own_slopes]))
+        nll, own_slopes = teaching.nll_of_row(logps_of(row.trajectory.text), [True] * len(row.trajectory.text))
+        imitated.append(vector(nll, [row.trajectory.text], [own_slopes]))
     mu = teaching.chord_mu(number, 0.9, 0.05, 3, 8)
     assert (1 - mu) * ours == pytest.approx(teaching.chord_mixture(grpo, imitated, mu), rel=1e-5, abs=1e-7)
 
@@ -169,7 +170,7 @@ def test_chord_draws_a_text_uniformly(count: int) -> None:
     drawn = Counter[str]()
     for seed in range(600):
         round_view = view([("p", 1.0), ("p", 0.0)], {"book": book}, sources={"book": SourceTraits()}, run_seed=seed)
-        drawn.update(row.text for row in Chord().plan(round_view).rows)
+        drawn.update(row.trajectory.text for row in Chord().plan(round_view).rows)
     spread = math.sqrt(600 * (1 / count) * (1 - 1 / count))
     assert sorted(drawn) == texts
     assert all(abs(drawn[text] - 600 / count) < 5 * spread for text in texts)
@@ -392,7 +393,7 @@ def test_least_hint_that_works(
     works = data.draw(st.integers(1, 9))  # from this number of the hint's words on answers may be confirmed
     by_sample: dict[Sample, Any] = {}
     phases: list[str] = []
-    for _ in range(len(LENGTHS) + 2):
+    for _ in range(len(KINDS["least"].shares) + 2):
         asked = rule.requests(round_view).without(round_view.results).samples
         if not asked:
             break
@@ -413,7 +414,7 @@ def test_least_hint_that_works(
             text, reward, ended = drawn
             ids = own_ids(text) + ((0,) if ended else ())
             trace = np.zeros(len(ids), dtype=np.float32) if sample.logprobs else None
-            made[sample] = Sampled(ids, text, ended, reward, trace, own_ids(sample.hint))
+            made[sample] = Sampled(ids, Trajectory.of_text(text), ended, reward, trace, own_ids(sample.hint))
         round_view = replace(round_view, results=round_view.results.merged(Results(samples=made)))
     planned = rule.plan(round_view)
 
@@ -436,7 +437,9 @@ def test_least_hint_that_works(
     event(f"confirmed and left out: {len(left_out) > len(taken)}, {loss}")
     assert [len(hint.split()) for hint in phases] == shown
     if loss == "nll":
-        assert [(row.hint, row.text) for row in planned.rows] == [(hint, text) for _, (hint, (text, *_)) in taken]
+        assert [(row.hint, row.trajectory.text) for row in planned.rows] == [
+            (hint, text) for _, (hint, (text, *_)) in taken
+        ]
         assert {(row.loss, row.weight, row.prompt_id) for row in planned.rows} <= {("nll", 0.1, "p")}
         assert planned.metrics["hinted/confirmed"] == len(taken)
         return
@@ -448,7 +451,7 @@ def test_least_hint_that_works(
         if not math.isnan(answer[1]) and (answer[1] <= 0.8 or is_taken((hint, answer)))
     ]
     mine, graded = teaching.hinted_group(own_rewards, [reward for _, (_, reward, _) in learnable])
-    assert [row.text for row in planned.rows] == [text for _, (text, *_) in learnable]
+    assert [row.trajectory.text for row in planned.rows] == [text for _, (text, *_) in learnable]
     assert [row.advantage for row in planned.rows] == pytest.approx(graded)
     assert planned.advantages == pytest.approx(mine)
 
@@ -474,7 +477,7 @@ def run_of(turns: Sequence[tuple[int, Sequence[str]]]) -> str:
         made = tuple(ToolCall("look", {"n": number, "m": m}) for m in range(calls))
         messages.append(Message("assistant", f"turn {number}", tool_calls=made, sampled=True))
         messages += [Message(role, f"result {number}", name="look" if role == "tool" else "") for role in roles]
-    return as_json(messages)
+    return Trajectory.of_run(messages).stored
 
 
 def messages_before_turn(turns: Sequence[tuple[int, Sequence[str]]], number: int) -> int:
@@ -516,15 +519,15 @@ def test_turns_that_rollouts_begin_with(
         round_index, "ada", seed, ["p", "q"] * group, [n for n in range(group) for _ in "pq"], group, 64, state
     )
     replays = rule.replays(guide)
-    assert replays[1::2] == [""] * group  # nothing is remembered on q
+    assert replays[1::2] == [None] * group  # nothing is remembered on q
     allowed = {
         teaching.replayable(turns, n) for n in teaching.turn_numbers(len(turns), number, most, round_index, decay)
     }
     guided = teaching.guided_places(group, share)
     event(f"replayed: {max(allowed) > 0 and bool(guided)}")
-    whole = from_json(run_of(turns))
-    for place, text in enumerate(replays[::2]):
-        part = from_json(text) if text else ()
+    whole = Trajectory.of_json(run_of(turns)).messages
+    for place, replay in enumerate(replays[::2]):
+        part = () if replay is None else replay.messages
         if place not in guided:
             assert part == ()
             continue
@@ -537,11 +540,11 @@ def test_turns_that_rollouts_begin_with(
 @given(RUN)
 def test_turns_that_can_be_replayed(turns: list[Any]) -> None:
     """As many as are asked for, or the most below that which end with a tool's result."""
-    whole = from_json(run_of(turns))
+    whole = Trajectory.of_json(run_of(turns)).messages
     for most in range(1, len(turns) + 2):
         state = {"hints": {"p": [0, run_of(turns)]}}
-        _, text = Guided(turns=most).replays(GuideView(1, "ada", 0, ["p"] * 2, [0, 1], 2, 64, state))
-        part = from_json(text) if text else ()
+        _, replay = Guided(turns=most).replays(GuideView(1, "ada", 0, ["p"] * 2, [0, 1], 2, 64, state))
+        part = () if replay is None else replay.messages
         assert part == whole[: messages_before_turn(turns, teaching.replayable(turns, most))]
 
 
@@ -549,9 +552,8 @@ def test_turns_that_can_be_replayed(turns: list[Any]) -> None:
 def test_number_of_turns_decays(total: int, turns: int, decay: int, round_index: int) -> None:
     run = run_of([(1, ["tool"])] * (total - 1) + [(0, [])])
     guide = GuideView(round_index, "ada", 0, ["p"] * 2, [0, 1], 2, 64, {"hints": {"p": [round_index - 1, run]}})
-    _, text = Guided(turns=turns, decay_rounds=decay).replays(guide)
-    made = sum(message.role == "assistant" for message in from_json(text or None))
-    assert [made] == teaching.turn_numbers(total, turns, None, round_index, decay)
+    _, replay = Guided(turns=turns, decay_rounds=decay).replays(guide)
+    assert [0 if replay is None else len(replay.turns)] == teaching.turn_numbers(total, turns, None, round_index, decay)
 
 
 @pytest.mark.parametrize(
@@ -563,9 +565,9 @@ def test_whole_numbers_of_turns(
     run = run_of([(1, ["tool"])] * (total - 1) + [(0, [])])
     rule = Guided(turns=turns, max_prefix=most or 0.5, decay_rounds=decay)
     state = {"hints": {"p": [round_index - 1, run]}}
-    made = rule.replays(GuideView(round_index, "ada", 0, ["p"] * 2, [0, 1], 2, 64, state))
+    _, replay = rule.replays(GuideView(round_index, "ada", 0, ["p"] * 2, [0, 1], 2, 64, state))
     numbers = teaching.turn_numbers(total, turns, most, round_index, decay)
-    assert sum(message.role == "assistant" for message in from_json(made[1])) in numbers
+    assert replay is not None and len(replay.turns) in numbers
 
 
 @pytest.mark.parametrize(("total", "most"), [(6, 0.5), (8, 0.9), (4, 0.3)])
@@ -575,7 +577,8 @@ def test_number_of_turns_is_drawn_uniformly(total: int, most: float) -> None:
     numbers = teaching.turn_numbers(total, None, most, 1, None)
     for seed in range(400):
         guide = GuideView(1, "ada", seed, ["p"] * 2, [0, 1], 2, 64, {"hints": {"p": [0, run_of(turns)]}})
-        drawn[sum(message.role == "assistant" for message in from_json(rule.replays(guide)[1]))] += 1
+        _, replay = rule.replays(guide)
+        drawn[0 if replay is None else len(replay.turns)] += 1
     assert sorted(drawn) == numbers
     spread = math.sqrt(400 / len(numbers))
     assert all(abs(drawn[number] - 400 / len(numbers)) < 5 * spread for number in numbers)
@@ -584,14 +587,14 @@ def test_number_of_turns_is_drawn_uniformly(total: int, most: float) -> None:
 class RunTransfer(TextTransfer):
     """Tokenizer layer whose runs are pieces: the letters of the messages' texts; a run with `x` is unrenderable."""
 
-    def encode_runs(self, runs: Sequence[tuple[str, str]]) -> list[EncodedRun | None]:
+    def encode_runs(self, runs: Sequence[tuple[str, Trajectory]]) -> list[EncodedRun | None]:
         rows: list[EncodedRun | None] = []
         for _, run in runs:
             ids, mask = [], []
-            for message in from_json(run):
+            for message in run.messages:
                 ids += ids_of(message.text.replace("x", ""))
                 mask += [message.role == "assistant"] * len(message.text.replace("x", ""))
-            rows.append(None if "x" in "".join(m.text for m in from_json(run)) else EncodedRun(tuple(ids), tuple(mask)))
+            rows.append(None if "x" in "".join(m.text for m in run.messages) else EncodedRun(tuple(ids), tuple(mask)))
         return rows
 
 
@@ -601,7 +604,7 @@ LETTER_TRANSFER = RunTransfer()
 class AnyTransfer(RunTransfer):
     """Tokenizer layer that keeps every run."""
 
-    def encode_runs(self, runs: Sequence[tuple[str, str]]) -> list[EncodedRun | None]:
+    def encode_runs(self, runs: Sequence[tuple[str, Trajectory]]) -> list[EncodedRun | None]:
         return [EncodedRun((1,), (True,)) for _ in runs]
 
 
@@ -654,7 +657,7 @@ def test_runs_that_are_remembered(rounds: list[dict[str, Any]], memory: int) -> 
             for index, (reward, prefix) in enumerate(own_rows)
         ]
         published = [
-            Rollout(prompt, 0, peer[0], True, text="said", messages=run_of(peer[1]))
+            Rollout(prompt, 0, peer[0], True, trajectory=Trajectory.of_stored("said", run_of(peer[1])))
             for prompt, (_, peer) in each.items()
             if peer is not None
         ]
@@ -703,8 +706,10 @@ def test_sgt_learns_the_models_own_tokens_of_runs(
             0,
             1.0,
             run[1],
-            text="said",
-            messages=as_json(Message(role, text, sampled=role == "assistant") for role, text in run[0]),
+            trajectory=Trajectory.of_stored(
+                "said",
+                Trajectory.of_run((Message(role, text, sampled=role == "assistant") for role, text in run[0])).stored,
+            ),
         )
         for prompt, run in zip(prompts, runs, strict=False)
         if run is not None
@@ -794,10 +799,10 @@ def test_replayed_turns_are_the_prompt_and_the_rest_is_trained_on(tmp_path: Path
     from test_trajectory_rows import contexts, guided, two_calls_of
 
     def recorded(prompt: Any) -> str:
-        messages = list(from_json(two_calls_of(prompt)))
+        messages = list(Trajectory.of_json(two_calls_of(prompt)).messages)
         if stale is not None:
             messages[2 * stale + 1] = messages[2 * stale + 1]._replace(text="1")
-        return as_json(messages)
+        return Trajectory.of_run(messages).stored
 
     trainer = guided(tmp_path, recorded, turns=2)
     _, generation = trainer.batches[1]

@@ -27,6 +27,7 @@ from mutualrl.records import Prompt, Rollout
 from mutualrl.see import Exchange
 from mutualrl.storage.files import read_checksummed
 from mutualrl.study.distill_settings import DistillSettings, parse_settings
+from mutualrl.trajectory import Trajectory
 
 
 def test_defaults_match_the_paper() -> None:
@@ -73,16 +74,19 @@ def publish_rounds(root: Path, policy: str, rounds: Sequence[Sequence[Rollout]])
 def test_success_set_has_the_distinct_finished_successes(tmp_path: Path) -> None:
     rounds = [
         [
-            Rollout("p", 0, 1.0, True, text="a"),
-            Rollout("p", 1, 1.0, True, text="b"),
-            Rollout("q", 0, 0.0, True, text="c"),
+            Rollout("p", 0, 1.0, True, trajectory=Trajectory.of_text("a")),
+            Rollout("p", 1, 1.0, True, trajectory=Trajectory.of_text("b")),
+            Rollout("q", 0, 0.0, True, trajectory=Trajectory.of_text("c")),
         ],
         [
-            Rollout("p", 0, 1.0, True, text="a"),
-            Rollout("q", 1, 1.0, False, text="cut"),
-            Rollout("q", 2, 0.8, True, text="d"),
+            Rollout("p", 0, 1.0, True, trajectory=Trajectory.of_text("a")),
+            Rollout("q", 1, 1.0, False, trajectory=Trajectory.of_text("cut")),
+            Rollout("q", 2, 0.8, True, trajectory=Trajectory.of_text("d")),
         ],
-        [Rollout("q", 0, float("nan"), True, text="e"), Rollout("q", 1, 0.81, True, text="a")],
+        [
+            Rollout("q", 0, float("nan"), True, trajectory=Trajectory.of_text("e")),
+            Rollout("q", 1, 0.81, True, trajectory=Trajectory.of_text("a")),
+        ],
     ]
     publish_rounds(tmp_path, "ada", rounds)
     result = collect_successes(tmp_path, "made", "ada", 0.8, 3)

@@ -12,6 +12,7 @@ from mutualrl.records import Rollout
 from mutualrl.regimes import Plan, Regime, Requests, Results, RoundView
 from mutualrl.regimes.transfer import Aligned
 from mutualrl.rollouts import Rollouts
+from mutualrl.trajectory import Trajectory
 
 
 def peer(rows: Sequence[tuple[Any, ...]], name: str = "bob") -> Rollouts:
@@ -19,7 +20,17 @@ def peer(rows: Sequence[tuple[Any, ...]], name: str = "bob") -> Rollouts:
     rollouts = []
     for index, row in enumerate(rows):
         prompt_id, reward, text, ids, trace, done = (*row, *(None, None, None, True)[len(row) - 2 :])
-        rollouts.append(Rollout(prompt_id, index, reward, done, text=text, token_ids=ids, logprobs=trace))
+        rollouts.append(
+            Rollout(
+                prompt_id,
+                index,
+                reward,
+                done,
+                trajectory=Trajectory.of_stored(text, None),
+                token_ids=ids,
+                logprobs=trace,
+            )
+        )
     return Rollouts.of(rollouts, name)
 
 

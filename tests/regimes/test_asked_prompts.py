@@ -83,6 +83,6 @@ def test_a_part_that_a_selection_would_bias_does_not_see_it() -> None:
     alone = plan(view(own, {"bob": peer}), both())
     for traits, sees in ((GATED, False), (EVERY_PROMPT, True)):
         asked = plan(view(own, {"bob": peer, "teacher": teacher}, sources={"teacher": traits}), both())
-        assert [row.text for row in asked.rows] == ["yes"]
+        assert [row.trajectory.text for row in asked.rows] == ["yes"]
         assert (asked.advantages != alone.advantages) is sees
     assert not alone.rows

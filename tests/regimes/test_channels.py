@@ -20,7 +20,9 @@ def test_combined_plan_chains_advantages_and_concatenates_rows() -> None:
     xgrpo_result = plan(view(OWN, PEERS), XGRPO())
     sgt_result = plan(view(OWN, PEERS), SGT(weight=0.3, max_uses_per_prompt=5))
     assert result.advantages == xgrpo_result.advantages
-    assert result.rows == sgt_result.rows or [r.text for r in result.rows] == [r.text for r in sgt_result.rows]
+    assert result.rows == sgt_result.rows or [r.trajectory.text for r in result.rows] == [
+        r.trajectory.text for r in sgt_result.rows
+    ]
     assert result.rows[0].weight == 0.3
     assert result.metrics == {**xgrpo_result.metrics, **sgt_result.metrics}
     assert result.state == {"sgt": {"uses": {"p": 1}}}
@@ -46,7 +48,7 @@ def test_each_regime_gets_the_answers_to_its_own_requests() -> None:
     assert [text for _, text, _ in made.rewards] == ["a", "b"]
     assert [bytes(ids) for _, ids in made.nll] == [b"long", b"yes"]
     result = plan(answered(round_view, both, nll=(0.1, 0.2), rewards=(1.0, 0.0)), both)
-    assert [row.text for row in result.rows if row.loss == "nll"] == ["long"]  # lower NLL, although longer
+    assert [row.trajectory.text for row in result.rows if row.loss == "nll"] == ["long"]  # lower NLL, although longer
     assert result.metrics["swarm/external"] == 1.0
 
 

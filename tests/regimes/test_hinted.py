@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from mutualrl.records import Message, PublishSchema, Rollout, ToolCall
+from mutualrl.records import PublishSchema, Rollout
 from mutualrl.regimes import PPO, Results, RoundView, Sample, Sampled, UpperBound, get_regime, whitened_plan
-from mutualrl.regimes.hinted import Hinted, is_bare, longest_common_substring
+from mutualrl.regimes.answers import is_bare, longest_common_substring
+from mutualrl.regimes.hinted import Hinted
 from mutualrl.regimes.hints import FOR_AGENTS, FOR_CHATS, FOR_TEXTS, shown_hint, with_hint
-from mutualrl.regimes.round import SampledRun
 from mutualrl.rollouts import Rollouts
 from mutualrl.tasks.boxed import final_answer
-from mutualrl.tasks.trajectories import as_json
+from mutualrl.trajectory import Message, ToolCall, Trajectory
 from regime_views import Peer, view
 
 SOLUTION = "4+3=7 \\boxed{7}"
@@ -37,7 +37,7 @@ Write = Callable[[Sample], tuple[str, float]]
 def sampled(sample: Sample, text: str, reward: float, *, trace: float = -0.5) -> Sampled:
     ids = (*text.encode(), 0)  # 0: the end token
     logprobs = np.full(len(ids), trace, dtype=np.float32) if sample.logprobs else None
-    return Sampled(ids, text, True, reward, logprobs, tuple(sample.hint.encode()))
+    return Sampled(ids, Trajectory.of_text(text), True, reward, logprobs, tuple(sample.hint.encode()))
 
 
 def with_samples(round_view: RoundView, regime: Hinted, write: Write) -> RoundView:
@@ -59,7 +59,7 @@ def test_confirmed_answers_in_own_words_are_learnt_with_sgts_weight_and_mean() -
     regime = Hinted(max_copy=0.8)
     plan = regime.plan(with_samples(view(ROWS, {"bob": BOB}), regime, lambda s: texts[s.number]))
     assert plan.advantages is None
-    assert [(row.prompt_id, row.text, row.loss, row.weight, row.mean) for row in plan.rows] == [
+    assert [(row.prompt_id, row.trajectory.text, row.loss, row.weight, row.mean) for row in plan.rows] == [
         ("a", OWN, "nll", 0.1, "rows"),
         ("d", OWN, "nll", 0.1, "rows"),
         ("d", SOLUTION, "nll", 0.1, "rows"),  # no copy of d's own hint
@@ -107,7 +107,7 @@ def test_copies_and_bare_answers_stay_out_of_the_pooled_group() -> None:
     regime = Hinted(samples=3, loss="policy_gradient")
     texts = {0: (SOLUTION, 1.0), 1: ("\\boxed{7}", 1.0), 2: (OWN, 1.0)}
     plan = regime.plan(with_samples(view(ROWS[:4], {"bob": BOB}), regime, lambda s: texts[s.number]))
-    assert [row.text for row in plan.rows] == [OWN]
+    assert [row.trajectory.text for row in plan.rows] == [OWN]
     assert plan.rows[0].advantage == pytest.approx((2 / 3) / (math.sqrt(1 / 3) + 1e-4))
 
 
@@ -172,7 +172,7 @@ def test_settings_reach_the_samples() -> None:
 def test_fallback_is_sgts_pair_where_no_answer_was_confirmed() -> None:
     regime = Hinted(samples=1, fallback="sgt", weight=0.3)
     plan = regime.plan(with_samples(view(ROWS, {"bob": BOB}), regime, lambda s: (OWN, float(s.prompt_id == "a"))))
-    assert [(row.prompt_id, row.text, row.weight, row.hint) for row in plan.rows] == [
+    assert [(row.prompt_id, row.trajectory.text, row.weight, row.hint) for row in plan.rows] == [
         ("a", OWN, 0.3, SOLUTION),
         ("d", "6-1=5 \\boxed{5}", 0.3, ""),
     ]
@@ -230,7 +230,7 @@ def test_texts_are_published_where_the_fallback_reads_them() -> None:
     regime = Hinted(hint="none", fallback="sgt", samples=1)
     assert "text" in regime.publishes().fields
     plan = regime.plan(with_samples(view(ROWS, {"bob": BOB}), regime, lambda s: ("no", 0.0)))
-    assert [row.text for row in plan.rows if row.loss == "nll"] == [SOLUTION, "6-1=5 \\boxed{5}"]
+    assert [row.trajectory.text for row in plan.rows if row.loss == "nll"] == [SOLUTION, "6-1=5 \\boxed{5}"]
 
 
 def test_what_a_regime_before_it_changed_stays() -> None:
@@ -269,7 +269,7 @@ def test_answers_without_a_reward_are_left_out_of_the_group() -> None:
     regime = Hinted(samples=2, loss="policy_gradient")
     write: Write = lambda s: (f"{OWN} {s.number}", math.nan if s.number else 1.0)  # noqa: E731
     plan = regime.plan(with_samples(view(ROWS[:2], {"bob": BOB}), regime, write))
-    assert [row.text for row in plan.rows] == [f"{OWN} 0"]
+    assert [row.trajectory.text for row in plan.rows] == [f"{OWN} 0"]
 
 
 def test_only_confirmed_answers_have_a_hint_for_the_log_of_rescues() -> None:
@@ -362,7 +362,7 @@ def acted(*names: str, answer: str = "\\boxed{7}") -> str:
     for name in names:
         messages.append(Message("assistant", "", tool_calls=(ToolCall(name, {"n": 1}),), sampled=True))
         messages.append(Message("tool", "long " * 50, name=name))
-    return as_json([*messages, Message("assistant", answer, sampled=True)])
+    return Trajectory.of_run([*messages, Message("assistant", answer, sampled=True)]).stored
 
 
 SCHEMAS = json.dumps([{"type": "function", "function": {"name": "search", "parameters": {}}}])
@@ -371,7 +371,10 @@ SCHEMAS = json.dumps([{"type": "function", "function": {"name": "search", "param
 def agents(*runs: str) -> RoundView:
     """Return a view in which ada fails on a with a tool `search`, and bob has these runs; "" is a text."""
     own = [Rollout("a", index, 0.0, True, tools=SCHEMAS) for index in range(2)]
-    peer = [Rollout("a", n, 1.0, True, text="\\boxed{7}", messages=each or None) for n, each in enumerate(runs)]
+    peer = [
+        Rollout("a", n, 1.0, True, trajectory=Trajectory.of_stored("\\boxed{7}", each or None))
+        for n, each in enumerate(runs)
+    ]
     transfer = SimpleNamespace(shortened=lambda text, tokens: text[:tokens])
     return RoundView(3, "ada", 0, Rollouts.of(own, "ada"), {"bob": Rollouts.of(peer, "bob")}, transfer=transfer)
 
@@ -400,8 +403,8 @@ def test_a_plan_is_drawn_among_the_runs_that_have_one() -> None:
 
 
 def sampled_run(run: str, own_words: tuple[int, ...] = (), reward: float = 1.0) -> Sampled:
-    trajectory = SampledRun(run, (True, False, True), own_words)
-    return Sampled((1, 2, 3), "x", True, reward, hint_ids=(5, 6, 7, 8), trajectory=trajectory)
+    acted = Trajectory.of_json(run)
+    return Sampled((1, 2, 3), acted, True, reward, None, (5, 6, 7, 8), (True, False, True), own_words)
 
 
 def test_runs_that_are_learnt_and_left_out() -> None:
@@ -418,7 +421,7 @@ def test_runs_that_are_learnt_and_left_out() -> None:
     plan = regime.plan(replace(round_view, results=Results(samples=results)))
     assert [row.mask.tolist() for row in plan.rows if row.mask is not None] == [[True, False, True]] * 2
     assert [row.tokens for row in plan.rows] == [2, 2]
-    assert [row.messages for row in plan.rows] == [acted("search"), acted("other")]
+    assert [row.trajectory.stored for row in plan.rows] == [acted("search"), acted("other")]
     expected = {"confirmed": 2, "uncalled": 1, "copies": 1, "bare": 1, "followed": 2, "unknown_tools": 0}
     assert {key: plan.metrics[f"hinted/{key}"] for key in expected} == expected
     assert plan.metrics["hinted/sampled_tokens"] == 10

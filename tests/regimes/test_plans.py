@@ -34,6 +34,7 @@ from mutualrl.regimes.xgrpo import XGRPO
 from mutualrl.rollouts import Rollouts
 from mutualrl.tasks import TaskSource, get_task
 from mutualrl.training.extra_rows import pack, unpack
+from mutualrl.trajectory import Trajectory
 from regime_views import view
 
 ROUND_VIEW = view([("p", 1.0), ("p", 0.0)])
@@ -64,7 +65,7 @@ def test_checked_row_survives_a_checkpoint_bit_for_bit(extra_row: ExtraRow, tmp_
     (checked,) = check_plan(Plan(rows=(extra_row,)), ROUND_VIEW, "own").rows
     torch.save(pack(checked), tmp_path / "row.pt")
     restored = unpack(torch.load(tmp_path / "row.pt", weights_only=True))
-    for name in ("prompt_id", "source", "loss", "weight", "advantage", "bound", "mean", "text"):
+    for name in ("prompt_id", "source", "loss", "weight", "advantage", "bound", "mean", "trajectory"):
         assert getattr(restored, name) == getattr(checked, name), name
         assert type(getattr(restored, name)) is type(getattr(checked, name)), name
     for name in ("token_ids", "mask", "logprobs"):
@@ -111,7 +112,7 @@ def test_union_of_schemas_has_all_fields_and_withholds_low_reward_texts() -> Non
     union = PublishSchema.union([*texts, PublishSchema.of("token_ids", "logprobs")])
     assert union.fields == {"text", "token_ids", "logprobs"}
     assert (union.text_above, union.traced) == (0.5, True)
-    rollout = Rollout("p", 0, 0.4, True, 2, 1.0, "?", "no", (1, 2), (-1.0, -1.0))
+    rollout = Rollout("p", 0, 0.4, True, 2, 1.0, "?", Trajectory.of_text("no"), (1, 2), (-1.0, -1.0))
     (selected,) = Rollouts.of([rollout]).published(union)
     assert (selected.advantage, selected.prompt, selected.text) == (None, None, None)
     assert selected.token_ids is not None

@@ -10,6 +10,7 @@ import pytest
 from mutualrl.records import Rollout
 from mutualrl.regimes import get_regime
 from mutualrl.see import Exchange, Shard
+from mutualrl.trajectory import Trajectory
 from regime_views import view
 
 OWN = [("p0", 0.0), ("p0", 0.0), ("p1", 0.0), ("p1", 1.0)]
@@ -17,7 +18,16 @@ OWN = [("p0", 0.0), ("p0", 0.0), ("p1", 0.0), ("p1", 1.0)]
 
 def peer(root: Path) -> Shard:
     rows = [
-        Rollout(prompt, n, 1.0, True, prompt="?", text=f"{prompt}-{n}", token_ids=(1, 2), logprobs=(-0.5, -0.5))
+        Rollout(
+            prompt,
+            n,
+            1.0,
+            True,
+            prompt="?",
+            trajectory=Trajectory.of_text(f"{prompt}-{n}"),
+            token_ids=(1, 2),
+            logprobs=(-0.5, -0.5),
+        )
         for prompt in ("p0", "p1")
         for n in (0, 1)
     ]
@@ -32,7 +42,7 @@ def peer(root: Path) -> Shard:
     [
         ("xgrpo", {"prompt_id", "reward"}),
         ("sgt", {"prompt_id", "reward", "index", "ended"}),
-        ("prp", {"prompt_id", "reward", "index", "ended", "text", "token_ids", "logprobs"}),
+        ("prp", {"prompt_id", "reward", "index", "ended", "trajectory", "token_ids", "logprobs"}),
     ],
 )
 def test_only_used_columns_and_texts_are_decoded(
@@ -40,13 +50,13 @@ def test_only_used_columns_and_texts_are_decoded(
 ) -> None:
     shard = peer(tmp_path)
     texts: list[int] = []
-    read = Shard.texts
+    read = Shard.trajectories
 
-    def record_texts(self: Shard, rows: list[int]) -> Any:
-        texts.extend(rows)
+    def record_texts(self: Shard, rows: list[int] | None = None) -> Any:
+        texts.extend(range(len(self)) if rows is None else rows)
         return read(self, rows)
 
-    monkeypatch.setattr(Shard, "texts", record_texts)
+    monkeypatch.setattr(Shard, "trajectories", record_texts)
     result = get_regime(regime)().plan(view(OWN, {"bob": shard}))  # type: ignore[dict-item]
     assert set(shard._lists) <= allowed
     if regime == "sgt":

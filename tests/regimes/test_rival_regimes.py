@@ -13,10 +13,12 @@ from test_prp import BOB, OWN
 
 from mutualrl.regimes import Results, RoundView, Sample, Sampled
 from mutualrl.regimes.chord import Chord, mu_at
-from mutualrl.regimes.hinted import Hinted, first_words
+from mutualrl.regimes.hinted import Hinted
+from mutualrl.regimes.hints import first_words
 from mutualrl.regimes.prp import PRP
 from mutualrl.regimes.round import PHASES, UpperBound
 from mutualrl.traits import SourceTraits
+from mutualrl.trajectory import Trajectory
 from regime_views import Peer, plan, view
 
 # ---- CHORD
@@ -73,7 +75,7 @@ def test_every_prompt_with_a_text_is_imitated_whatever_its_reward() -> None:
         ]
         assert got.advantages is None
         assert (got.metrics["chord/mu"], got.metrics["chord/rows"], got.metrics["chord/unencodable"]) == (0.75, 2, 1)
-        drawn.add(got.rows[1].text)
+        drawn.add(got.rows[1].trajectory.text)
     assert drawn == {"unjudged", "wrong"}
 
 
@@ -126,7 +128,9 @@ def drawn(round_view: RoundView, regime: Hinted, works: Any) -> tuple[list[list[
             break
         phases.append([sample.hint for sample in samples])
         results: dict[Sample, Sampled | None] = {
-            sample: Sampled(tuple(b"own"), "own \\boxed{7}", True, float(works(sample)), None, tuple(b"zzz"))
+            sample: Sampled(
+                tuple(b"own"), Trajectory.of_text("own \\boxed{7}"), True, float(works(sample)), None, tuple(b"zzz")
+            )
             for sample in samples
         }
         round_view = replace(round_view, results=round_view.results.merged(Results(samples=results)))

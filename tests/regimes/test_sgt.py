@@ -17,6 +17,7 @@ from mutualrl.regimes.microbatches import MicrobatchSlot, assign_to_microbatches
 from mutualrl.regimes.sgt import SGT
 from mutualrl.rollouts import Rollouts
 from mutualrl.traits import SourceTraits
+from mutualrl.trajectory import Trajectory
 from regime_views import Peer as PeerInMemory
 from regime_views import answered, plan, requests, view
 
@@ -48,7 +49,9 @@ def test_gate_any_needs_one_failure() -> None:
 
 
 def encoded(policy: str, rollout: int, length: int = 3) -> EncodedCandidate:
-    return EncodedCandidate(Candidate(policy, rollout, f"{policy}{rollout}", True), tuple(range(length)))
+    return EncodedCandidate(
+        Candidate(policy, rollout, Trajectory.of_text(f"{policy}{rollout}"), True), tuple(range(length))
+    )
 
 
 @given(st.permutations([encoded("a", 0), encoded("a", 1), encoded("b", 0), encoded("c", 2)]), st.integers(0, 10**6))
@@ -59,7 +62,9 @@ def test_draw_does_not_depend_on_the_order_of_peers(order: list[EncodedCandidate
 
 def test_draw_is_uniform_over_the_multiset() -> None:
     pool = [encoded("a", 0), encoded("a", 1), encoded("b", 0)]
-    counts = Counter(draw_candidate(pool, DEFAULT, DrawKey(0, r, "p", "z")).candidate.text for r in range(6000))
+    counts = Counter(
+        draw_candidate(pool, DEFAULT, DrawKey(0, r, "p", "z")).candidate.trajectory.text for r in range(6000)
+    )
     assert all(abs(count - 2000) < 200 for count in counts.values())  # 200 is 5.5 standard deviations
     assert len(counts) == 3
 
@@ -67,7 +72,7 @@ def test_draw_is_uniform_over_the_multiset() -> None:
 def test_draw_shortest_takes_the_fewest_tokens_then_the_first() -> None:
     pool = [encoded("b", 0, 2), encoded("a", 1, 2), encoded("a", 0, 5)]
     chosen = draw_candidate(pool, SGT(pick="shortest"), DrawKey(0, 0, "p", "z"))
-    assert chosen.candidate.text == "a1"
+    assert chosen.candidate.trajectory.text == "a1"
 
 
 def test_prompts_are_gated_and_counted() -> None:
@@ -77,13 +82,13 @@ def test_prompts_are_gated_and_counted() -> None:
 
     def successes(prompt: str) -> list[Candidate]:
         requested.append(prompt)
-        return [Candidate("bob", 0, "long" if prompt == "p4" else "ok", True)]
+        return [Candidate("bob", 0, Trajectory.of_stored("long" if prompt == "p4" else "ok", None), True)]
 
     got = gated_prompts(
         own,
         peers,
         successes,
-        lambda cs: [None if c.text == "long" else EncodedCandidate(c, (1, 2)) for _, c in cs],
+        lambda cs: [None if c.trajectory.text == "long" else EncodedCandidate(c, (1, 2)) for _, c in cs],
         DEFAULT,
         uses={},
     )
@@ -95,7 +100,7 @@ def test_prompts_are_gated_and_counted() -> None:
 
 def test_prompt_at_its_use_cap_is_skipped() -> None:
     rule = SGT(max_uses_per_prompt=2)
-    success = [Candidate("b", 0, "t", True)]
+    success = [Candidate("b", 0, Trajectory.of_text("t"), True)]
     for used, pairs in ((1, 1), (2, 0)):
         got = gated_prompts(
             {"p": [0.0]},
@@ -175,17 +180,17 @@ class RecordedTexts(Rollouts):
 
     decoded: list[int]
 
-    def texts(self, rows: Sequence[int] | None = None) -> list[str | None]:
+    def trajectories(self, rows: Sequence[int] | None = None) -> list[Trajectory | None]:
         assert rows is not None
         self.decoded = [*getattr(self, "decoded", []), *rows]
-        return super().texts(rows)
+        return super().trajectories(rows)
 
 
 def test_plan_decodes_texts_of_gated_prompts_only_and_reports_metrics() -> None:
     peer = RecordedTexts(PeerInMemory([("p1", 1.0, "yes"), ("p1", 0.0, None), ("p2", 1.0, "also")]).table())
     round_view = view([("p1", 0.0), ("p1", 0.0), ("p2", 1.0), ("p2", 0.0)], {"bob": peer})
     got = plan(round_view, SGT())
-    assert [(row.prompt_id, row.text, row.token_ids) for row in got.rows] == [("p1", "yes", tuple(b"yes"))]
+    assert [(row.prompt_id, row.trajectory.text, row.token_ids) for row in got.rows] == [("p1", "yes", tuple(b"yes"))]
     assert peer.decoded == [0]
     assert got.metrics["sgt/gate_rate"] == 0.5
     assert sum(len(row.token_ids) for row in got.rows) == 3
@@ -204,13 +209,13 @@ def test_source_teacher_has_the_policies_gate_and_trains_on_the_sources_text() -
     book = PeerInMemory([("p", 1.0, "gold p"), ("p", 0.0, "wrong"), ("q", 1.0, "gold q"), ("r", 1.0, "gold r")])
     round_view = view(own, {"bob": bob, "book": book}, sources={"book": SourceTraits()})
     rows = plan(round_view, SGT(teacher="source")).rows
-    assert [(r.prompt_id, r.source.policy, r.text, r.token_ids) for r in rows] == [
+    assert [(r.prompt_id, r.source.policy, r.trajectory.text, r.token_ids) for r in rows] == [
         ("p", "book", "gold p", tuple(b"gold p"))  # nobody but the source succeeded on r: the gate is the policies'
     ]
     both = plan(round_view, SGT()).rows
     assert [(r.prompt_id, r.source.policy in ("bob", "book")) for r in both] == [("p", True), ("r", True)]
-    assert both[1].text == "gold r"
-    assert {r.text for r in plan(round_view, SGT(gate="none")).rows} >= {"gold r"}
+    assert both[1].trajectory.text == "gold r"
+    assert {r.trajectory.text for r in plan(round_view, SGT(gate="none")).rows} >= {"gold r"}
     assert len(plan(round_view, SGT(gate="none")).rows) == 3  # also q, which the learner solved
     assert SGT().publishes() == PublishSchema.of("text", text_above=0.8)
     assert not SGT().needs_source()
@@ -268,7 +273,7 @@ def test_relative_gate_opens_if_a_peer_beats_the_learner_by_more_than_the_margin
 def test_relative_gate_trains_only_on_texts_that_beat_the_learner() -> None:
     peer = PeerInMemory([("p", 0.5, "worse"), ("p", 0.9, "better")])
     result = plan(view([("p", 0.5), ("p", 0.0)], {"bob": peer}), SGT(gate="relative"))
-    assert [row.text for row in result.rows] == ["better"]
+    assert [row.trajectory.text for row in result.rows] == ["better"]
 
 
 def test_pick_lowest_nll_takes_the_lowest_nll_and_requests_it_only_for_several_candidates() -> None:
@@ -280,7 +285,7 @@ def test_pick_lowest_nll_takes_the_lowest_nll_and_requests_it_only_for_several_c
     assert [(prompt, bytes(ids)) for prompt, ids in made.nll] == [("p", b"long one"), ("p", b"one")]
     for answers, expected in (((0.1, 0.2), "long one"), ((0.2, 0.1), "one")):
         result = plan(answered(round_view, settings, nll=answers), settings)
-        assert [row.text for row in result.rows] == [expected, "only"]
+        assert [row.trajectory.text for row in result.rows] == [expected, "only"]
     assert requests(round_view, SGT()).passages == 0
 
 

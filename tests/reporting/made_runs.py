@@ -16,6 +16,7 @@ from mutualrl.storage.artifacts import commit_directory
 from mutualrl.storage.files import read_checksummed, write_checksummed
 from mutualrl.storage.format import FORMAT
 from mutualrl.storage.run_info import PolicyResult, Summary, Validation
+from mutualrl.trajectory import Trajectory
 
 REGIMES: dict[str, dict[str, Any]] = {
     "grpo": {"name": "grpo"},
@@ -201,7 +202,7 @@ def publish(
     exchange = Exchange(root / "exchange", policy, run_id)
     for number, rows in enumerate(rounds):
         records = [
-            Rollout(prompt, index, reward, True, prompt=prompt, text=text)
+            Rollout(prompt, index, reward, True, prompt=prompt, trajectory=Trajectory.of_stored(text, None))
             for index, (prompt, reward, text) in enumerate(rows)
         ]
         exchange.publish(number, records, number)

@@ -9,8 +9,9 @@ from mutualrl.records import Rollout
 from mutualrl.see import Exchange, ExchangeStore, MissingPeers
 from mutualrl.see.inspection import inspect_policy, writers
 from mutualrl.see.retention import prune_rounds
+from mutualrl.trajectory import Trajectory
 
-ROWS = [Rollout("p", n, float(n), True, text=f"text {n}") for n in range(3)]
+ROWS = [Rollout("p", n, float(n), True, trajectory=Trajectory.of_text(f"text {n}")) for n in range(3)]
 
 
 def check_objects(store: ExchangeStore) -> None:

@@ -17,6 +17,7 @@ from mutualrl.see.inspection import decode
 from mutualrl.storage.artifacts import MARKER, file_sum, relative_files
 from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints, oldest_needed
 from mutualrl.storage.files import read_checksummed, write_checksummed
+from mutualrl.trajectory import Trajectory
 
 DAMAGES = 1000
 
@@ -29,7 +30,7 @@ def exchange(root: Path) -> Exchange:
             n % 4,
             float(n % 2),
             True,
-            text=f"the answer is {n}",
+            trajectory=Trajectory.of_text(f"the answer is {n}"),
             token_ids=(1, 2, n),
             logprobs=tuple(rng.normal(size=3).astype("float32").tolist()),
         )

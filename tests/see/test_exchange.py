@@ -20,6 +20,7 @@ from mutualrl.errors import ExchangeDamagedError, FencedError, PeerLostError, Wa
 from mutualrl.records import Rollout
 from mutualrl.see import Exchange, Heartbeat, WaitCallbacks, WaitTimeouts
 from mutualrl.storage.files import CHECKSUM_KEY, write_checksummed
+from mutualrl.trajectory import Trajectory
 
 RUN = "run-1"
 
@@ -38,7 +39,7 @@ records = st.builds(
     reward=st.floats(allow_nan=False),
     ended=st.booleans(),
     prompt=st.none() | texts,
-    text=st.none() | texts,
+    trajectory=st.none() | st.builds(Trajectory.of_text, texts),
     advantage=st.none() | st.floats(allow_nan=False),
     token_ids=st.none() | st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple),
     logprobs=st.none() | st.lists(st.floats(-50, 0, width=32), max_size=5).map(tuple),
@@ -95,7 +96,7 @@ def test_publishing_again_is_a_no_op_and_other_content_needs_a_new_attempt(tmp_p
     open_exchange(tmp_path, attempt=1).publish(0, RECORDS, 0)
     assert (tmp_path / "bob" / "000000.json").stat().st_mtime_ns == before
 
-    other = [record(0, text="another")]
+    other = [record(0, trajectory=Trajectory.of_text("another"))]
     open_exchange(tmp_path, attempt=1).publish(0, other, 0)
     shard = open_exchange(tmp_path, "ada").read("bob", 0)
     assert shard is not None
@@ -184,7 +185,9 @@ Exchange(Path({str(tmp_path)!r}), "bob", {RUN!r}).publish(0, RECORDS, 0)
 """
     (tmp_path / "tests_records.py").write_text(
         "from mutualrl.records import Rollout\n"
-        "RECORDS = [Rollout(f'prompt-{n // 2}', n % 2, float(n % 2), True, text=f'text {n}') for n in range(6)]\n"
+        "from mutualrl.trajectory import Trajectory\n"
+        "TEXTS = [Trajectory.of_text(f'text {n}') for n in range(6)]\n"
+        "RECORDS = [Rollout(f'prompt-{n // 2}', n % 2, float(n % 2), True, trajectory=TEXTS[n]) for n in range(6)]\n"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=60
@@ -276,11 +279,13 @@ import time
 from pathlib import Path
 from mutualrl.records import Rollout
 from mutualrl.see import Exchange, Heartbeat
+from mutualrl.trajectory import Trajectory
 exchange = Exchange(Path({str(tmp_path)!r}), "bob", {RUN!r})
 Heartbeat(exchange.store, "bob").start()
 for r in range(10):
     time.sleep(0.02)
-    exchange.publish(r, [Rollout(f"p{{i}}", 0, 1.0, True, text=f"{{r}}-{{i}}") for i in range(200)], r)
+    texts = [Trajectory.of_text(f"{{r}}-{{i}}") for i in range(200)]
+    exchange.publish(r, [Rollout(f"p{{i}}", 0, 1.0, True, trajectory=text) for i, text in enumerate(texts)], r)
 """
     process = subprocess.Popen([sys.executable, "-c", code])
     reader = open_exchange(tmp_path, "ada", timeouts=WaitTimeouts(PATIENCE, PATIENCE))
@@ -351,7 +356,10 @@ def test_heartbeat_repeats_until_stopped(tmp_path: Path) -> None:
 
 
 def test_ids_and_log_probs_are_slices_of_one_array(tmp_path: Path) -> None:
-    rows = [Rollout("p", i, 1.0, True, text="x", token_ids=tuple(range(i)), logprobs=(-0.5,) * i) for i in range(3)]
+    rows = [
+        Rollout("p", i, 1.0, True, trajectory=Trajectory.of_text("x"), token_ids=tuple(range(i)), logprobs=(-0.5,) * i)
+        for i in range(3)
+    ]
     Exchange(tmp_path, "ada", "run").publish(0, [*rows, Rollout("p", 3, 0.0, True)], 0)
     shard = Exchange(tmp_path, "bob", "run").read("ada", 0)
     assert shard is not None

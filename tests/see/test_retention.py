@@ -20,8 +20,9 @@ from mutualrl.see import Exchange, Heartbeat, MissingPeers, WaitCallbacks, WaitT
 from mutualrl.see.files import committed_rounds, round_of
 from mutualrl.see.inspection import inspect_policy
 from mutualrl.see.retention import CURSOR, deletable, prune_rounds, publish_cursor, published_need
+from mutualrl.trajectory import Trajectory
 
-ROWS = [Rollout("p", 0, 1.0, True, text="yes")]
+ROWS = [Rollout("p", 0, 1.0, True, trajectory=Trajectory.of_text("yes"))]
 
 
 @given(st.sets(st.integers(0, 60)), st.integers(0, 60), st.integers(1, 20))

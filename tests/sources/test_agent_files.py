@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from agent_files import CALL, LAYOUTS, chat, messages, traces, write
 
-from mutualrl.records import Prompt, ToolCall
+from mutualrl.records import Prompt
 from mutualrl.sources.layouts import reward_of
 from mutualrl.sources.prepare import claimed_rewards
 from mutualrl.sources.recorded import read_recorded
 from mutualrl.sources.section import Columns
 from mutualrl.tasks.run_reader import read_trajectory
-from mutualrl.tasks.trajectories import calls_of, final_text, from_json, plan, transcript
+from mutualrl.tasks.trajectories import plan, transcript
+from mutualrl.trajectory import ToolCall, Trajectory
 
 PROMPTS = [Prompt(f"p{number}", f"{number} plus 2?", str(number + 2), "plus") for number in range(3)]
 TEXTS = {prompt.text: f"\\boxed{{{prompt.answer}}}" for prompt in PROMPTS}
@@ -35,14 +36,14 @@ def test_every_layout_gives_the_same_run(tmp_path: Path, layout: str) -> None:
     responses = dict(found.responses())
     assert list(responses) == ["p0", "p1", "p2"]
     for prompt in PROMPTS:
-        run = from_json(responses[prompt.id].messages)
+        run = responses[prompt.id].trajectory.messages
         assert [message.role for message in run][1:2] == ["tool"]
         assert run[1].name == "calculate"
         assert run[1].text == "3"
-        assert calls_of(run) == [ToolCall("calculate", CALL["arguments"])]
-        assert type(calls_of(run)[0].arguments["a"]) is int  # type: ignore[index]
+        assert Trajectory(tuple(run)).calls == [ToolCall("calculate", CALL["arguments"])]
+        assert type(Trajectory(tuple(run)).calls[0].arguments["a"]) is int  # type: ignore[index]
         assert run[0].reasoning == ("" if layout == "conversations" else "add")
-        assert final_text(run) == responses[prompt.id].text == TEXTS[prompt.text]
+        assert Trajectory(tuple(run)).answer == responses[prompt.id].trajectory.text == TEXTS[prompt.trajectory.text]
         assert plan(run) == '1. calculate {"operation": "plus", "a": 1, "b": 2}'
         assert plan(run, answer=True).endswith(f"\nAnswer: {TEXTS[prompt.text]}")
         assert transcript(run).splitlines()[-2:] == ["[calculate] 3", TEXTS[prompt.text]]
@@ -84,13 +85,17 @@ def test_rollouts_of_agents_say_who_solves_what(tmp_path: Path, cli_here: Any, l
 
 def test_reasoning_is_dropped_where_asked(tmp_path: Path) -> None:
     found = read(messages(tmp_path / "runs.jsonl", TEXTS), reasoning="drop")
-    assert {message.reasoning for _, each in found.responses() for message in from_json(each.messages)} == {""}
+    assert {message.reasoning for _, each in found.responses() for message in each.trajectory.messages} == {""}
 
 
 def test_the_last_branch_is_taken(tmp_path: Path) -> None:
     found = read(traces(tmp_path / "runs.jsonl", TEXTS))
     assert "lost" not in str(dict(found.responses()))
-    assert [m.sampled for m in from_json(next(each.messages for _, each in found.responses()))] == [True, False, True]
+    assert [m.sampled for m in next(each.trajectory for _, each in found.responses()).messages] == [
+        True,
+        False,
+        True,
+    ]
 
 
 def test_a_cyclic_trace_ends() -> None:
@@ -113,7 +118,8 @@ def test_runs_that_differ_only_in_their_calls_are_two(tmp_path: Path) -> None:
 #: reads a file that is far larger than the memory that reading it may add
 READER = """
 import resource, sys
-from mutualrl.records import Prompt, ToolCall
+from mutualrl.records import Prompt
+from mutualrl.trajectory import ToolCall
 from mutualrl.sources.layouts import reward_of
 from mutualrl.sources.prepare import claimed_rewards
 from mutualrl.sources.recorded import read_recorded
@@ -184,7 +190,7 @@ def test_messages_with_keys_of_other_formats_are_messages(tmp_path: Path, key: s
     rows = [{"messages": [{**message, key: value} for message, value in zip(messages, values, strict=True)]}]
     for turns in (True, False):
         found = read(write(tmp_path / "chat.jsonl", rows), turns=turns)
-        assert [(key, each.text) for key, each in found.responses()] == [("p0", "\\boxed{2}")]
+        assert [(key, each.trajectory.text) for key, each in found.responses()] == [("p0", "\\boxed{2}")]
         assert found.counts["branches"] == 0
 
 
@@ -208,7 +214,7 @@ def test_odd_steps_are_read_or_left_out_for_their_problem(tmp_path: Path, odd: d
         assert next(iter(found.malformed)).startswith(problem)
     else:
         ((prompt_id, response),) = found.responses()
-        assert (prompt_id, response.text.splitlines()[-1]) == ("p0", "\\boxed{2}")
+        assert (prompt_id, response.trajectory.text.splitlines()[-1]) == ("p0", "\\boxed{2}")
 
 
 def test_results_stand_in_the_order_of_their_calls_with_their_names() -> None:

@@ -15,6 +15,7 @@ from mutualrl.sources.matching import PromptIndex, template_of
 from mutualrl.sources.recorded import MatchedTexts, read_recorded
 from mutualrl.sources.section import Columns
 from mutualrl.tasks.rows import DatasetRow
+from mutualrl.trajectory import Trajectory
 
 PROMPTS = [Prompt(f"id{n}", f"What is {n} + {n}?", str(2 * n), "g") for n in range(6)]
 TEXTS = {
@@ -34,7 +35,7 @@ def test_layouts_with_the_same_texts_give_the_same_rollouts(name: str, tmp_path:
     for prompt in PROMPTS:
         from mutualrl.sources.layouts import RecordedText
 
-        expected.add([prompt.id], [RecordedText(text) for text in TEXTS[prompt.text]])
+        expected.add([prompt.id], [RecordedText(Trajectory.of_text(text)) for text in TEXTS[prompt.text]])
     assert list(found.in_order()) == list(expected.in_order())
     assert len(found.texts) == 6
     assert found.counts["cut_off"] == (6 if name == "open_r1" else 0)
@@ -48,7 +49,7 @@ def row(**values: object) -> DatasetRow:
 def texts_of(values: dict[str, object], columns: Columns | None = None, reasoning: str = "keep") -> list[str]:
     layout = find_layout(list(values), columns or Columns(), "file.jsonl")
     read = read_row(DatasetRow(values, "file.jsonl", 7), layout, reasoning)  # type: ignore[arg-type]
-    return [r.text for r in read.responses if not r.cut and not r.rejected]
+    return [r.trajectory.text for r in read.responses if not r.cut and not r.rejected]
 
 
 def test_texts_that_were_cut_off_are_marked() -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from mutualrl.records import Message, ToolCall
+from mutualrl.trajectory import Message, ToolCall
 
 Call = tuple[str, dict[str, Any]]
 Row = dict[str, Any]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mutualrl.records import Message, ToolCall
 from mutualrl.tasks.messages import continued, is_cut_off, read_message
+from mutualrl.trajectory import Message, ToolCall
 
 
 @pytest.mark.parametrize(

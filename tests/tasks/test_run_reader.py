@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_notations import NOTATIONS, WITHOUT_REASONING, Row, Turn, expected, objects, openai
 
-from mutualrl.records import Message, ToolCall, Trajectory
 from mutualrl.tasks.files import data_files, file_rows
 from mutualrl.tasks.run_reader import read_trajectory, trajectory_of
+from mutualrl.trajectory import Conversation, Message, ToolCall
 
 RUN = [
     Turn("I look.", "which page?", [("open", {"page": 3}), ("find", {"text": "a", "all": True})], ["no page", "12"]),
@@ -28,7 +28,7 @@ RUN = [
 ]
 
 
-def read(row: Row) -> Trajectory:
+def read(row: Row) -> Conversation:
     run = trajectory_of(row)
     assert run is not None
     return run
@@ -344,7 +344,7 @@ def test_a_turn_of_many_messages_is_joined_once() -> None:
     assert len(run.after[0].text) > 4_000_000
 
 
-def is_well_formed(run: Trajectory) -> bool:
+def is_well_formed(run: Conversation) -> bool:
     """Return whether a learner could be taught a run: written apart from the reader, over the roles as a text."""
     roles = "".join(
         f"a{len(m.tool_calls)}."

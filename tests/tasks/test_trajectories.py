@@ -8,32 +8,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mutualrl.records import Message, ToolCall
 from mutualrl.tasks.trajectories import (
-    as_json,
-    calls_of,
-    final_text,
-    from_json,
     of_completion,
     own_words,
     plan,
-    said,
     transcript,
     turns_within,
 )
+from mutualrl.trajectory import Message, ToolCall, Trajectory
 
 SEARCH = ToolCall("search", {"query": "a", "limit": 3})
-RUN = [
+MESSAGES_OF_A_RUN = (
     Message("assistant", "I look.", "why", (SEARCH, ToolCall("open", {"page": "3"})), sampled=True),
     Message("tool", "nothing", name="search"),
     Message("tool", "x" * 50, name="open"),
     Message("assistant", "It is \\boxed{7}.", sampled=True),
-]
+)
+RUN = Trajectory(MESSAGES_OF_A_RUN)
 
 
 def test_a_stored_run_is_read_back() -> None:
-    assert from_json(as_json(RUN)) == tuple(RUN)
-    stored = json.loads(as_json(RUN))
+    assert Trajectory.of_json(Trajectory.of_run(MESSAGES_OF_A_RUN).stored).messages == MESSAGES_OF_A_RUN
+    stored = json.loads(RUN.stored)
     assert stored[0]["tool_calls"][0] == {
         "type": "function",
         "function": {"name": "search", "arguments": {"query": "a", "limit": 3}},
@@ -41,9 +37,9 @@ def test_a_stored_run_is_read_back() -> None:
     assert stored[1] == {"role": "tool", "content": "nothing", "name": "search"}
 
 
-@pytest.mark.parametrize("text", [None, "", "{", "3", "[3]", '{"role": "user"}', "[" * 100_000])
-def test_what_is_no_run_has_no_messages(text: str | None) -> None:
-    assert from_json(text) == ()
+@pytest.mark.parametrize("text", ["", "{", "3", "[3]", '{"role": "user"}', "[" * 100_000])
+def test_what_is_no_run_has_no_messages(text: str) -> None:
+    assert Trajectory.of_json(text).messages == ()
 
 
 def test_completion_of_trl_is_sampled_where_the_assistant_wrote() -> None:
@@ -62,25 +58,27 @@ def test_what_is_shown_of_a_run() -> None:
         "[open] xxxxxxxxx",
         "It is \\boxed{7}.",
     ]
-    assert said(RUN) == "I look.\nIt is \\boxed{7}."
-    assert final_text(RUN) == "It is \\boxed{7}."
+    assert RUN.text == "I look.\nIt is \\boxed{7}."
+    assert RUN.answer == "It is \\boxed{7}."
     assert own_words(RUN) == "why\nI look.\nIt is ."
 
 
 def test_a_call_without_a_result_is_a_call() -> None:
-    cut = RUN[:1]  # TRL takes back a result that is too long
-    assert calls_of(cut) == [SEARCH, ToolCall("open", {"page": "3"})]
+    cut = Trajectory(MESSAGES_OF_A_RUN[:1])  # TRL takes back a result that is too long
+    assert cut.calls == [SEARCH, ToolCall("open", {"page": "3"})]
     assert plan(cut, answer=True).endswith("\nAnswer: I look.")
 
 
 def test_arguments_that_are_no_object_stay_as_they_are() -> None:
-    message = of_completion([{"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": "{3"}]}])
-    assert calls_of(message) == [ToolCall("f", "{3")]
-    assert plan(message) == "1. f {3"
+    run = Trajectory(
+        of_completion([{"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": "{3"}]}])
+    )
+    assert run.calls == [ToolCall("f", "{3")]
+    assert plan(run) == "1. f {3"
 
 
 def test_a_lone_surrogate_is_stored_as_a_question_mark() -> None:
-    (message,) = from_json(as_json([Message("tool", "a\ud800b")]))
+    (message,) = Trajectory.of_json(Trajectory.of_run([Message("tool", "a\ud800b")]).stored).messages
     assert message.text == "a?b"
 
 
@@ -101,7 +99,7 @@ MESSAGES = st.lists(
 
 @given(MESSAGES, st.integers(200, 3000))
 def test_turns_for_people_have_bounded_bytes(messages: list[Message], most: int) -> None:
-    turns = turns_within(messages, most)
+    turns = turns_within(Trajectory(tuple(messages)), most)
     data = json.dumps(turns, ensure_ascii=False).encode()  # no lone surrogate is left
     assert len(data) <= most + 100
     assert len(turns) <= len(messages)

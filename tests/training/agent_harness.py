@@ -14,15 +14,15 @@ from transformers import AutoModelForCausalLM, set_seed
 
 from mutualrl.adapter.data import as_dataset
 from mutualrl.engines.transformers_engine import load_tokenizer
-from mutualrl.records import Message, Prompt, Rollout, ToolCall
+from mutualrl.records import Prompt, Rollout
 from mutualrl.see import Exchange
 from mutualrl.sources.source import Source
 from mutualrl.tasks import TaskSource, get_task
 from mutualrl.tasks.boxed import boxed_reward
 from mutualrl.tasks.calculator import calculate
-from mutualrl.tasks.trajectories import as_json
 from mutualrl.tiny import path_of
 from mutualrl.training.trainer import MutualGRPOTrainer
+from mutualrl.trajectory import Message, ToolCall, Trajectory
 from training_harness import Logs, config, sharing
 
 JAN = path_of("jan")
@@ -114,13 +114,13 @@ def assert_learns_sampled_tokens(trainer: Any, kept: Sequence[torch.Tensor], pie
 def plan_of(prompt: Prompt) -> str:
     """Return a peer's run: one call, its result and the answer."""
     made = ToolCall("calculate", numbers(prompt.text))
-    return as_json(
+    return Trajectory.of_run(
         [
             Message("assistant", "", tool_calls=(made,), sampled=True),
             Message("tool", prompt.answer, name="calculate"),
             Message("assistant", f"\\boxed{{{prompt.answer}}}", sampled=True),
         ]
-    )
+    ).stored
 
 
 def publish_plans(root: Path, rounds: Sequence[Sequence[str]], messages: Callable[[Prompt], str] = plan_of) -> None:
@@ -128,7 +128,13 @@ def publish_plans(root: Path, rounds: Sequence[Sequence[str]], messages: Callabl
     exchange = Exchange(root, "bob", "script")
     for number, prompt_ids in enumerate(rounds):
         records = [
-            Rollout(key, 0, 1.0, True, text=f"\\boxed{{{BY_ID[key].answer}}}", messages=messages(BY_ID[key]))
+            Rollout(
+                key,
+                0,
+                1.0,
+                True,
+                trajectory=Trajectory.of_stored(f"\\boxed{{{BY_ID[key].answer}}}", messages(BY_ID[key])),
+            )
             for key in dict.fromkeys(prompt_ids)
         ]
         exchange.publish(number, records, number)

@@ -33,7 +33,6 @@ from mutualrl.errors import UsageError
 from mutualrl.regimes import Sample
 from mutualrl.see import Exchange
 from mutualrl.tasks.calculator import calculate
-from mutualrl.tasks.trajectories import calls_of, from_json
 from mutualrl.training.samples import samples_of
 
 pytestmark = pytest.mark.slow
@@ -151,11 +150,11 @@ def test_trained_tokens_of_random_trajectories_are_exactly_those_sampled(tmp_pat
                 assert tokenizer.decode(ids).startswith("<tool>")
                 assert tokenizer.decode(ids).endswith("<eos><bot>")
                 with_results += 1
-        messages = from_json(row.messages)
+        messages = row.trajectory.messages
         turns = sum(message.role == "assistant" for message in messages)
         assert sum(bool(sampled[0]) for sampled in kinds) == turns
         results = [message.text for message in messages if message.role == "tool"]
-        assert len(calls_of(messages)) == len(results)
+        assert len(row.trajectory.calls) == len(results)
         assert all(result in tokenizer.decode(row.token_ids[~row.covered]) for result in results)
         learnt += 1
     assert learnt > 250
@@ -167,7 +166,7 @@ def test_failures_publish_nothing_that_they_wrote(tmp_path: Path) -> None:
     run(trainer_of(tmp_path / "a", tmp_path / "x"))
     shard = Exchange(tmp_path / "x", "eve", "script").read("ada", 0)
     assert shard is not None
-    assert set(shard.texts()) == set(shard.messages(range(len(shard)))) == {None}
+    assert set(shard.texts()) == set(shard.trajectories()) == {None}
     assert shard.tools() == {}
     assert set(shard.masks) == {None}
 
@@ -188,10 +187,10 @@ def test_length_counts_sampled_tokens_only(solved: Any) -> None:
     rows = list(solved)
     assert len(rows) == 32
     for row in rows:
-        messages = from_json(row.messages)
+        messages = row.trajectory.messages
         assert [message.role for message in messages] == ["assistant", "tool", "assistant", "tool", "assistant"]
         assert [message.sampled for message in messages] == [True, False, True, False, True]
-        assert calls_of(messages)[0].arguments == numbers(BY_ID[row.prompt_id].text)
+        assert row.trajectory.calls[0].arguments == numbers(BY_ID[row.prompt_id].text)
         assert messages[2].text == "17"
         assert row.text == f"17\n{messages[4].text}"
         (schema,) = json.loads(row.tools)

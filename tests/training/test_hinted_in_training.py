@@ -21,6 +21,7 @@ from mutualrl.thl import retokenize
 from mutualrl.training import MutualGRPOTrainer
 from mutualrl.training.extra_rows import ExtraRows
 from mutualrl.training.samples import longest_sequence, samples_of, sampling_problems
+from mutualrl.trajectory import Trajectory
 from training_harness import (
     BY_ID,
     PROMPTS,
@@ -75,7 +76,9 @@ def publish_solutions(root: Path, rounds: list[list[str]]) -> None:
     """Publish rounds of bob, who solves every prompt, with a step before the answer."""
     exchange = Exchange(root, "bob", "script")
     for number, prompts in enumerate(rounds):
-        records = [Rollout(key, 0, 1.0, True, text=solution(key)) for key in dict.fromkeys(prompts)]
+        records = [
+            Rollout(key, 0, 1.0, True, trajectory=Trajectory.of_text(solution(key))) for key in dict.fromkeys(prompts)
+        ]
         exchange.publish(number, records, number)
 
 
@@ -257,7 +260,7 @@ def test_samples_are_drawn_at_the_runs_settings_with_their_log_probs(
         assert result is not None
         other = again[sample]
         assert other is not None and other.ids == result.ids
-        assert result.reward == boxed_reward([result.text], answer=[BY_ID[sample.prompt_id].answer])[0]
+        assert result.reward == boxed_reward([result.trajectory.text], answer=[BY_ID[sample.prompt_id].answer])[0]
         assert result.ended == (result.ids[-1] == tokenizer.eos_token_id)
         assert (result.logprobs is not None) == sample.logprobs
         if not sample.hint:

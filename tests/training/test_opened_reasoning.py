@@ -10,6 +10,7 @@ from mutualrl.sources.layouts import RecordedText
 from mutualrl.sources.prepare import Learner, _learnable
 from mutualrl.thl import decode_completion
 from mutualrl.training.transfer import TokenTransfer
+from mutualrl.trajectory import Trajectory
 
 TEXT = "<think>\ntwo and two\n</think>\n\n4"
 OPENS = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}<think>\n{% endif %}"
@@ -33,5 +34,7 @@ def test_a_source_says_before_training_what_such_a_learner_cannot_learn(tiny: di
     tokenizer = load_tokenizer(str(tiny["ada"]))
     tokenizer.chat_template = OPENS
     learner = Learner("ada", tokenizer, 64, None, {})
-    found = _learnable([("p", RecordedText(TEXT)), ("q", RecordedText("4"))], learner)
+    found = _learnable(
+        [("p", RecordedText(Trajectory.of_stored(TEXT, None))), ("q", RecordedText(Trajectory.of_text("4")))], learner
+    )
     assert (found.counts["encodable"], found.counts["reasoning"], found.prompts) == (1, 1, {"p"})

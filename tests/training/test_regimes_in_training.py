@@ -21,6 +21,7 @@ from mutualrl.see import Exchange
 from mutualrl.storage.files import write_atomic
 from mutualrl.training import MutualGRPOTrainer
 from mutualrl.training.round import Rounds
+from mutualrl.trajectory import Trajectory
 from training_harness import (
     STEPS,
     ReplayedGRPO,
@@ -415,7 +416,9 @@ def test_empty_peer_completion_is_used_only_if_it_ended(tiny: dict[str, Path], t
         for index, prompt in enumerate(dict.fromkeys(prompts)):
             ended = index % 2 == 0  # the others are truncated before their first character
             ids, trace = ((bob.eos_token_id,), (-0.5,)) if ended else ((), ())
-            records.append(Rollout(prompt, 0, 1.0, ended, text="", token_ids=ids, logprobs=trace))
+            records.append(
+                Rollout(prompt, 0, 1.0, ended, trajectory=Trajectory.of_text(""), token_ids=ids, logprobs=trace)
+            )
         exchange.publish(number, records, number)
     shared = sharing(tmp_path / "x", regime, tokenizers={"bob": bob})
     failing = lambda completions, **_: [0.0] * len(completions)  # noqa: E731

@@ -21,6 +21,7 @@ from mutualrl.see import Exchange
 from mutualrl.thl import retokenize
 from mutualrl.training import MutualGRPOTrainer
 from mutualrl.training.round_prompts import id_or_prompt
+from mutualrl.trajectory import Trajectory
 from training_harness import (
     BY_ID,
     PROMPTS,
@@ -99,7 +100,17 @@ def publish_near(root: Path, tiny: dict[str, Path], prompts: list[str]) -> None:
                 mean_logp = float(mean_logps(model, ada, prompt_id, list(retokenize(text, ada, ended=True).ids)))
             trace = (mean_logp + (0.05 if number % 2 else 0.3),) * len(ids)
             reward = float(boxed_reward([text], answer=[BY_ID[prompt_id].answer])[0])
-            records.append(Rollout(prompt_id, number, reward, True, text=text, token_ids=ids, logprobs=trace))
+            records.append(
+                Rollout(
+                    prompt_id,
+                    number,
+                    reward,
+                    True,
+                    trajectory=Trajectory.of_text(text),
+                    token_ids=ids,
+                    logprobs=trace,
+                )
+            )
     Exchange(root, "bob", "script").publish(0, records, 0)
 
 
@@ -170,7 +181,10 @@ def test_peer_groups_that_the_verifier_denies_are_left_out(tiny: dict[str, Path]
     for index, prompt_id in enumerate(prompts):
         solution = gold(BY_ID[prompt_id])
         claims = [(solution, 1.0), (" \\boxed{-1}", 1.0 if index < 3 else 0.0), (" \\boxed{-2}", 0.0)]
-        records += [Rollout(prompt_id, i, reward, True, text=text) for i, (text, reward) in enumerate(claims)]
+        records += [
+            Rollout(prompt_id, i, reward, True, trajectory=Trajectory.of_text(text))
+            for i, (text, reward) in enumerate(claims)
+        ]
     exchange.publish(0, records, 0)
     shared = sharing(tmp_path / "x", "swarm", external=99)
     learner = train(ReplayedMutual, tiny["ada"], tmp_path / "a", shared, max_steps=1)
@@ -224,7 +238,13 @@ def guided_run(tiny: dict[str, Path], tmp_path: Path, name: str, rounds: int, **
     exchange = Exchange(tmp_path / f"{name}-x", "bob", "script")
     for number, prompts in enumerate(sampled_rounds(8, rounds)):
         records = [
-            Rollout(p, 0, 1.0, True, text=f" the answer is {BY_ID[p].answer}, that is {gold(BY_ID[p])}")
+            Rollout(
+                p,
+                0,
+                1.0,
+                True,
+                trajectory=Trajectory.of_text(f" the answer is {BY_ID[p].answer}, that is {gold(BY_ID[p])}"),
+            )
             for p in dict.fromkeys(prompts)
         ]
         exchange.publish(number, records, number)
@@ -257,7 +277,10 @@ def test_prefix_is_masked_and_guided_rollouts_have_no_trace(
     exchange = Exchange(tmp_path / "x", "bob", "script")
     for number, prompts in enumerate(sampled_rounds(8, 5)):
         texts = [f" the answer is {BY_ID[p].answer}, that is {gold(BY_ID[p])}" for p in dict.fromkeys(prompts)]
-        records = [Rollout(p, 0, 1.0, True, text=t) for p, t in zip(dict.fromkeys(prompts), texts, strict=True)]
+        records = [
+            Rollout(p, 0, 1.0, True, trajectory=Trajectory.of_stored(t, None))
+            for p, t in zip(dict.fromkeys(prompts), texts, strict=True)
+        ]
         exchange.publish(number, records, number)
     shared = sharing(tmp_path / "x", "guided", publish="full", share=0.5)
     learner = train(

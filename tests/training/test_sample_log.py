@@ -17,6 +17,7 @@ from mutualrl.regimes import ExtraRow
 from mutualrl.regimes.round import RowSource
 from mutualrl.tasks.trajectories import cut
 from mutualrl.training.sample_log import LINE_BYTES, LOG_BYTES, MOST, TEXT_BYTES, SampleLog, choose, every
+from mutualrl.trajectory import Trajectory
 from runs import FinishedRun
 
 
@@ -54,7 +55,11 @@ def test_log_of_the_longest_texts_stays_within_its_bytes(tmp_path: Path, rounds:
     longest = character * 10_000
     rollouts = [rollout(name + longest, n, float(n), longest) for name in "pq" for n in range(4)]
     source = RowSource(longest, 0, 0)
-    rows = [ExtraRow(name + longest, source, [1], "nll", text=longest) for name in "pq" for _ in range(3)]
+    rows = [
+        ExtraRow(name + longest, source, [1], "nll", trajectory=Trajectory.of_stored(longest, None))
+        for name in "pq"
+        for _ in range(3)
+    ]
     log.write(0, rounds, 1, rows, rollouts, texts_of)
     size = log.path.stat().st_size
     assert size <= LINE_BYTES
@@ -91,7 +96,9 @@ def test_text_that_utf8_cannot_have_is_written(tmp_path: Path) -> None:
 
 def test_own_answer_after_a_hint_is_not_called_the_peers(tmp_path: Path) -> None:
     log = SampleLog(tmp_path / "samples.jsonl")
-    row = ExtraRow("p", RowSource("bob", 0, 0), [1], "policy_gradient", text="own", hint="bob's")
+    row = ExtraRow(
+        "p", RowSource("bob", 0, 0), [1], "policy_gradient", trajectory=Trajectory.of_text("own"), hint="bob's"
+    )
     log.write(0, 1, 1, [row], [rollout("p", 0, 0.0)], texts_of)
     (line,) = map(json.loads, log.path.read_text().splitlines())
     assert line["taught"] == [{"prompt_id": "p", "peer": "bob", "answer": "own", "from_hint": True}]

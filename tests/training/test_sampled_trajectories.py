@@ -19,11 +19,11 @@ from transformers.utils import get_json_schema
 from mutualrl.adapter.data import as_dataset
 from mutualrl.adapter.rendering import Renderer, Unrenderable
 from mutualrl.engines.transformers_engine import load_tokenizer
-from mutualrl.records import Message
 from mutualrl.tasks.boxed import boxed_reward
 from mutualrl.tasks.calculator import calculate
 from mutualrl.tiny import path_of
 from mutualrl.training.trainer import MutualGRPOTrainer
+from mutualrl.trajectory import Message
 from training_harness import Logs, config, sharing
 
 pytestmark = pytest.mark.slow
@@ -46,7 +46,7 @@ class Watching(MutualGRPOTrainer):
     def on_generated(self, batch: Any, generation: Any) -> None:
         loss_mask = (batch["completion_mask"] * batch["tool_mask"]).tolist()
         for row, ids in enumerate(generation.completion_ids):
-            messages = tuple(generation.turns[row].messages)
+            messages = generation.turns[row].run.messages
             assert batch["completion_ids"][row][: len(ids)].tolist() == list(ids)
             assert not any(loss_mask[row][len(ids) :])
             self.rollouts.append((messages, list(ids), loss_mask[row][: len(ids)]))

@@ -15,6 +15,7 @@ from mutualrl.records import PublishSchema, Rollout
 from mutualrl.see import Exchange
 from mutualrl.training import MutualGRPOTrainer, Sharing
 from mutualrl.training.source_rounds import SourceRounds
+from mutualrl.trajectory import Trajectory
 from training_harness import STEPS, book, same_training, sampled_rounds, sharing, train, trainer_keys
 
 pytestmark = pytest.mark.slow
@@ -104,7 +105,7 @@ def test_script_has_sources_and_resumes(tiny: dict[str, Path], tmp_path: Path) -
 
 def test_a_source_with_other_texts_for_a_published_round_is_refused(tiny: dict[str, Path], tmp_path: Path) -> None:
     exchange = Exchange(tmp_path / "x", "book", "script")
-    exchange.publish(0, [Rollout("other", 0, 1.0, True, text="other")], 0)
+    exchange.publish(0, [Rollout("other", 0, 1.0, True, trajectory=Trajectory.of_text("other"))], 0)
     shared = sharing(tmp_path / "x", "sgt", peers=(), sources=[book(tmp_path, verified=True)])
     with pytest.raises(PlanMismatchError, match="round 0 of source 'book' is in the exchange with other prompts"):
         train(MutualGRPOTrainer, tiny["ada"], tmp_path / "out", shared)
@@ -136,7 +137,11 @@ def test_late_rounds_have_their_sources_and_metrics_count_every_row(tiny: dict[s
     rounds = sampled_rounds(8, STEPS)
 
     def publish(number: int) -> None:
-        rows = [Rollout(p, g, 1.0, True, text="x") for p in dict.fromkeys(rounds[number]) for g in range(4)]
+        rows = [
+            Rollout(p, g, 1.0, True, trajectory=Trajectory.of_text("x"))
+            for p in dict.fromkeys(rounds[number])
+            for g in range(4)
+        ]
         exchange.publish(number, rows, number)
 
     reads = shared.link.read

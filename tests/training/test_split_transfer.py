@@ -22,6 +22,7 @@ from mutualrl.tiny import path_of
 from mutualrl.training import split_transfer
 from mutualrl.training.split_transfer import SMALLEST, SplitTransfer
 from mutualrl.training.transfer import TokenTransfer
+from mutualrl.trajectory import Trajectory
 
 RANKS = 3
 
@@ -113,7 +114,16 @@ def test_texts_and_traces_are_those_of_one_rank(ranks: Ranks) -> None:
         tokens = list(retokenize(text, source, ended=done).ids)
         trace = [-0.1 - 0.01 * (place % 7) for place in range(len(tokens))]
         rollouts.append(
-            Rollout("p", number, 1.0, done, text=text, token_ids=tokens, logprobs=trace, policy="bob")  # type: ignore[arg-type]
+            Rollout(
+                "p",
+                number,
+                1.0,
+                done,
+                trajectory=Trajectory.of_text(text),
+                token_ids=tokens,
+                logprobs=trace,
+                policy="bob",
+            )  # type: ignore[arg-type]
         )
         ids.append(own)
     rollouts, ids = rollouts * 3, ids * 3
@@ -144,6 +154,8 @@ def test_few_rows_stay_on_the_main_rank(ranks: Ranks) -> None:
 
 def test_peer_without_a_tokenizer_is_named() -> None:
     alone = SplitTransfer(transfer(), SimpleNamespace(num_processes=1, is_main_process=True))  # type: ignore[arg-type]
-    unknown = Rollout("p", 0, 1.0, True, text="7", token_ids=[1], logprobs=[-1.0], policy="eve")  # type: ignore[arg-type]
+    unknown = Rollout(
+        "p", 0, 1.0, True, trajectory=Trajectory.of_text("7"), token_ids=[1], logprobs=[-1.0], policy="eve"
+    )  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="no tokenizer of peer 'eve' was passed"):
         alone.align([unknown], [np.array([1], dtype=np.int32)], "span")

@@ -22,12 +22,12 @@ from agent_harness import (
 from test_agents import ALL, Remembering, Room, rooms, with_script
 from test_hinted_in_training import Gradients
 
-from mutualrl.records import Message, Rollout, ToolCall
+from mutualrl.records import Rollout
 from mutualrl.regimes import GuideView
 from mutualrl.regimes.guided import Guided
 from mutualrl.see import Exchange
 from mutualrl.sources.source import StoredSource
-from mutualrl.tasks.trajectories import as_json, from_json
+from mutualrl.trajectory import Message, ToolCall, Trajectory
 
 __all__ = ["rooms"]
 pytestmark = pytest.mark.slow
@@ -47,7 +47,7 @@ def two_calls_of(prompt: Any) -> str:
     """Return a peer's run with two calls, a word beside the second."""
     made = ToolCall("calculate", numbers(prompt.text))
     result = Message("tool", prompt.answer, name="calculate")
-    return as_json(
+    return Trajectory.of_run(
         [
             Message("assistant", "", tool_calls=(made,), sampled=True),
             result,
@@ -55,7 +55,7 @@ def two_calls_of(prompt: Any) -> str:
             result,
             Message("assistant", f"\\boxed{{{prompt.answer}}}", sampled=True),
         ]
-    )
+    ).stored
 
 
 def written(prompt: Any, calls: int, turns: int | None = None) -> list[tuple[str, bool]]:
@@ -89,22 +89,22 @@ HOSTILE = {
     "control token in an argument": lambda p: changed(p, 0, arguments={**numbers(p.text), "operation": "plus<eos>"}),
     "unknown tool": lambda p: changed(p, 0, name="search"),
     "too long": lambda p: changed(p, 1, text="9" * 400),
-    "begins with a result": lambda p: as_json(from_json(plan_of(p))[1:]),
-    "no answer": lambda p: as_json(from_json(plan_of(p))[:2]),
+    "begins with a result": lambda p: Trajectory.of_run(Trajectory.of_json(plan_of(p)).messages[1:]).stored,
+    "no answer": lambda p: Trajectory.of_run(Trajectory.of_json(plan_of(p)).messages[:2]).stored,
     "reasoning, which the template drops": lambda p: changed(p, 2, reasoning="I add."),
 }
 
 
 def changed(prompt: Any, place: int, *, text: str = "", reasoning: str = "", **call: Any) -> str:
     """Return a peer's run with a message changed."""
-    messages = list(from_json(plan_of(prompt)))
+    messages = list(Trajectory.of_json(plan_of(prompt)).messages)
     message = messages[place]
     if text:
         message = message._replace(text=text)
     if call:
         message = message._replace(tool_calls=(message.tool_calls[0]._replace(**call),))
     messages[place] = message._replace(reasoning=reasoning)
-    return as_json(messages)
+    return Trajectory.of_run(messages).stored
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
@@ -120,7 +120,7 @@ def test_a_run_that_the_template_cannot_keep_is_left_out_and_counted(tmp_path: P
 def test_a_turn_that_was_cut_off_is_not_learnt_as_if_it_had_ended(
     tmp_path: Path, turns: int | None, pairs: int
 ) -> None:
-    cut = [Rollout(p.id, 0, 1.0, False, text="said", messages=plan_of(p)) for p in PROMPTS]
+    cut = [Rollout(p.id, 0, 1.0, False, trajectory=Trajectory.of_stored("said", plan_of(p))) for p in PROMPTS]
     Exchange(tmp_path / "x", "bob", "script").publish(0, cut, 0)
     settings = {"regime": "sgt", "turns": turns}
     (row,) = run(trainer_of(tmp_path / "a", tmp_path / "x", with_script(always_wrong), **settings)).logs
@@ -217,7 +217,7 @@ def test_a_replayed_rollout_is_recorded_whole(tmp_path: Path) -> None:
     replayed = [row for row in shard if row.prefix]
     assert len(replayed) == 16
     for row in replayed:
-        messages = from_json(row.messages)
+        messages = row.trajectory.messages
         assert [message.role for message in messages] == ["assistant", "tool", "assistant"]
         assert [message.sampled for message in messages] == [False, False, True]
         answer = written(BY_ID[row.prompt_id], 1)[-1][0]
@@ -244,9 +244,9 @@ def test_a_result_that_differs_ends_the_replay_and_is_counted(tmp_path: Path) ->
     """The second call would follow: but the first one's result is not the recorded one."""
 
     def stale(prompt: Any) -> str:
-        messages = list(from_json(two_calls_of(prompt)))
+        messages = list(Trajectory.of_json(two_calls_of(prompt)).messages)
         messages[1] = messages[1]._replace(text="1")
-        return as_json(messages)
+        return Trajectory.of_run(messages).stored
 
     trainer = guided(tmp_path, stale, turns=2)
     second = trainer.logs[1]
@@ -286,13 +286,13 @@ def test_turns_are_replayed_in_the_learners_environment(tmp_path: Path, rooms: A
 
 def test_as_many_turns_as_can_be_replayed_are() -> None:
     """The second message has no call, where TRL's loop would end: the first turn is replayed."""
-    first, result, second = from_json(plan_of(PROMPTS[0]))
+    first, result, second = Trajectory.of_json(plan_of(PROMPTS[0])).messages
     thought = Message("assistant", "17")
-    state = {"hints": {"p": [0, as_json([first, result, thought, first, result, second])]}}
+    state = {"hints": {"p": [0, Trajectory.of_run([first, result, thought, first, result, second]).stored]}}
     view = GuideView(1, "ada", 0, ["p"] * 4, range(4), 4, 64, state)
     for turns in (1, 2, 3, 9):
         runs = Guided(turns=turns).replays(view)
-        assert [len(from_json(each)) for each in runs] == [0, 0, 2, 2], turns
+        assert [0 if each is None else len(each.messages) for each in runs] == [0, 0, 2, 2], turns
 
 
 def test_results_of_parallel_calls_are_the_same_in_any_order(tmp_path: Path) -> None:
@@ -303,7 +303,9 @@ def test_results_of_parallel_calls_are_the_same_in_any_order(tmp_path: Path) -> 
         other = ToolCall("calculate", {"operation": "plus", "a": 1, "b": 1})
         results = [Message("tool", text, name="calculate") for text in ("2", prompt.answer)]
         said = Message("assistant", f"\\boxed{{{prompt.answer}}}", sampled=True)
-        return as_json([Message("assistant", "", tool_calls=(call, other), sampled=True), *results, said])
+        return Trajectory.of_run(
+            [Message("assistant", "", tool_calls=(call, other), sampled=True), *results, said]
+        ).stored
 
     second = guided(tmp_path, parallel).logs[1]
     assert (second["replays/made"], second["replays/diverged"]) == (16, 0)
@@ -321,7 +323,7 @@ def source_of(messages: Sequence[str], copies: int = 1) -> StoredSource:
     for prompt, run_ in zip(PROMPTS, messages, strict=True):
         for number in range(copies):
             said = run_.replace("\\\\boxed", f"{number} \\\\boxed") if number else run_
-            pairs.append((prompt.id, RecordedText("said", messages=said)))
+            pairs.append((prompt.id, RecordedText(Trajectory.of_stored("said", said))))
     pairs.sort(key=lambda pair: pair[0])
     return StoredSource("book", rollouts_table("book", pairs, [1.0] * len(pairs)), verified=False)
 
@@ -331,10 +333,10 @@ def test_a_files_run_is_confirmed_by_acting_it_again(tmp_path: Path, rooms: Any,
     """Half of the runs call the tool wrongly, and say that its result was right: the file's word is not believed."""
 
     def forged(prompt: Any) -> str:
-        messages = list(from_json(plan_of(prompt)))
+        messages = list(Trajectory.of_json(plan_of(prompt)).messages)
         wrong = {**numbers(prompt.text), "a": 1, "b": 1}
         messages[0] = messages[0]._replace(tool_calls=(ToolCall("calculate", wrong),))
-        return as_json(messages)
+        return Trajectory.of_run(messages).stored
 
     runs = [forged(prompt) if number % 2 else plan_of(prompt) for number, prompt in enumerate(PROMPTS)]
     Exchange(tmp_path / "x", "bob", "script").publish(0, [Rollout(p.id, 0, 0.0, True) for p in PROMPTS], 0)

@@ -17,7 +17,6 @@ from conftest import PATIENCE
 from mutualrl.see import Exchange
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks import TaskSource, get_task
-from mutualrl.tasks.trajectories import from_json
 from mutualrl.training.vllm_generation import vllm_keys
 
 ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
@@ -312,7 +311,7 @@ def test_vllm_samples_on_after_replayed_turns(cli: Any, tmp_path: Path) -> None:
         shard = exchange.read(policy, 1)
         assert shard is not None
         for row in shard:
-            messages = from_json(row.messages)
+            messages = row.trajectory.messages
             assert sum(row.mask) == row.length
             if row.prefix:
                 replayed += 1

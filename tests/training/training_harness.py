@@ -34,6 +34,7 @@ from mutualrl.training.peers import PeerLink
 from mutualrl.training.sharing import Sharing
 from mutualrl.training.source_rounds import SourceRounds
 from mutualrl.training.trainer import MutualGRPOTrainer
+from mutualrl.trajectory import Trajectory
 
 STEPS = 3
 PROMPTS = get_task("arithmetic").read("train", TaskSource()).prompts[:32]
@@ -242,7 +243,17 @@ def publish_rollouts(
                 ids = retokenize(text, tokenizer, ended=True).ids
                 trace = tuple(-0.05 - 0.3 * ((i * 7 + rollout) % 5) for i in range(len(ids)))
                 reward = boxed_score(text, BY_ID[prompt_id].answer)
-                records.append(Rollout(prompt_id, rollout, reward, True, text=text, token_ids=ids, logprobs=trace))
+                records.append(
+                    Rollout(
+                        prompt_id,
+                        rollout,
+                        reward,
+                        True,
+                        trajectory=Trajectory.of_stored(text, None),
+                        token_ids=ids,
+                        logprobs=trace,
+                    )
+                )
         exchange.publish(number, records, number)
 
 
@@ -254,7 +265,7 @@ def publish_peer(root: Path, rounds: Sequence[Sequence[str]], solved: Sequence[s
         for prompt_id in dict.fromkeys(prompt_ids):
             is_solved = solved is None or prompt_id in solved
             text = gold(BY_ID[prompt_id]) if is_solved else None
-            records.append(Rollout(prompt_id, 0, float(is_solved), True, text=text))
+            records.append(Rollout(prompt_id, 0, float(is_solved), True, trajectory=Trajectory.of_stored(text, None)))
         exchange.publish(number, records, number)
 
 

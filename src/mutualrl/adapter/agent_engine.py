@@ -24,9 +24,9 @@ from mutualrl.storage.files import JsonObject
 from mutualrl.tasks.base import TurnsSpec
 from mutualrl.tasks.rewarding import rewards_of
 from mutualrl.tasks.rewards import load_rewards
-from mutualrl.tasks.trajectories import as_json, said
 from mutualrl.tasks.turns import load_environment, load_tools
 from mutualrl.thl import decode_completion, ended
+from mutualrl.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from mutualrl.tasks.prompting import Template
@@ -89,12 +89,12 @@ class AgentEngine:
         for place, ids in enumerate(generation.completion_ids):
             done = ended(ids, trainer.eos_token_ids)
             if generation.turns is None:  # an environment without tools
-                completions.append(Completion(tuple(ids), decode_completion(ids, self.engine.tokenizer), done))
+                written = Trajectory.of_text(decode_completion(ids, self.engine.tokenizer))
                 sampled.append(len(ids))
-                continue
-            turns = generation.turns[place]
-            completions.append(Completion(tuple(ids), said(turns.messages), done, as_json(turns.messages)))
-            sampled.append(sum(turns.mask))
+            else:
+                written = generation.turns[place].run
+                sampled.append(sum(generation.turns[place].mask))
+            completions.append(Completion(tuple(ids), written, done))
         if self.turns.environment is None:
             answered = list(zip(prompts, completions, strict=True))
             rewards = rewards_of(self.rewards, self.weights, answered, self.engine.tokenizer, self.timeout)

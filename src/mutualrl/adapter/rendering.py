@@ -21,9 +21,9 @@ from trl.chat_template_utils import (
     parse_response,
 )
 
-from mutualrl.records import Message
 from mutualrl.storage.files import JsonObject
 from mutualrl.tasks.notations import ASSISTANT
+from mutualrl.trajectory import Message
 
 #: names of the field with a message's reasoning in templates, the most common first
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")

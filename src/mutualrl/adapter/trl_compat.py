@@ -27,8 +27,8 @@ from trl.models.utils import unwrap_model_for_generation
 from trl.trainer.utils import RepeatSampler
 
 from mutualrl.adapter import fsdp2
-from mutualrl.records import Message
-from mutualrl.tasks.trajectories import as_chats, of_completion
+from mutualrl.tasks.trajectories import of_completion
+from mutualrl.trajectory import Message, Trajectory, as_chats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -111,12 +111,12 @@ class Replay(NamedTuple):
 
 
 class Turns(NamedTuple):
-    """What a row of a batch has with tools: its prompt, with an environment's observation; its messages; which tokens
-    of its completion were sampled, each 0 or 1; the name of its environment, None for the only one. `replay`: with what
-    it began, whose messages are the first, and whose tokens are not in the completion."""
+    """What a row of a batch has with tools: its prompt, with an environment's observation; its run; which tokens of
+    its completion were sampled, each 0 or 1; the name of its environment, None for the only one. `replay`: with what it
+    began, whose messages are the first, and whose tokens are not in the completion."""
 
     prompt: Any
-    messages: tuple[Message, ...]
+    run: Trajectory
     mask: list[int]
     environment: str | None = None
     replay: Replay = Replay()
@@ -223,7 +223,9 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
         replays = [Replay()] * len(prompts) if self._replayed is None else self._replayed
         rows = []
         for prompt, each, mask, name, replay in zip(prompts, completions, masks, names, replays, strict=True):
-            rows.append(Turns(prompt, (*replay.messages, *of_completion(each)), list(mask), name, replay))
+            rows.append(
+                Turns(prompt, Trajectory.of_run((*replay.messages, *of_completion(each))), list(mask), name, replay)
+            )
         return rows
 
     def _generate_and_score_completions(self, inputs: Any) -> Inputs:

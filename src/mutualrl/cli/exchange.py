@@ -24,7 +24,7 @@ from mutualrl.see.location import record_store
 from mutualrl.see.retention import first_needed, prune_rounds
 from mutualrl.storage.files import JsonObject
 from mutualrl.storage.rundir import RunDirectory, hold
-from mutualrl.tasks.trajectories import cut, from_json, turns_within
+from mutualrl.tasks.trajectories import cut, shown
 
 
 def ls(options: OfRun) -> None:
@@ -40,7 +40,7 @@ def show(options: ExchangeShow) -> None:
     """Show rollouts of a round, of each policy and source."""
     directory = _open(options.run)
     reader = inspection.Reader(record_store(directory), directory.info().run_id)
-    shown: list[JsonObject] = []
+    found: list[JsonObject] = []
     for name in _named(writers(reader.store), options.policy):
         rounds = reader.rounds(name)
         number = options.round if options.round is not None else max(rounds, default=None)
@@ -48,16 +48,14 @@ def show(options: ExchangeShow) -> None:
         if shard is None:
             note_all([f"{name} has no round {number}" if rounds else f"{name} has published no round"])
             continue
-        rows = [
-            row for row in shard.rows("prompt", "text", "messages", "length") if options.prompt in (None, row.prompt_id)
-        ]
+        rows = [row for row in shard.rows("prompt", "text", "length") if options.prompt in (None, row.prompt_id)]
         rows.sort(key=lambda row: row.text is None)
         most = None if options.as_json else SHOWN_BYTES
-        shown += [_shown(name, shard.marker.round, row, most) for row in rows[: options.limit]]
+        found += [_shown(name, shard.marker.round, row, most) for row in rows[: options.limit]]
     if options.as_json:
-        emit({"rollouts": shown})
+        emit({"rollouts": found})
         return
-    for row in shown:
+    for row in found:
         print_text(screen(), _as_text(row), SHOWN_BYTES * 2)
 
 
@@ -69,9 +67,14 @@ def _shown(member: str, round_index: int, row: Rollout, most: int | None) -> Jso
     """Return a rollout, of its text or turns at most this many bytes (None: all, for programs)."""
     value: JsonObject = {"policy": member, "round": round_index, "prompt_id": row.prompt_id, "rollout": row.index}
     value |= {"reward": row.reward if isfinite(row.reward) else None, "length": row.length, "prompt": row.prompt}
-    if row.messages is not None:
-        return {**value, "turns": turns_within(from_json(row.messages), ALL_BYTES if most is None else most)}
-    return {**value, "text": row.text if row.text is None or most is None else cut(row.text, most)}
+    if row.trajectory is None:
+        return {**value, "text": None}
+    written = shown(row.trajectory, ALL_BYTES if most is None else most, _whole if most is None else cut)
+    return {**value, "text" if row.trajectory.is_text else "turns": written}
+
+
+def _whole(text: str, _: int) -> str:
+    return text
 
 
 def _as_text(row: JsonObject) -> str:

@@ -22,7 +22,8 @@ from mutualrl.diagnostics.plan import DiagnosticPlan, SampledPool
 from mutualrl.diagnostics.statistics import mean_interval, ratio
 from mutualrl.engines.sampling import Sampling
 from mutualrl.records import Prompt, Rollout
-from mutualrl.regimes.hinted import Hinted, HintedAnswer
+from mutualrl.regimes.answers import HintedAnswer
+from mutualrl.regimes.hinted import Hinted
 from mutualrl.regimes.hints import shown_hint, with_hint
 from mutualrl.regimes.round import RoundView, Sample
 from mutualrl.regimes.round import Sampled as Drawn
@@ -31,6 +32,7 @@ from mutualrl.seeds import policy_seed
 from mutualrl.sources.prepare import Prepared
 from mutualrl.tasks.prompting import as_prompt, prompt_ids
 from mutualrl.traits import SourceTraits
+from mutualrl.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -89,10 +91,12 @@ def hint_rows(
         view = RoundView(0, learner, plan.seed, own, peers, sources=dict.fromkeys(recorded, SourceTraits()))
         asked = regime.samples_on(regime.shown(view))
         sampler = _Sampler(plan, sampled, learner, loaded.tokenizers[learner], loaded.contexts[learner], prompts, bars)
-        answers = [regime.judged(sample, drawn) for sample, drawn in sampler.answers(asked, "with hints", 1)]
+        with_hints = sampler.answers(asked, "with hints", 1)
+        answers = [HintedAnswer.of(*each, None, regime.success_above) for each in with_hints]
         fitting = {answer.sample.prompt_id for answer in answers}
         bare = [Sample(prompt_id, n) for prompt_id in sorted(fitting) for n in range(regime.samples)]
-        without = [regime.judged(sample, drawn) for sample, drawn in sampler.answers(bare, "without hints", 2)]
+        without_hints = sampler.answers(bare, "without hints", 2)
+        without = [HintedAnswer.of(*each, None, regime.success_above) for each in without_hints]
         rows.append(_row(sampler, own, regime, answers, without, len({s.prompt_id for s in asked})))
     return rows
 
@@ -110,12 +114,17 @@ def _rollouts(rollouts: pa.Table, policy: str) -> Rollouts:
     """Return a model's sampled rollouts."""
     chosen = rollouts.filter(pc.equal(rollouts["policy"], policy))
     columns = (chosen[key].to_pylist() for key in ("prompt_id", "rollout", "reward", "ended", "y_text"))
-    return Rollouts.of([Rollout(p, n, r, e, text=t) for p, n, r, e, t in zip(*columns, strict=True)], policy)
+    return Rollouts.of(
+        [Rollout(p, n, r, e, trajectory=Trajectory.of_text(t)) for p, n, r, e, t in zip(*columns, strict=True)], policy
+    )
 
 
 def _recorded(texts: pa.Table) -> list[Rollout]:
     columns = (texts[key].to_pylist() for key in ("prompt_id", "reward", "y_text"))
-    return [Rollout(p, n, r, True, text=t) for n, (p, r, t) in enumerate(zip(*columns, strict=True))]
+    return [
+        Rollout(p, n, r, True, trajectory=Trajectory.of_text(t))
+        for n, (p, r, t) in enumerate(zip(*columns, strict=True))
+    ]
 
 
 @dataclass(frozen=True)
@@ -161,7 +170,7 @@ class _Sampler:
         drawn = []
         for (sample, completion), reward in zip(pairs, rewards, strict=True):
             hint_ids = hints[sample.prompt_id, sample.hint][1]
-            result = Drawn(completion.token_ids, completion.text, completion.ended, reward, None, hint_ids)
+            result = Drawn(completion.token_ids, completion.trajectory, completion.ended, reward, None, hint_ids)
             drawn.append((sample, result))
         return drawn
 
@@ -180,7 +189,7 @@ def _row(
     for column, drawn in enumerate((answers, without)):
         for place, prompt_id in enumerate(fitting):
             rates[place, column] = np.mean([a.success for a in drawn if a.sample.prompt_id == prompt_id])
-    learnable = [answer for answer in answers if answer.success and not regime.leaves_out(answer)]
+    learnable = [answer for answer in answers if answer.success and not answer.is_left_out(regime.max_copy)]
     successes = [answer for answer in answers if answer.success]
     means = rates.mean(axis=0) if fitting else np.full(2, np.nan)
     round_share = (sampler.sampled.recipe.round.prompts or 1) / max(prompts, 1)

@@ -29,6 +29,7 @@ from mutualrl.thl.units import Floats
 from mutualrl.tiny import path_of
 from mutualrl.training.transfer import TokenTransfer
 from mutualrl.traits import SourceTraits
+from mutualrl.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -84,7 +85,7 @@ def _recorded(policy: str, prompt: Prompt, index: int, tokenizer: PreTrainedToke
         ended=ended,
         length=len(ids),
         prompt=prompt.text,
-        text=text,
+        trajectory=Trajectory.of_text(text),
         token_ids=np.array(ids, dtype=np.int32),
         logprobs=np.array(trace, dtype=np.float32),
     )
@@ -106,8 +107,8 @@ def recorded_views(schema: PublishSchema, *, with_source: bool = False) -> list[
     for round_index in range(ROUNDS):
         own_rollouts = []
         for rollout in recorded_rollouts(LEARNER, round_index, tokenizers[LEARNER]):
-            text = rollout.text if schema.publishes_text(rollout.reward) else None  # as in training
-            own_rollouts.append(replace(rollout, logprobs=None, text=text))
+            written = rollout.trajectory if schema.publishes_text(rollout.reward) else None  # as in training
+            own_rollouts.append(replace(rollout, logprobs=None, trajectory=written))
         peers = {}
         for peer in PEERS:
             rollouts = Rollouts.of(recorded_rollouts(peer, round_index, tokenizers[peer]), peer, round_index)
@@ -115,7 +116,7 @@ def recorded_views(schema: PublishSchema, *, with_source: bool = False) -> list[
         if with_source:
             seen = sorted({rollout.prompt_id for rollout in own_rollouts})[::2]
             texts = {prompt.id: prompt.solution for prompt in prompts}
-            book = [Rollout(key, 0, 1.0, True, text=texts[key]) for key in seen]
+            book = [Rollout(key, 0, 1.0, True, trajectory=Trajectory.of_text(str(texts[key]))) for key in seen]
             peers[BOOK] = Rollouts.of(book, BOOK, round_index)
         own = Rollouts.of(own_rollouts, LEARNER, round_index)
         views.append(RoundView(round_index, LEARNER, 0, own, peers, transfer, sources=names))
@@ -146,7 +147,7 @@ def _recorded_sample(sample: Sample, prompt: Prompt) -> Sampled:
     ids = (*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id)
     trace = np.full(len(ids), -0.5, dtype=np.float32) if sample.logprobs else None
     hint_ids = tuple(tokenizer(sample.hint, add_special_tokens=False)["input_ids"])
-    return Sampled(ids, text, True, boxed_score(text, prompt.answer), trace, hint_ids)
+    return Sampled(ids, Trajectory.of_text(text), True, boxed_score(text, prompt.answer), trace, hint_ids)
 
 
 def with_results(regime: Regime, view: RoundView) -> RoundView:

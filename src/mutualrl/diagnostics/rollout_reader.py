@@ -25,7 +25,6 @@ from mutualrl.storage.parquet import read_table
 from mutualrl.tasks.base import Row, normalized
 from mutualrl.tasks.files import EXPECTED, FORMATS, columns_of, data_files, file_rows, format_of, suffix_of
 from mutualrl.tasks.run_reader import CONVERSATIONS, is_conversation, read_trajectory, trajectory_of
-from mutualrl.tasks.trajectories import said
 
 #: accepted names of the columns, in order of preference
 ALIASES = {
@@ -274,7 +273,7 @@ def _of_messages(name: str, value: object) -> object:
     if read is None:
         return None
     if name == "y_text" and not read.prompt and read.is_run:
-        return said(read.after)
+        return read.run.text
     users = [message.text for message in read.messages if message.role == "user" and message.text]
     conversation = "\n".join(message.text for message in read.messages)
     return users[-1] if users and name != "prompt_id" else conversation or None
@@ -290,7 +289,7 @@ def _of_run(row: Row, malformed: Counter[str]) -> Row:
     if read is None:
         return row
     malformed.update([read.problem] if read.problem else [])
-    rollout: Row = {"prompt": read.prompts[0], "completion": said(read.after)}
+    rollout: Row = {"prompt": read.prompts[0], "completion": read.run.text}
     if (reward := reward_of(row)) is not None:
         rollout["reward"] = reward
     agent, task, calls = row.get("agent"), row.get("task"), row.get("calls")

@@ -21,7 +21,6 @@ from mutualrl.adapter.rendering import Renderer, Unrenderable
 from mutualrl.console.display import cell
 from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.errors import DataError, UsageError
-from mutualrl.records import Message, ToolCall
 from mutualrl.sources.prepare import malformed_note
 from mutualrl.storage.files import JsonObject
 from mutualrl.tasks.calculator import calculate
@@ -29,6 +28,7 @@ from mutualrl.tasks.files import FORMATS, data_files, file_rows
 from mutualrl.tasks.messages import from_text
 from mutualrl.tasks.run_reader import CONVERSATIONS, tools_of, trajectory_of
 from mutualrl.tiny import path_of, resolve_path
+from mutualrl.trajectory import Conversation, Message, ToolCall
 
 KEPT = "kept"
 DEFAULT = ("tiny:jan", "tiny:kim")
@@ -135,18 +135,11 @@ def _add_parser(tokenizer: Any, name: str) -> None:
     tokenizer.chat_template = template
 
 
-class FileConversation(NamedTuple):
-    """A conversation of a file: its prompt, what follows it, and the schemas of its tools."""
-
-    prompt: Sequence[Message]
-    after: Sequence[Message]
-    tools: list[JsonObject]
-
-
 class FileConversations(NamedTuple):
-    """The conversations of a file; `malformed`: how many others are no run, by their problem."""
+    """The conversations of a file, with the schemas of their tools; `malformed`: how many others are no run, by their
+    problem."""
 
-    conversations: list[FileConversation]
+    conversations: list[tuple[Conversation, list[JsonObject]]]
     malformed: Counter[str]
 
 
@@ -169,7 +162,7 @@ class FileCheck:
 def recorded(path: Path) -> FileConversations:
     """Return the conversations of a file or a directory: rows with `messages` (or another column of conversations) and
     `tools`. Raises DataError for a row without."""
-    conversations: list[FileConversation] = []
+    conversations: list[tuple[Conversation, list[JsonObject]]] = []
     malformed: Counter[str] = Counter()
     files = data_files(path) if path.is_dir() else [path]
     if not files:
@@ -187,7 +180,7 @@ def recorded(path: Path) -> FileConversations:
                 continue
             tools = from_text(tools_of(row))
             schemas = [dict(each) for each in tools if isinstance(each, Mapping)] if isinstance(tools, list) else []
-            conversations.append(FileConversation(read.prompt, read.after, schemas))
+            conversations.append((read, schemas))
     return FileConversations(conversations, malformed)
 
 
@@ -195,9 +188,9 @@ def check_file(name: str, tokenizer: Any, found: FileConversations) -> FileCheck
     """Return what a tokenizer's template keeps of the conversations of a file."""
     lost: Counter[str] = Counter()
     renderers: dict[str, Renderer] = {}  # one per set of tools, which most files have once
-    for each in found.conversations:
-        tools = json.dumps(each.tools)
-        renderer = renderers.get(tools) or renderers.setdefault(tools, Renderer(tokenizer, each.tools))
+    for each, schemas in found.conversations:
+        tools = json.dumps(schemas)
+        renderer = renderers.get(tools) or renderers.setdefault(tools, Renderer(tokenizer, schemas))
         try:
             renderer.row(each.prompt, each.after)
         except Unrenderable as reason:

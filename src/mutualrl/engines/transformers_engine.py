@@ -20,6 +20,7 @@ from mutualrl.errors import ModelError
 from mutualrl.records import Completion
 from mutualrl.tasks.prompting import Content, Template, prompt_ids
 from mutualrl.thl import ended
+from mutualrl.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -145,7 +146,7 @@ class TransformersEngine:
         completions = [self._through_eos(row) for row in output[:, width:].tolist()]
         texts = self.tokenizer.batch_decode(completions, skip_special_tokens=True)
         return [
-            Completion(tuple(row), text, ended(row, self.eos_token_ids))
+            Completion(tuple(row), Trajectory.of_text(text), ended(row, self.eos_token_ids))
             for row, text in zip(completions, texts, strict=True)
         ]
 

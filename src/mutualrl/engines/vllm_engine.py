@@ -16,6 +16,7 @@ from mutualrl.process import loopback
 from mutualrl.records import Completion
 from mutualrl.seeds import seed_of
 from mutualrl.thl import ended
+from mutualrl.trajectory import Trajectory
 
 #: GiB for the KV cache on CPU; the environment variable VLLM_CPU_KVCACHE_SPACE overrides it
 CPU_CACHE = "2"
@@ -150,7 +151,7 @@ class VLLMEngine:
 
     def _completion(self, sample: Any) -> Completion:
         ids = tuple(int(token) for token in sample.token_ids)
-        return Completion(ids, str(sample.text), ended(list(ids), self.eos_token_ids))
+        return Completion(ids, Trajectory.of_text(str(sample.text)), ended(list(ids), self.eos_token_ids))
 
     def close(self) -> None:
         """Shut down the engine, so that another model can be loaded in this process."""

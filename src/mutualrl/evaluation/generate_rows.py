@@ -17,6 +17,7 @@ from mutualrl.seeds import seed_of
 from mutualrl.tasks.base import Row
 from mutualrl.tasks.boxed import content_score, last_boxed
 from mutualrl.tasks.rewarding import BOXED, rewards_of
+from mutualrl.trajectory import NO_TEXT, Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -114,8 +115,8 @@ class AnsweringModel:
                 raise FileDamagedError(
                     f"{where}: row {number} is of prompt {row['prompt_id']!r}, expected {prompt.id!r}"
                 )
-            ids, messages = tuple(row["token_ids"] or ()), row["messages"] or ""
-            answered.append((prompt, Completion(ids, row["y_text"], row["ended"], messages)))
+            written = Trajectory.of_stored(row["y_text"], row["messages"]) or NO_TEXT
+            answered.append((prompt, Completion(tuple(row["token_ids"] or ()), written, row["ended"])))
         if task.turns is not None and task.turns.environment is not None:
             return rows  # judged by what the environment was, which is gone
         rewards = rewards_of(task.rewards, task.reward_weights, answered, self.tokenizer, task.step_timeout)
@@ -137,7 +138,6 @@ class AnsweringModel:
                 yield {
                     **_row(self.name, task.name, prompt, number, run.completion),
                     "tokens": run.sampled,
-                    "messages": run.completion.messages,
                     "reward": run.reward,
                     "no_box": last_boxed(run.completion.text) is None if task.rewards == BOXED else None,
                     "too_long": False,
@@ -153,7 +153,7 @@ class AnsweringModel:
             seed = part_seed(sampling.seed, task.name, chunk.number)
             groups = self.engine().generate_ids(chosen, replace(sampling, max_new_tokens=chunk.new_tokens, seed=seed))
         else:
-            groups = [[Completion((), "", False)] * sampling.samples for _ in chosen]
+            groups = [[Completion((), NO_TEXT, False)] * sampling.samples for _ in chosen]
         answered = [
             (task.prompts[place], completion)
             for place, group in zip(chunk.places, groups, strict=True)
@@ -187,5 +187,5 @@ def _row(model: str, task: str, prompt: Prompt, number: int, completion: Complet
         "y_text": completion.text,
         "answer": prompt.answer,
         "token_ids": list(completion.token_ids),
-        "messages": None,
+        "messages": completion.trajectory.stored,
     }

@@ -13,12 +13,14 @@ from mutualrl.errors import ModelError
 from mutualrl.process.loading import fast_imports
 from mutualrl.recipes import Recipe
 from mutualrl.recipes.pool_tokenizers import load_tokenizers
-from mutualrl.records import Message, Prompt
+from mutualrl.records import Prompt
 from mutualrl.regimes.hinted import Hinted
+from mutualrl.rollouts import Rollouts
 from mutualrl.sources.source import StoredSource
 from mutualrl.tasks.rewards import callable_name
-from mutualrl.tasks.trajectories import calls_of, from_json, messages_of
+from mutualrl.tasks.trajectories import messages_of
 from mutualrl.tasks.turns import template_of
+from mutualrl.trajectory import Message, Trajectory
 
 if TYPE_CHECKING:
     from mutualrl.adapter.rendering import Renderer
@@ -88,12 +90,11 @@ def _require_calls(policy: str, renderer: Renderer, regime: str) -> None:
     )
 
 
-def _runs_of(source: StoredSource) -> list[tuple[str, tuple[Message, ...]]]:
+def _runs_of(source: StoredSource) -> list[tuple[str, Trajectory]]:
     """Return the first runs of a source with their prompts' ids."""
-    table = source.table
-    rows = zip(table["prompt_id"].to_pylist(), table["messages"].to_pylist(), strict=True)
-    runs = ((prompt_id, run) for prompt_id, run in rows if run is not None)
-    return [(prompt_id, from_json(run)) for prompt_id, run in itertools.islice(runs, LOOKED_AT)]
+    rows = Rollouts(source.table).rows("text")
+    runs = ((each.prompt_id, each.trajectory) for each in rows if each.trajectory and not each.trajectory.is_text)
+    return list(itertools.islice(runs, LOOKED_AT))
 
 
 def _tool_names(recipe: Recipe) -> frozenset[str]:
@@ -105,7 +106,7 @@ def _tools_note(recipe: Recipe, source: StoredSource) -> str | None:
     """Return how many runs of a source call a tool that the task does not have; None if none does."""
     runs = _runs_of(source)
     known = _tool_names(recipe) if runs else frozenset[str]()
-    unknown = [{call.name for call in calls_of(run)} - known for _, run in runs]
+    unknown = [{call.name for call in run.calls} - known for _, run in runs]
     if not any(unknown):
         return None
     names = ", ".join(map(repr, sorted(set().union(*unknown))[:5]))
@@ -123,7 +124,7 @@ def _runs_note(
     from transformers.utils import get_json_schema
 
     known = _tool_names(recipe)
-    runs = [(prompt_id, run) for prompt_id, run in _runs_of(source) if {call.name for call in calls_of(run)} <= known]
+    runs = [(prompt_id, run) for prompt_id, run in _runs_of(source) if {call.name for call in run.calls} <= known]
     if not runs:
         return []
     tools = [get_json_schema(tool) for tool in template_of(recipe.task.turns, recipe.task.reward)["tools"]]
@@ -134,7 +135,7 @@ def _runs_note(
         content = contents[prompt_id]
         prompt = [Message("user", content)] if isinstance(content, str) else messages_of(content)
         try:
-            renderer.row(prompt, run)
+            renderer.row(prompt, run.messages)
         except (ValueError, TypeError, RecursionError) as reason:
             lost[str(reason)] += 1
     if 2 * lost.total() <= len(runs):

@@ -19,6 +19,7 @@ from mutualrl.regimes.regime import SELECTION, Conditions, Problem, Regime, Sett
 from mutualrl.regimes.round import ExtraRow, GuideView, Plan, Requests, RoundView, RowStatistics
 from mutualrl.rollouts import Rollouts
 from mutualrl.traits import RegimeTraits, SourceTraits, Treatment
+from mutualrl.trajectory import Trajectory
 
 SEPARATOR = "+"
 #: what may follow a regime that treats advantages in some way; every other regime would discard them
@@ -72,7 +73,7 @@ class Channels(Regime):
         guide = next(part for part in self.regimes if part.traits.guides)
         return guide.prefixes(_of_part(view, guide))
 
-    def replays(self, view: GuideView) -> list[str]:
+    def replays(self, view: GuideView) -> list[Trajectory | None]:
         """Return the turns that the part which has some replays."""
         guide = next(part for part in self.regimes if part.traits.guides)
         return guide.replays(_of_part(view, guide))

@@ -71,16 +71,15 @@ class Chord(Regime):
         candidates: list[tuple[str, Candidate]] = []
         sources = view.of_sources()
         for rollout in peer_rollouts(sources):
-            peer = sources.peers[rollout.policy]
-            (text,), (run,) = peer.texts([rollout.row]), peer.messages([rollout.row])
-            if text is not None:
-                made = Candidate(rollout.policy, rollout.index, text, rollout.ended, run=run)
+            (written,) = sources.peers[rollout.policy].trajectories([rollout.row])
+            if written is not None:
+                made = Candidate(rollout.policy, rollout.index, written, rollout.ended)
                 candidates.append((rollout.prompt_id, made))
         by_prompt: dict[str, list[EncodedCandidate]] = {}
-        lost = {True: 0, False: 0}
+        lost = {"run": 0, "text": 0}
         for (prompt_id, made), encoded in zip(candidates, encode_candidates(view, candidates), strict=True):
             if encoded is None:
-                lost[made.run is not None] += 1
+                lost["text" if made.trajectory.is_text else "run"] += 1
             else:
                 by_prompt.setdefault(prompt_id, []).append(encoded)
         mu = mu_at(view.round, self)
@@ -88,9 +87,9 @@ class Chord(Regime):
         for prompt_id, each in sorted(by_prompt.items()):
             drawn = draw_uniformly(each, DrawKey(view.run_seed, view.round, prompt_id, view.learner))
             rows.append(nll_row(prompt_id, drawn, view.round, weight=mu / (1 - mu)))
-        metrics = {"chord/mu": mu, "chord/rows": float(len(rows)), "chord/unencodable": float(lost[False])}
+        metrics = {"chord/mu": mu, "chord/rows": float(len(rows)), "chord/unencodable": float(lost["text"])}
         if view.rollouts.tools():
-            metrics["chord/unrenderable"] = float(lost[True])
+            metrics["chord/unrenderable"] = float(lost["run"])
         return Plan(rows=tuple(rows), metrics=metrics)
 
     def row_metrics(self, statistics: RowStatistics) -> dict[str, float]:

@@ -17,8 +17,9 @@ import numpy as np
 from mutualrl.records import Rollout, plain_ids
 from mutualrl.regimes.peers import peer_rollouts
 from mutualrl.regimes.round import ExtraRow, RoundView, RowSource
+from mutualrl.regimes.transfer import EncodedRun
 from mutualrl.seeds import seeded
-from mutualrl.tasks.trajectories import as_json, first_turns, from_json, said
+from mutualrl.trajectory import Trajectory
 
 
 class GateRule(Protocol):
@@ -74,15 +75,21 @@ class DrawKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Success on a prompt: its source (policy, rollout, round; None: this one) and its text. `ended`: it was not
-    truncated. `run`: of one with tools, the trajectory as JSON."""
+    """Success on a prompt: its source (policy, rollout, round; None: this one) and what was written. `ended`: it was
+    not truncated."""
 
     policy: str
     rollout: int
-    text: str
+    trajectory: Trajectory
     ended: bool
     round: int | None = None
-    run: str | None = None
+
+    def first(self, turns: int | None) -> Trajectory | None:
+        """Return it up to the model's message of this number; None for a run that would end with one that was cut
+        off."""
+        part = self.trajectory.first(turns)
+        is_whole = len(part.messages) == len(self.trajectory.messages)
+        return part if self.ended or part.is_text or not is_whole else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +197,7 @@ def nll_row(
         mean=mean,
         reduce=reduce,
         mask=None if drawn.mask is None else np.array(drawn.mask, dtype=np.bool_),
-        text=candidate.text if candidate.run is None else said(from_json(candidate.run)),
-        messages=candidate.run or "",
+        trajectory=candidate.trajectory,
     )
 
 
@@ -233,7 +239,7 @@ def gated_prompts(
     for (prompt_id, candidate), each in zip(candidates, encode(candidates), strict=True):
         if each is not None:
             by_prompt.setdefault(prompt_id, []).append(each)
-        elif candidate.run is None:
+        elif candidate.trajectory.is_text:
             unencodable += 1
         else:
             unrenderable += 1
@@ -246,31 +252,23 @@ def encode_candidates(
 ) -> list[EncodedCandidate | None]:
     """Return candidates, with their prompts' ids, in the learner's vocabulary; None for one that it cannot encode or
     use, such as a run that was cut off. `turns`: of a run, the number of the model's turns that are kept; None: all."""
-    texts = [(each.text, each.ended) for _, each in candidates if each.run is None]
-    kept = [(prompt_id, _first_turns(each, turns)) for prompt_id, each in candidates if each.run is not None]
-    runs = [(prompt_id, each.run) for prompt_id, each in kept if each.run is not None]
-    of_texts = iter(view.transfer.encode(texts))
-    of_runs = iter(view.transfer.encode_runs(runs) if runs else ())
-    shortened = iter(kept)
+    parts = [each.first(turns) for _, each in candidates]
+    pairs = list(zip(candidates, parts, strict=True))
+    texts = [(part.text, each.ended) for (_, each), part in pairs if part is not None and part.is_text]
+    runs = [(prompt_id, part) for (prompt_id, _), part in pairs if part is not None and not part.is_text]
+    ids_of_texts = iter(view.transfer.encode(texts))
+    rows_of_runs = iter(view.transfer.encode_runs(runs) if runs else ())
     results: list[EncodedCandidate | None] = []
-    for _, candidate in candidates:
-        if candidate.run is None:
-            ids = next(of_texts)
-            results.append(None if ids is None or not len(ids) else EncodedCandidate(candidate, plain_ids(ids)))
-            continue
-        _, part = next(shortened)
-        row = None if part.run is None else next(of_runs)
-        results.append(None if row is None else EncodedCandidate(part, row.ids, row.mask))
+    for (_, each), part in pairs:
+        row = None
+        if part is not None and part.is_text:
+            ids = next(ids_of_texts)
+            row = None if ids is None or not len(ids) else EncodedRun(plain_ids(ids))
+        elif part is not None:
+            row = next(rows_of_runs)
+        kept = each if part is None else replace(each, trajectory=part)
+        results.append(None if row is None else EncodedCandidate(kept, row.ids, row.mask))
     return results
-
-
-def _first_turns(candidate: Candidate, turns: int | None) -> Candidate:
-    """Return a run's first turns; without a run if its last turn would be one that was cut off."""
-    messages = from_json(candidate.run)
-    part = first_turns(messages, turns)
-    if not candidate.ended and len(part) == len(messages):
-        return replace(candidate, run=None)
-    return candidate if turns is None else replace(candidate, run=as_json(part))
 
 
 # ---- successes of this round and of earlier ones
@@ -305,13 +303,12 @@ def successes_of(view: RoundView, memory: Mapping[str, Sequence[Remembered]] | N
         result = []
         for rollout in rollouts.get(prompt_id, []):
             if rollout.reward > above:
-                peer = view.peers[rollout.policy]
-                (text,), (messages,) = peer.texts([rollout.row]), peer.messages([rollout.row])
-                if text is not None:
-                    result.append(Candidate(rollout.policy, rollout.index, text, rollout.ended, run=messages))
+                (written,) = view.peers[rollout.policy].trajectories([rollout.row])
+                if written is not None:
+                    result.append(Candidate(rollout.policy, rollout.index, written, rollout.ended))
         for name, index, round_index, reward, text, ended, run in memory.get(prompt_id, []):
-            if reward > above:
-                result.append(Candidate(name, index, text, ended, round_index, run))
+            if reward > above and (written := Trajectory.of_stored(text, run)) is not None:
+                result.append(Candidate(name, index, written, ended, round_index))
         return result
 
     return Successes(rewards, candidates)
@@ -331,7 +328,7 @@ def remembered(view: RoundView, rounds: int) -> dict[str, list[Remembered]]:
 def memory_after(view: RoundView, rounds: int, rule: GateRule) -> dict[str, list[Remembered]]:
     """Return the memory with this round's successes: the best of each peer on a prompt, the first among equals."""
     memory = {prompt_id: list(entries) for prompt_id, entries in remembered(view, rounds).items()}
-    texts = {name: peer.texts() for name, peer in view.peers.items()}
+    texts = {name: peer.texts() for name, peer in view.peers.items()}  # most are of failures, and not parsed
     best: dict[tuple[str, str], Remembered] = {}
     for rollout in peer_rollouts(view):
         text = texts[rollout.policy][rollout.row]
@@ -339,7 +336,8 @@ def memory_after(view: RoundView, rounds: int, rule: GateRule) -> dict[str, list
         eligible = eligible and (rule.gate == "relative" or rollout.reward > rule.success_above)
         key = rollout.policy, rollout.prompt_id
         if eligible and (key not in best or rollout.reward > best[key][3]):
-            (run,) = view.peers[rollout.policy].messages([rollout.row])
+            (written,) = view.peers[rollout.policy].trajectories([rollout.row])
+            run = None if written is None else written.stored
             best[key] = [rollout.policy, rollout.index, view.round, rollout.reward, text, rollout.ended, run]
     for (name, prompt_id), entry in best.items():
         others = [other for other in memory.get(prompt_id, []) if other[0] != name]

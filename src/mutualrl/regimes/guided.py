@@ -39,8 +39,8 @@ from mutualrl.regimes.round import GuideView, Plan, RoundView
 from mutualrl.rollouts import Rollouts
 from mutualrl.seeds import seeded
 from mutualrl.storage.metrics import Metric
-from mutualrl.tasks.trajectories import as_json, beginning, from_json, turns_of
 from mutualrl.traits import RegimeTraits
+from mutualrl.trajectory import Trajectory
 
 ROUNDING = 1e-9  # of products of fractions that are whole numbers: 7 * (1 - 6 / 7) is above 1 in floats
 
@@ -110,20 +110,19 @@ class Guided(AllFail, Regime):
             result.append(tuple(success[:length]) if length < view.max_length else ())
         return result
 
-    def replays(self, view: GuideView) -> list[str]:
-        """Return the turns that each upcoming rollout begins with, as JSON; "" for one without: the last rollouts of a
-        group have some if a run is remembered."""
-        result = []
+    def replays(self, view: GuideView) -> list[Trajectory | None]:
+        """Return the turns that each upcoming rollout begins with; None for one without: the last rollouts of a group
+        have some if a run is remembered."""
+        result: list[Trajectory | None] = []
         for success, draw in self._successes(view):
-            messages = from_json(success) if isinstance(success, str) else ()
-            total = turns_of(messages)
+            run = Trajectory.of_json(success if isinstance(success, str) else "")
+            total = len(run.turns)
             if self.turns is None:
                 number = prefix_length(total, self.max_prefix * self._left(view.round), draw)
             else:
                 number = min(math.ceil(self.turns * self._left(view.round) - ROUNDING), total - 1)
-            parts = (beginning(messages, turns) for turns in range(number, 0, -1))
-            part = next((each for each in parts if each), ())  # of at most so many turns, the most that can be replayed
-            result.append(as_json(part) if part else "")
+            parts = (run.beginning(turns) for turns in range(number, 0, -1))
+            result.append(next(filter(None, parts), None))  # of at most so many turns, the most that can be replayed
         return result
 
     def _successes(self, view: GuideView) -> list[tuple[list[int] | str | None, float]]:
@@ -196,7 +195,7 @@ class Guided(AllFail, Regime):
 
         def encode(candidates: Sequence[tuple[str, Candidate]]) -> list[EncodedCandidate | None]:
             encoded = encode_candidates(view, candidates)
-            return [each if each is not None and _has_a_beginning(each.candidate.run) else None for each in encoded]
+            return [each if each is not None and _can_begin(each.candidate.trajectory) else None for each in encoded]
 
         return gated_prompts(rewards, available.rewards, successes, encode, self, uses={})
 
@@ -208,13 +207,13 @@ class Guided(AllFail, Regime):
                 hints[prompt_id] = hint
         for prompt_id, encoded in gated.encoded:
             drawn = draw_candidate(encoded, self, DrawKey(view.run_seed, view.round, prompt_id, view.learner))
-            hints[prompt_id] = [view.round, drawn.candidate.run or list(drawn.ids)]
+            hints[prompt_id] = [view.round, drawn.candidate.trajectory.stored or list(drawn.ids)]
         return hints
 
 
-def _has_a_beginning(run: str | None) -> bool:
+def _can_begin(written: Trajectory) -> bool:
     """Return whether the first turn of a run can be replayed, and another follows it; True for a text."""
-    return run is None or (turns_of(from_json(run)) > 1 and bool(beginning(from_json(run), 1)))
+    return written.is_text or (len(written.turns) > 1 and written.beginning(1) is not None)
 
 
 def guided_count(group: int, share: float) -> int:

@@ -19,9 +19,8 @@ bias is derived in `design/hinted.md`.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -29,8 +28,9 @@ from pydantic import field_validator, model_validator
 
 from mutualrl.records import PublishSchema, plain_ids
 from mutualrl.regimes.advantages import group_by_prompt, pool_advantages, standard_deviation, ungroup
+from mutualrl.regimes.answers import HintedAnswer, Shown
 from mutualrl.regimes.gating import AllFail, Candidate, gate, require_ordered, successes_of, unsolved_by
-from mutualrl.regimes.hints import FOR_AGENTS
+from mutualrl.regimes.hints import FOR_AGENTS, KINDS, HintKind, first_words
 from mutualrl.regimes.regime import SUCCESS_ABOVE, Problem, Regime, setting
 from mutualrl.regimes.round import (
     ExtraRow,
@@ -41,46 +41,19 @@ from mutualrl.regimes.round import (
     RowSource,
     RowStatistics,
     Sample,
-    Sampled,
     UpperBound,
 )
 from mutualrl.regimes.sgt import SGT
 from mutualrl.rollouts import Rollouts
 from mutualrl.seeds import seeded
 from mutualrl.storage.metrics import Metric
-from mutualrl.tasks.boxed import final_answer, last_boxed
-from mutualrl.tasks.trajectories import calls_of, final_text, from_json, names_of, plan, transcript
+from mutualrl.tasks.trajectories import names_of
 from mutualrl.traits import RegimeTraits
 
 Hint = Literal["solution", "least", "answer", "plan", "plan_and_answer", "shuffled", "none"]
-HINTS = ("solution", "least", "answer", "plan", "plan_and_answer", "shuffled")
-#: fractions of the success's words that `hint: least` shows, one after another: as many as there are phases
-LENGTHS = (0.25, 0.5, 0.75, 1.0)
-PLANS = ("plan", "plan_and_answer")
+SHOWN = tuple(name for name, kind in KINDS.items() if kind.is_shown)
 #: shares of copied tokens at which confirmed answers are counted
 SHARES = (0.5, 0.65, 0.8, 0.95)
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """Hint of a prompt: its text, and the success that it is from (None with `hint: none`)."""
-
-    text: str
-    success: Candidate | None
-
-
-@dataclass(frozen=True, slots=True)
-class HintedAnswer:
-    """Sampled answer: whether it is a success; if so, the share of it that is copied, whether it is bare, whether it
-    made no call where the hinted run made one, and whether its calls are that run's, in its order."""
-
-    sample: Sample
-    drawn: Sampled
-    success: bool
-    copied: float
-    bare: bool
-    uncalled: bool = False
-    followed: bool = False
 
 
 class Hinted(AllFail, Regime):
@@ -134,7 +107,7 @@ class Hinted(AllFail, Regime):
         "nll",
         "NLL of the confirmed answers, or the policy gradient of all answers but copies and bare ones, with advantages "
         "over the group with the own rollouts",
-        acts_with={"hint": HINTS},
+        acts_with={"hint": SHOWN},
     )
     weight: float = setting(0.1, "lambda, the weight of the NLL added to the GRPO loss", ge=0)
     cap: float = setting(
@@ -155,7 +128,7 @@ class Hinted(AllFail, Regime):
     max_copy: float = setting(
         0.8,
         "an answer is a copy if its longest common substring with the hint has this share of its tokens",
-        acts_with={"hint": HINTS},
+        acts_with={"hint": SHOWN},
         gt=0,
         le=1,
     )
@@ -178,13 +151,23 @@ class Hinted(AllFail, Regime):
         return self
 
     @property
+    def kind(self) -> HintKind:
+        """Return what a success gives as a hint."""
+        return KINDS[self.hint]
+
+    @property
+    def teaching(self) -> SGT:
+        """Return SGT with these settings, for prompts without a confirmed answer."""
+        return SGT(**self.model_dump(include=set(SGT.model_fields)))
+
+    @property
     def by_policy_gradient(self) -> bool:
         """Return whether answers are learnt by policy gradient: samples without a hint are rollouts like all others."""
-        return self.loss == "policy_gradient" or self.hint == "none"
+        return self.loss == "policy_gradient" or not self.kind.is_shown
 
     def publishes(self) -> PublishSchema:
         """Return the fields that peers read: the texts of successes; without any use for them, only the rewards."""
-        if self.hint == "none" and self.fallback == "nothing":
+        if not self.kind.is_shown and self.fallback == "nothing":
             return PublishSchema()
         return PublishSchema.of("text", text_above=self.success_above)
 
@@ -198,7 +181,7 @@ class Hinted(AllFail, Regime):
 
     def uses_ratios(self) -> bool:
         """Return whether answers are weighed by ratios to what they were sampled with."""
-        return self.by_policy_gradient and self.hint != "none"
+        return self.by_policy_gradient and self.kind.is_shown
 
     def changes_advantages(self) -> bool:
         """Return whether answers join the advantages of their group."""
@@ -209,7 +192,7 @@ class Hinted(AllFail, Regime):
         unused: dict[str, str] = {}
         if self.by_policy_gradient and self.fallback == "nothing":
             unused |= dict.fromkeys(("weight", "reduce", "normalize"), "with advantages and without a fallback")
-        if self.hint == "none":
+        if not self.kind.is_shown:
             unused |= dict.fromkeys(("hint_template", "max_hint_tokens"), "without a hint")
             unused |= {} if self.fallback == "sgt" else {"pick": "without a hint"}
         defaults = Hinted()
@@ -222,10 +205,10 @@ class Hinted(AllFail, Regime):
     def turns_problems(self, *, turns: bool) -> list[Problem]:
         """Return why there is no plan without tools, and no first words with them."""
         problems: list[Problem] = []
-        if turns and self.hint == "least":
+        if turns and len(self.kind.shares) > 1:
             problem = "found 'least', the first words of a text, not of a run with tools; expected plan or solution"
             problems.append(("regime.hint", problem))
-        if not turns and self.hint in PLANS:
+        if not turns and self.kind.is_of_calls:
             problem = (
                 f"found {self.hint!r}, calls of tools, of which the task has none; expected task.tools or another hint"
             )
@@ -244,11 +227,11 @@ class Hinted(AllFail, Regime):
         """Return the confirmed answers as rows: gate, draw of hints, sampled answers, filters."""
         shown = self.shown(view)
         answers = [
-            self.judged(sample, drawn, shown[sample.prompt_id].success)
+            HintedAnswer.of(sample, drawn, shown[sample.prompt_id].success, self.success_above)
             for sample in self.asked(view, shown)
             if (drawn := view.results.samples.get(sample)) is not None
         ]
-        learnable = [answer for answer in answers if self.hint == "none" or not self.leaves_out(answer)]
+        learnable = [answer for answer in answers if not self.kind.is_shown or not answer.is_left_out(self.max_copy)]
         confirmed = [answer for answer in learnable if answer.success]
         advantages = None
         if self.by_policy_gradient:
@@ -289,7 +272,7 @@ class Hinted(AllFail, Regime):
     def shown(self, view: RoundView) -> dict[str, Shown]:
         """Return the hint of every prompt whose gate opened and that has one."""
         opened = self.opened(view)
-        if self.hint == "none":
+        if not self.kind.is_shown:
             return {prompt_id: Shown("", None) for prompt_id in opened}
         candidates = successes_of(view).candidates
         drawn: dict[str, Candidate] = {}
@@ -298,26 +281,19 @@ class Hinted(AllFail, Regime):
             if able:
                 successes = sorted(able, key=lambda each: (each.policy, each.rollout))
                 drawn[prompt_id] = self._draw(view, prompt_id, successes)
-        if self.hint == "shuffled":
+        if self.kind.is_shuffled:
             drawn = _of_another_prompt(drawn, view)
         texts = {prompt_id: self.hint_of(success, view) for prompt_id, success in drawn.items()}
         return {prompt_id: Shown(text, drawn[prompt_id]) for prompt_id, text in texts.items() if text.strip()}
 
     def hint_of(self, success: Candidate, view: RoundView) -> str:
         """Return the hint that a success gives."""
-        messages = from_json(success.run)
-        if self.hint == "answer":
-            return final_answer(final_text(messages) if messages else success.text)
-        if not messages:
-            return "" if self.hint in PLANS else success.text
-        if self.hint in ("solution", "least"):
-            return transcript(messages, lambda text: view.transfer.shortened(text, self.max_tool_tokens))
-        return plan(messages, answer=self.hint == "plan_and_answer")
+        return self.kind.text(success.trajectory, lambda text: view.transfer.shortened(text, self.max_tool_tokens))
 
     def _draw(self, view: RoundView, prompt_id: str, successes: Sequence[Candidate]) -> Candidate:
         """Draw a prompt's success: it depends only on (run seed, round, prompt, learner)."""
         if self.pick == "shortest":
-            return min(successes, key=lambda candidate: len(candidate.text))
+            return min(successes, key=lambda candidate: len(candidate.trajectory.text))
         index = seeded(view.run_seed, view.round, f"hint {prompt_id}", view.learner).integers(len(successes))
         return successes[int(index)]
 
@@ -325,12 +301,12 @@ class Hinted(AllFail, Regime):
         """Return the answers to sample. With `hint: least`, those on the shortest hints, and on longer ones for prompts
         of which all answers so far are known and none is confirmed."""
         acting = bool(view.rollouts.tools())
-        if self.hint != "least":
+        if len(self.kind.shares) == 1:
             return self.samples_on(shown, acting=acting)
         asked: list[Sample] = []
         for prompt_id, hint in shown.items():
             before = ""
-            for length in LENGTHS:
+            for length in self.kind.shares:
                 text = first_words(hint.text, length)
                 if text == before:  # too short a success for this step
                     continue
@@ -346,8 +322,9 @@ class Hinted(AllFail, Regime):
         if any(sample not in view.results.samples for sample in samples):
             return False
         known = [(sample, view.results.samples[sample]) for sample in samples]
-        answers = [self.judged(sample, drawn, success) for sample, drawn in known if drawn is not None]
-        return not any(answer.success and not self.leaves_out(answer) for answer in answers)
+        drawn = [(sample, each) for sample, each in known if each is not None]
+        answers = [HintedAnswer.of(sample, each, success, self.success_above) for sample, each in drawn]
+        return not any(answer.success and not answer.is_left_out(self.max_copy) for answer in answers)
 
     def samples_on(self, shown: Mapping[str, Shown], *, acting: bool = False) -> list[Sample]:
         """Return the answers to sample; `acting`: with tools."""
@@ -361,43 +338,18 @@ class Hinted(AllFail, Regime):
 
     def _hint_passages(self, view: RoundView, shown: Mapping[str, Shown]) -> dict[str, Passage]:
         """Return the hints as completions of their prompts, where the learner can encode them."""
-        if self.hint not in ("solution", "least"):
+        if not self.kind.is_whole:
             return {}
         hints = [
             (prompt_id, hint.success)
             for prompt_id, hint in shown.items()
-            if hint.success is not None and not hint.success.run
+            if hint.success is not None and hint.success.trajectory.is_text
         ]
         if not hints:
             return {}
-        encoded = view.transfer.encode([(success.text, success.ended) for _, success in hints])
+        encoded = view.transfer.encode([(success.trajectory.text, success.ended) for _, success in hints])
         pairs = zip(hints, encoded, strict=True)
         return {prompt_id: (prompt_id, plain_ids(ids)) for (prompt_id, _), ids in pairs if ids is not None and len(ids)}
-
-    # ---- answers
-
-    def judged(self, sample: Sample, drawn: Sampled, hinted: Candidate | None = None) -> HintedAnswer:
-        """Return what a sampled answer is. `hinted`: the success that was its hint."""
-        success = drawn.reward > self.success_above
-        acted = drawn.trajectory
-        messages = from_json(None if acted is None else acted.messages)
-        if acted is None:
-            body = drawn.ids[:-1] if drawn.ended else drawn.ids  # a hint has no end token to copy
-            bare = success and is_bare(drawn.text)
-        else:  # a call that is the plan's is followed, not copied
-            body = acted.own_words
-            bare = success and not calls_of(messages) and is_bare(final_text(messages))
-        copied = longest_common_substring(body, drawn.hint_ids) / max(len(body), 1) if success else 0.0
-        calls, planned = calls_of(messages), calls_of(from_json(None if hinted is None else hinted.run))
-        uncalled = success and bool(planned) and not calls
-        return HintedAnswer(
-            sample, drawn, success, copied, bare, uncalled, success and calls == planned and bool(calls)
-        )
-
-    def leaves_out(self, answer: HintedAnswer) -> bool:
-        """Return whether an answer is left out: a confirmed one that is a copy, bare, or without the call that the
-        hinted run made: learning it would teach to guess."""
-        return answer.copied >= self.max_copy or answer.bare or answer.uncalled
 
     def _nll(self, view: RoundView, confirmed: Sequence[HintedAnswer], shown: Mapping[str, Shown]) -> list[ExtraRow]:
         """Return the confirmed answers as rows under the prompt without the hint."""
@@ -443,7 +395,7 @@ class Hinted(AllFail, Regime):
             key = answer.sample.prompt_id
             row = replace(self._row(view, answer, shown), advantage=graded[key][places[key]], mean="pool")
             places[key] += 1
-            if self.hint != "none":
+            if self.kind.is_shown:
                 row = replace(row, logprobs=answer.drawn.logprobs, bound=UpperBound(self.cap))
             if view.mask_truncated and not answer.drawn.ended:
                 row = replace(row, mask=np.zeros(len(row.token_ids), dtype=np.bool_))
@@ -455,15 +407,14 @@ class Hinted(AllFail, Regime):
         source = RowSource(view.learner, answer.sample.number, view.round)
         if hint.success is not None:
             source = RowSource(hint.success.policy, hint.success.rollout, view.round)
-        acted = answer.drawn.trajectory
+        mask = answer.drawn.mask
         return ExtraRow(
             answer.sample.prompt_id,
             source,
             answer.drawn.ids,
             loss="policy_gradient",
-            mask=None if acted is None else np.array(acted.mask, dtype=np.bool_),
-            text=answer.drawn.text,
-            messages="" if acted is None else acted.messages,
+            mask=None if mask is None else np.array(mask, dtype=np.bool_),
+            trajectory=answer.drawn.trajectory,
             hint=answer.sample.hint if answer.success else "",  # only confirmed answers are rescues
         )
 
@@ -471,11 +422,10 @@ class Hinted(AllFail, Regime):
         """Return SGT's pairs of the prompts without a confirmed answer, and what it could not render."""
         if self.fallback == "nothing":
             return [], {}
-        keys = ("weight", "success_above", "failure_below", "pick", "reduce", "normalize")
-        sgt = SGT(**{key: getattr(self, key) for key in keys})
-        plan = sgt.plan(view)
-        lost = {key.replace("sgt/", "hinted/"): n for key, n in plan.metrics.items() if key == "sgt/unrenderable"}
-        return [row for row in plan.rows if row.prompt_id not in answered], lost
+        teaching = self.teaching
+        gated = teaching.gated(view)
+        lost = {"hinted/unrenderable": float(gated.unrenderable)} if view.rollouts.tools() else {}
+        return [row for row in teaching.rows(view, gated) if row.prompt_id not in answered], lost
 
     # ---- metrics
 
@@ -501,7 +451,7 @@ class Hinted(AllFail, Regime):
         foreign = 0
         for prompt_id, hint in shown.items():
             known = names_of(tools.get(prompt_id, "[]"))
-            calls = calls_of(from_json(None if hint.success is None else hint.success.run))
+            calls = [] if hint.success is None else hint.success.trajectory.calls
             foreign += any(call.name not in known for call in calls)
         return {
             "hinted/uncalled": float(sum(answer.uncalled for answer in answers)),
@@ -521,13 +471,6 @@ class Hinted(AllFail, Regime):
         return {"hinted/hint_nll": float(np.mean(values))} if values else {}
 
 
-def first_words(text: str, share: float) -> str:
-    """Return the first words of a text, this share of them, rounded up; all of it, as it is, with 1."""
-    words = list(re.finditer(r"\S+", text))
-    kept = math.ceil(share * len(words) - 1e-9)
-    return text if kept >= len(words) else text[: words[kept - 1].end()] if kept else ""
-
-
 def _counts(answers: Sequence[HintedAnswer]) -> dict[str, int]:
     """Return the number of answers of each prompt."""
     counts: dict[str, int] = {}
@@ -545,28 +488,3 @@ def _of_another_prompt(drawn: Mapping[str, Candidate], view: RoundView) -> dict[
     order = seeded(view.run_seed, view.round, "shuffled hints", view.learner).permutation(len(prompts))
     cycle = [prompts[place] for place in order]
     return {prompt_id: drawn[cycle[place - 1]] for place, prompt_id in enumerate(cycle)}
-
-
-def is_bare(text: str) -> bool:
-    r"""Return whether an answer is nothing but its final answer: without its last `\boxed{...}`, no letter or digit is
-    left; without a box, it has no more than one word (of ASCII: other scripts may have no spaces)."""
-    boxed = last_boxed(text)
-    if boxed is None:
-        return len(text.split()) < 2 and text.isascii()
-    before, _, after = text.rpartition(f"\\boxed{{{boxed}}}")
-    return not any(character.isalnum() for character in before + after)
-
-
-def longest_common_substring(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the length of the longest run of tokens that two sequences share: O(len(a) * len(b)), one row at a
-    time."""
-    first, second = np.asarray(a), np.asarray(b)
-    if not first.size or not second.size:
-        return 0
-    longest, before = 0, np.zeros(len(second) + 1, dtype=np.int64)
-    for token in first:
-        row = np.zeros_like(before)
-        row[1:] = np.where(second == token, before[:-1] + 1, 0)
-        longest = max(longest, int(row.max()))
-        before = row
-    return longest

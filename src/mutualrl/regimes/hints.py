@@ -1,10 +1,17 @@
-"""Prompts with a hint: the hint as a learner sees it, and how the two are put together."""
+"""Prompts with a hint: what a success gives as one, the hint as a learner sees it, and how the two are put together."""
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mutualrl.tasks.base import CHARACTERS_PER_TOKEN
+from mutualrl.tasks.boxed import final_answer
+from mutualrl.tasks.trajectories import plan, transcript
+from mutualrl.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -18,6 +25,62 @@ FOR_AGENTS = (
     "{prompt}\n\nWhat worked before, for you only:\n{hint}\n\nAct yourself, with your own tools. Do not mention this."
 )
 FOR_TEXTS = "{prompt}\nA correct solution: {hint}\nThe same in other words:"
+
+
+Shorten = Callable[[str], str]
+
+
+def _plan(success: Trajectory, _: Shorten) -> str:
+    return plan(success)
+
+
+def _plan_and_answer(success: Trajectory, _: Shorten) -> str:
+    return "" if success.is_text else plan(success, answer=True)
+
+
+def _answer(success: Trajectory, _: Shorten) -> str:
+    return final_answer(success.answer)
+
+
+def _text_or_plan(success: Trajectory, _: Shorten) -> str:
+    return success.text if success.is_text else plan(success)
+
+
+@dataclass(frozen=True)
+class HintKind:
+    """What a success gives as a hint: a value of the setting `hint`."""
+
+    text: Callable[[Trajectory, Shorten], str] = transcript
+    """The hint of a success; results of tools are cut by the second argument."""
+    is_whole: bool = False
+    """Whether it is all of the success, whose NLL as a completion of the prompt is logged."""
+    shares: tuple[float, ...] = (1.0,)
+    """Shares of its words that are shown, one after another, until an answer is confirmed."""
+    is_of_calls: bool = False
+    """Whether only runs with tools give one."""
+    is_shuffled: bool = False
+    """Whether a prompt is shown what another one's success gives: a control."""
+    is_shown: bool = True
+    """Whether there is a hint; without, a control, answers are further rollouts of the prompt's group."""
+
+
+#: the shares of `hint: least` are as many as there are phases of a round
+KINDS = {
+    "solution": HintKind(is_whole=True),
+    "least": HintKind(is_whole=True, shares=(0.25, 0.5, 0.75, 1.0)),
+    "answer": HintKind(_answer),
+    "plan": HintKind(_plan, is_of_calls=True),
+    "plan_and_answer": HintKind(_plan_and_answer, is_of_calls=True),
+    "shuffled": HintKind(_text_or_plan, is_shuffled=True),
+    "none": HintKind(is_shown=False),
+}
+
+
+def first_words(text: str, share: float) -> str:
+    """Return the first words of a text, this share of them, rounded up; all of it, as it is, with 1."""
+    words = list(re.finditer(r"\S+", text))
+    kept = math.ceil(share * len(words) - 1e-9)
+    return text if kept >= len(words) else text[: words[kept - 1].end()] if kept else ""
 
 
 def with_hint(prompt: Any, hint: str, template: str | None = None) -> Any:

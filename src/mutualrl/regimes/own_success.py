@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from mutualrl.records import plain_ids
 from mutualrl.regimes.gating import Candidate, DrawKey, EncodedCandidate, GateRule, draw_candidate
 from mutualrl.regimes.round import RoundView
+from mutualrl.trajectory import Trajectory
 
 
 def open_prompts(view: RoundView, memory: int) -> dict[str, int]:
@@ -39,9 +40,10 @@ def _encoded(view: RoundView, prompt_id: str, above: float) -> list[EncodedCandi
     for rollout in view.rollouts:
         own_success = rollout.reward > above and not rollout.prefix
         if rollout.prompt_id == prompt_id and own_success and rollout.token_ids is not None and len(rollout.token_ids):
-            acted = rollout.messages is not None
-            text = (rollout.text or "") if acted else view.transfer.text_of(rollout.token_ids)
-            candidate = Candidate(view.learner, rollout.index, text, rollout.ended, run=rollout.messages)
+            written = rollout.trajectory
+            if written is None or written.is_text:  # one that was not published was not decoded
+                written = Trajectory.of_text(view.transfer.text_of(rollout.token_ids))
+            candidate = Candidate(view.learner, rollout.index, written, rollout.ended)
             mask = None if rollout.mask is None else tuple(rollout.mask.tolist())
             encoded.append(EncodedCandidate(candidate, plain_ids(rollout.token_ids), mask))
     return encoded

@@ -14,6 +14,7 @@ from mutualrl.regimes.advantages import group_by_prompt
 from mutualrl.regimes.round import GuideView, Plan, Requests, RoundView, RowStatistics
 from mutualrl.storage.metrics import Metric
 from mutualrl.traits import RegimeTraits, SourceTraits
+from mutualrl.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from mutualrl.rollouts import Rollouts
@@ -93,10 +94,10 @@ class Regime(BaseModel):
         the loss; `Rollout.prefix` is their number."""
         return [()] * len(view.prompt_ids)
 
-    def replays(self, view: GuideView) -> list[str]:
-        """Return, in a task with tools, the messages that each upcoming rollout begins with, as JSON and ending with
-        results of tools; "" for one without. Its tools are called again. `Rollout.prefix` is their number of tokens."""
-        return [""] * len(view.prompt_ids)
+    def replays(self, view: GuideView) -> list[Trajectory | None]:
+        """Return, in a task with tools, the turns that each upcoming rollout begins with, ending with results; None for
+        one without. Its tools are called again. `Rollout.prefix` is their number of tokens."""
+        return [None] * len(view.prompt_ids)
 
     def row_metrics(self, statistics: RowStatistics) -> Mapping[str, float]:
         """Return metrics of the extra rows of an optimizer step."""

@@ -20,6 +20,7 @@ from mutualrl.records import Ids
 from mutualrl.regimes.advantages import Scale, group_by_prompt, whiten
 from mutualrl.regimes.transfer import Transfer, UnavailableTransfer
 from mutualrl.traits import SourceTraits
+from mutualrl.trajectory import NO_TEXT, Trajectory
 
 if TYPE_CHECKING:
     from mutualrl.rollouts import Rollouts
@@ -76,34 +77,34 @@ class Requests(NamedTuple):
         )
 
 
-class SampledRun(NamedTuple):
-    """A run with tools that a regime requested. `messages`: as JSON; `mask`, shape (T,): the tokens that were sampled;
-    `own_words`: the learner's token ids of what it wrote outside of calls, without the answer."""
-
-    messages: str
-    mask: tuple[bool, ...]
-    own_words: tuple[int, ...]
-
-
 class Sampled(NamedTuple):
-    """Rollout that a regime requested. `ids`: the learner's token ids of the completion, T of them; `ended`: it was not
-    truncated; `reward`: of the learner's reward functions on the prompt without the hint (NaN: unscorable).
-    `logprobs`: shape (T,), nats, at the sampling temperature and under the prompt as it was shown; None if not
-    requested. `hint_ids`: the learner's token ids of the hint as it was shown. `trajectory`: with tools; the text is
-    then what the learner said."""
+    """Rollout that a regime requested. `ids`: the learner's token ids of the completion, T of them; `trajectory`: what
+    they say; `ended`: it was not truncated; `reward`: of the learner's reward functions on the prompt without the hint
+    (NaN: unscorable). `logprobs`: shape (T,), nats, at the sampling temperature and under the prompt as it was shown;
+    None if not requested. `hint_ids`: the learner's token ids of the hint as it was shown. `mask`, shape (T,): the
+    tokens that were sampled; None: all. `own_words`: the learner's token ids of what it wrote outside of calls, without
+    the answer of a run; None: all but the end token."""
 
     ids: tuple[int, ...]
-    text: str
+    trajectory: Trajectory
     ended: bool
     reward: float
     logprobs: npt.NDArray[np.float32] | None = None
     hint_ids: tuple[int, ...] = ()
-    trajectory: SampledRun | None = None
+    mask: tuple[bool, ...] | None = None
+    own_words: tuple[int, ...] | None = None
 
     @property
     def tokens(self) -> int:
         """Return the number of sampled tokens."""
-        return len(self.ids) if self.trajectory is None else sum(self.trajectory.mask)
+        return len(self.ids) if self.mask is None else sum(self.mask)
+
+    @property
+    def words(self) -> tuple[int, ...]:
+        """Return the token ids that may be a copy of a hint, which has no end token."""
+        if self.own_words is not None:
+            return self.own_words
+        return self.ids[:-1] if self.ended else self.ids
 
 
 class Results(NamedTuple):
@@ -289,8 +290,8 @@ class ExtraRow:
     "pool": TRL's normaliser over own and extra rows together).
 
     `mask`, shape (T,): the tokens in the loss; None: all. `logprobs`, shape (T,), nats: of the behaviour policy; None:
-    the learner's own at the start of the round. `text`: for the log of rescues. `hint`: what the learner was shown for
-    it.
+    the learner's own at the start of the round. `trajectory`: what its tokens say, for the log of rescues. `hint`: what
+    the learner was shown for it.
     """
 
     prompt_id: str
@@ -304,9 +305,8 @@ class ExtraRow:
     bound: Bound = PPO()
     mean: Mean = "rows"
     reduce: Literal["mean", "sum"] = "mean"
-    text: str = ""
+    trajectory: Trajectory = NO_TEXT
     hint: str = ""
-    messages: str = ""
 
     @property
     def covered(self) -> npt.NDArray[np.bool_]:
@@ -316,7 +316,7 @@ class ExtraRow:
     @property
     def tokens(self) -> int:
         """Return the number of its tokens; of a run with tools, of those that were sampled."""
-        return int(self.covered.sum()) if self.messages else len(self.token_ids)
+        return len(self.token_ids) if self.trajectory.is_text else int(self.covered.sum())
 
     @property
     def is_taught(self) -> bool:
@@ -425,8 +425,9 @@ def check_plan(plan: object, view: RoundView, regime: str) -> Plan:
 
 def _checked_row(row: object, prompts: set[str]) -> ExtraRow:
     """Return a row with plain values. Raises TypeError or ValueError for an invalid one."""
-    if not isinstance(row, ExtraRow):
-        raise TypeError(f"found {type(row).__name__}, expected mutualrl.regimes.ExtraRow")
+    if not isinstance(row, ExtraRow) or not isinstance(row.trajectory, Trajectory):
+        found = type(row.trajectory if isinstance(row, ExtraRow) else row).__name__
+        raise TypeError(f"found {found}, expected mutualrl.regimes.ExtraRow, with a Trajectory")
     if row.prompt_id not in prompts:
         raise ValueError(f"prompt {row.prompt_id!r} is not in the round")
     ids = np.ascontiguousarray(row.token_ids)
@@ -464,7 +465,5 @@ def _checked_row(row: object, prompts: set[str]) -> ExtraRow:
         mask=mask,
         logprobs=logprobs,
         bound=type(row.bound)(**{key: float(value) for key, value in asdict(row.bound).items()}),
-        text=str(row.text),
         hint=str(row.hint),
-        messages=str(row.messages),
     )

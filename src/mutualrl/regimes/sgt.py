@@ -157,22 +157,22 @@ class SGT(Regime):
         """Return the candidates that `pick: lowest_nll` compares, for prompts with more than one."""
         if self.pick != "lowest_nll" or self.teacher == "own":
             return Requests()
-        return Requests(nll=tuple(_compared(self._gated(view))))
+        return Requests(nll=tuple(_compared(self.gated(view))))
 
     def plan(self, view: RoundView) -> Plan:
         """Return the pairs of a round: gate, draw, retokenize. Texts are decoded only for gated prompts."""
-        gated = self._gated(view)
+        gated = self.gated(view)
         uses: Mapping[str, int] = view.state.get("uses", {})
         state: dict[str, object] = {}
         if self.teacher == "own":
             pending = open_prompts(view, self.memory)
             pairs = own_successes(view, pending, self, uses)
             state["open"] = still_open(view, pending, gated.opened, [prompt_id for prompt_id, _ in pairs])
+            rows = tuple(self._row(prompt_id, pair, view.round) for prompt_id, pair in pairs)
         else:
-            pairs = [(prompt_id, self._drawn(view, prompt_id, encoded)) for prompt_id, encoded in gated.encoded]
+            rows = self.rows(view, gated)
             if self.memory and self.teacher == "peer":
                 state["memory"] = memory_after(view.of_policies(), self.memory, self)  # a source has its texts
-        rows = tuple(self._row(prompt_id, pair, view.round) for prompt_id, pair in pairs)
         if self.max_uses_per_prompt is not None:
             state["uses"] = _counted(uses, rows)
         metrics = _metrics(gated, rows, acting=bool(view.rollouts.tools()))
@@ -184,7 +184,7 @@ class SGT(Regime):
         """Return the mean NLL per token of the pairs."""
         return {} if statistics.nll is None else {"sgt/nll": statistics.nll}
 
-    def _gated(self, view: RoundView) -> Gated:
+    def gated(self, view: RoundView) -> Gated:
         """Return the gated prompts of a round with their candidates."""
         view = view.confirmed()
         own_groups = view.own_groups()
@@ -201,10 +201,14 @@ class SGT(Regime):
         uses: Mapping[str, int] = view.state.get("uses", {})
         return gated_prompts(own_groups, available.rewards, successes, encode, self, uses=uses)
 
-    def _drawn(self, view: RoundView, prompt_id: str, encoded: Sequence[EncodedCandidate]) -> EncodedCandidate:
-        """Draw the success of a gated prompt."""
-        nll = {each.ids: view.results.nll.get((prompt_id, each.ids), 0.0) for each in encoded}  # 0: the only text
-        return draw_candidate(encoded, self, DrawKey(view.run_seed, view.round, prompt_id, view.learner), nll)
+    def rows(self, view: RoundView, gated: Gated) -> tuple[ExtraRow, ...]:
+        """Return the pairs of gated prompts: for each, a drawn success."""
+        rows = []
+        for prompt_id, encoded in gated.encoded:
+            nll = {each.ids: view.results.nll.get((prompt_id, each.ids), 0.0) for each in encoded}  # 0: the only text
+            key = DrawKey(view.run_seed, view.round, prompt_id, view.learner)
+            rows.append(self._row(prompt_id, draw_candidate(encoded, self, key, nll), view.round))
+        return tuple(rows)
 
     def _row(self, prompt_id: str, pair: EncodedCandidate, round_index: int) -> ExtraRow:
         mean: Literal["rows", "prompts"] = "rows" if self.normalize == "pairs" else "prompts"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from mutualrl.errors import UsageError
 from mutualrl.records import Ids, Rollout
+from mutualrl.trajectory import Trajectory
 
 
 class Aligned(NamedTuple):
@@ -29,10 +30,10 @@ class Aligned(NamedTuple):
 
 class EncodedRun(NamedTuple):
     """A peer's run on the learner's T tokens, as the learner would have sampled it. `mask`, shape (T,): the tokens of
-    its own turns; results of tools are context."""
+    its own turns; results of tools are context. None: all."""
 
     ids: tuple[int, ...]
-    mask: tuple[bool, ...]
+    mask: tuple[bool, ...] | None = None
 
 
 class Transfer(Protocol):
@@ -46,8 +47,8 @@ class Transfer(Protocol):
         """Return the learner's ids of one response, as `encode` does."""
         ...
 
-    def encode_runs(self, runs: Sequence[tuple[str, str]]) -> list[EncodedRun | None]:
-        """Return every run (prompt id, messages as JSON) on the learner's tokens; None where its chat template cannot
+    def encode_runs(self, runs: Sequence[tuple[str, Trajectory]]) -> list[EncodedRun | None]:
+        """Return every run (with its prompt's id) on the learner's tokens; None where its chat template cannot
         keep it, or it is too long."""
         ...
 
@@ -67,26 +68,9 @@ class Transfer(Protocol):
 class UnavailableTransfer:
     """Transfer for a view whose regime reads no text."""
 
-    def encode(self, responses: Sequence[tuple[str, bool]]) -> list[Ids | None]:
-        """Raise UsageError: there is no tokenizer."""
-        raise UsageError("this round has no tokenizer: give RoundView a `transfer`")
-
-    def to_learner_ids(self, text: str, ended: bool) -> Ids | None:
-        """Raise UsageError: there is no tokenizer."""
-        raise UsageError("this round has no tokenizer: give RoundView a `transfer`")
-
-    def encode_runs(self, runs: Sequence[tuple[str, str]]) -> list[EncodedRun | None]:
-        """Raise UsageError: there is no chat template."""
-        raise UsageError("this round has no chat template: give RoundView a `transfer`")
-
-    def align(self, rollouts: Sequence[Rollout], ids: Sequence[Ids], anchor: str) -> list[Aligned]:
-        """Raise UsageError: there are no tokenizers of the peers."""
-        raise UsageError("this regime aligns traces: give the peers' tokenizers (Sharing.over(..., tokenizers={...}))")
-
-    def text_of(self, ids: Sequence[int] | Ids) -> str:
-        """Raise UsageError: there is no tokenizer."""
-        raise UsageError("this round has no tokenizer: give RoundView a `transfer`")
-
-    def shortened(self, text: str, tokens: int) -> str:
-        """Raise UsageError: there is no tokenizer."""
-        raise UsageError("this round has no tokenizer: give RoundView a `transfer`")
+    def __getattr__(self, name: str) -> NoReturn:
+        """Raise UsageError: there is no tokenizer, nor a chat template."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        what = "the peers' tokenizers (Sharing.over(..., tokenizers={...}))" if name == "align" else "a `transfer`"
+        raise UsageError(f"this round has no tokenizer: give RoundView {what}")

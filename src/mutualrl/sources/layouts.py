@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import TypeGuard
 
 from mutualrl.errors import DataError
-from mutualrl.records import Message, Trajectory
 from mutualrl.sources.section import Columns, Reasoning
 from mutualrl.tasks.base import unicode_text
 from mutualrl.tasks.messages import from_text, is_cut_off, opens_reasoning, without_end, without_reasoning
 from mutualrl.tasks.rows import DatasetRow
 from mutualrl.tasks.run_reader import CONVERSATIONS, is_conversation, read_trajectory, tools_of
-from mutualrl.tasks.trajectories import as_json, said
+from mutualrl.trajectory import Conversation, Message, Trajectory
 
 #: names of columns, in order of preference
 IDS = ("prompt_id", "uuid", "problem_id", "example_id", "doc_id", "id")
@@ -89,14 +88,12 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class RecordedText:
-    """One response of a row. `cut`: it is not complete. `rejected`: its verdict is false. `messages`: of a run with
-    tools, the trajectory as JSON, with what the model said as the text. `reward`: what the file
-    says of it (`reward_of`)."""
+    """One response of a row. `cut`: it is not complete. `rejected`: its verdict is false. `reward`: what the file says
+    of it (`reward_of`)."""
 
-    text: str
+    trajectory: Trajectory
     cut: bool = False
     rejected: bool = False
-    messages: str = ""
     reward: float | None = None
 
 
@@ -185,7 +182,7 @@ def read_row(row: DatasetRow, layout: Layout, reasoning: Reasoning, *, turns: bo
     if layout.prompt is not None and (value := _value(row, layout.prompt)) is not None:
         prompts += _prompt_texts(row, layout.prompt, value)
     texts: list[str | None] = []
-    runs: dict[int, str] = {}
+    runs: dict[int, Trajectory] = {}
     for column in layout.texts:
         value = _value(row, column)
         if column == "y_text" and row.values.get("messages") is not None:  # a run, in an exported exchange
@@ -198,9 +195,9 @@ def read_row(row: DatasetRow, layout: Layout, reasoning: Reasoning, *, turns: bo
                 malformed[read.problem] += 1
                 value = None
             elif turns and read.is_run:
-                run = [_without_thoughts(message) for message in read.after] if reasoning == "drop" else read.after
-                runs[len(texts)] = as_json(run)
-                value = said(run) or " "
+                kept = [_without_thoughts(message) for message in read.after] if reasoning == "drop" else read.after
+                runs[len(texts)] = Trajectory.of_run(kept)
+                value = runs[len(texts)].text or " "
             else:
                 value = _only_answer([message for message in read.after if message.role == "assistant"], skipped)
         found = _texts(row, column, value)
@@ -212,20 +209,20 @@ def read_row(row: DatasetRow, layout: Layout, reasoning: Reasoning, *, turns: bo
     for place, text in enumerate(texts):
         if text is None:
             continue
-        if len(text) + len(runs.get(place, "")) > LONGEST:
+        run = runs.get(place)
+        if len(text) + len("" if run is None else run.stored or "") > LONGEST:
             skipped["too_long"] += 1
             continue
         unicode_text(text, layout.texts[0], Path(row.where), row.number)
-        if place in runs:
-            is_cut = any(flags[place] for flags in cut)
-            responses.append(RecordedText(text, is_cut, rejected[place], runs[place], reward))
+        if run is not None:
+            responses.append(RecordedText(run, any(flags[place] for flags in cut), rejected[place], reward))
             continue
         is_cut = any(flags[place] for flags in cut) or opens_reasoning(text)
-        kept = without_end(without_reasoning(text) if reasoning == "drop" and not is_cut else text)
-        if not kept.strip():
+        answer = without_end(without_reasoning(text) if reasoning == "drop" and not is_cut else text)
+        if not answer.strip():
             skipped["empty"] += 1
             continue
-        responses.append(RecordedText(kept, is_cut, rejected[place], reward=reward))
+        responses.append(RecordedText(Trajectory.of_text(answer), is_cut, rejected[place], reward))
     return RecordedRow(_ids(row, layout), tuple(prompts), tuple(responses), +skipped, malformed)
 
 
@@ -300,11 +297,11 @@ def _prompt_texts(row: DatasetRow, column: str, value: object) -> list[str]:
     return [*users[-1:], "\n".join(message.text for message in messages)]
 
 
-def _trajectory(row: DatasetRow, column: str, value: object) -> Trajectory:
+def _trajectory(row: DatasetRow, column: str, value: object) -> Conversation:
     """Return the conversation in a value, without messages if that is null. Raises DataError for a value that is
     none."""
     if value is None:
-        return Trajectory(())
+        return Conversation(())
     read = read_trajectory(value, tools_of(row.values))
     if read is not None:
         return read

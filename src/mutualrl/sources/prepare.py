@@ -34,14 +34,15 @@ from mutualrl.tasks.rewards import Reward, load_rewards, original, require_colum
 from mutualrl.thl import retokenize
 from mutualrl.thl.rows import encode_exactly
 from mutualrl.thl.text import encode_in_context
+from mutualrl.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BATCH = 512  # texts that are encoded at once
 JUDGED = 64  # texts per call of a reward function of the user's
-#: (prompt id, text, whether it is complete); of a run with tools its messages as JSON are the fourth
-Response = tuple[str, str, bool] | tuple[str, str, bool, str]
+#: prompt id, what was written, whether it is complete
+Response = tuple[str, Trajectory, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ class Judged(NamedTuple):
         if self.scores is not None:
             return self.scores
         claimed = zip(self.pairs, claimed_rewards(self.pairs), strict=True)
-        return [reward if each.messages else math.nan for (_, each), reward in claimed]
+        return [math.nan if each.trajectory.is_text else reward for (_, each), reward in claimed]
 
     @property
     def confirmed(self) -> list[tuple[str, RecordedText]]:
@@ -186,7 +187,7 @@ def _prepared(source: RecordedSource, criterion: Criterion, rendered: Sequence[S
     pairs = list(matched.responses(source.max_texts))
     if criterion.rewards:
         verifier = Verifier({prompt.id: prompt for prompt in prompts}, criterion.rewards, learners, criterion.timeout)
-        scores = verifier.rewards([(prompt_id, each.text, True, each.messages) for prompt_id, each in pairs])
+        scores = verifier.rewards([(prompt_id, each.trajectory, True) for prompt_id, each in pairs])
         judged = Judged(pairs, scores, criterion.success_above)
     else:
         judged = Judged(pairs, claimed_rewards(pairs), criterion.success_above, claimed=True)
@@ -271,15 +272,15 @@ class Verifier:
         if not self.shared:
             return None
         if tuple(self.functions) == BOXED:
-            return [boxed_score(text, self.prompts[prompt_id].answer) for prompt_id, text, *_ in responses]
+            return [boxed_score(each.text, self.prompts[prompt_id].answer) for prompt_id, each, _ in responses]
         learner, state = next(iter(self.learners), None), TrainerState()
         weights, tokenizer = (None, None) if learner is None else (learner.reward_weights, learner.tokenizer)
         scores: list[float] = []
         for start in range(0, len(responses), JUDGED):
             answered = []
-            for prompt_id, text, ended, *messages in responses[start : start + JUDGED]:
-                ids = () if tokenizer is None else tuple(encode_in_context(text, tokenizer)[0])
-                answered.append((self.prompts[prompt_id], Completion(ids, text, ended, *messages)))
+            for prompt_id, each, ended in responses[start : start + JUDGED]:
+                ids = () if tokenizer is None else tuple(encode_in_context(each.text, tokenizer)[0])
+                answered.append((self.prompts[prompt_id], Completion(ids, each, ended)))
             try:
                 scores += rewards_of(self.functions, weights, answered, tokenizer, self.timeout, state)
             except RewardError:
@@ -300,7 +301,7 @@ def rollouts_table(name: str, pairs: Sequence[tuple[str, RecordedText]], scores:
     for (prompt_id, each), score in zip(pairs, scores, strict=True):
         index = index + 1 if prompt_id == before else 0
         before = prompt_id
-        rollouts.append(Rollout(prompt_id, index, float(score), True, text=each.text, messages=each.messages or None))
+        rollouts.append(Rollout(prompt_id, index, float(score), True, trajectory=each.trajectory))
     return Rollouts.of(rollouts, name).table()
 
 
@@ -358,7 +359,7 @@ def _require_training_prompts(spec: RecordedSource, found: MatchedTexts) -> None
 def _none_confirmed(pairs: Sequence[tuple[str, RecordedText]], criterion: Criterion) -> str:
     if not criterion.rewards:
         return f"none of its {len(pairs)} runs has a reward above {criterion.success_above:g} in the file"
-    prompt_id, text = pairs[0][0], pairs[0][1].text
+    prompt_id, text = pairs[0][0], pairs[0][1].trajectory.text
     answer = next(prompt.answer for prompt in criterion.prompts if prompt.id == prompt_id)
     return (
         f"none of its {len(pairs)} texts earns a reward above {criterion.success_above:g} from "
@@ -382,7 +383,7 @@ def _summary(found: MatchedTexts, judged: Judged, prompts: int, learnable: Mappi
         "skipped_files": found.skipped,
         "verified": judged.scores is not None and not judged.claimed,
         "claimed": judged.claimed,
-        "runs": sum(bool(each.messages) for _, each in judged.pairs),
+        "runs": sum(not each.trajectory.is_text for _, each in judged.pairs),
         "confirmed": len(judged.confirmed),
         "confirmed_prompts": len({prompt_id for prompt_id, _ in judged.confirmed}),
         "unscorable": sum(map(math.isnan, judged.scores or ())),
@@ -401,10 +402,11 @@ def _learnable(responses: Sequence[tuple[str, RecordedText]], learner: Learner) 
     """Return what a policy can learn of these responses (with their prompts' ids). Runs count as learnable: whether its
     chat template keeps them is not asked here."""
     counts = dict.fromkeys(("encodable", "too_long", "changed"), 0)
-    if runs := sum(bool(each.messages) for _, each in responses):
+    if runs := sum(not each.trajectory.is_text for _, each in responses):
         counts["runs"] = runs
-    prompts, lengths = {prompt_id for prompt_id, each in responses if each.messages}, dict[str, int]()
-    pairs = [(prompt_id, each.text) for prompt_id, each in responses if not each.messages]
+    prompts = {prompt_id for prompt_id, each in responses if not each.trajectory.is_text}
+    lengths: dict[str, int] = {}
+    pairs = [(prompt_id, each.trajectory.text) for prompt_id, each in responses if each.trajectory.is_text]
     if ends_in_reasoning(_end_of_prompt(learner)):
         spoken = [(prompt_id, continued(text)) for prompt_id, text in pairs]
         counts["reasoning"] = sum(text is None for _, text in spoken)

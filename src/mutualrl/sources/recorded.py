@@ -34,6 +34,7 @@ from mutualrl.tasks.files import FORMATS, data_files, file_rows
 from mutualrl.tasks.hub_data import hub_rows, parse_reference
 from mutualrl.tasks.rows import DatasetRow, read_rows
 from mutualrl.tasks.run_reader import CONVERSATIONS
+from mutualrl.trajectory import Trajectory
 
 
 @dataclass
@@ -61,7 +62,7 @@ class MatchedTexts:
             if response.cut or response.rejected:
                 self.counts["cut_off" if response.cut else "rejected"] += 1
                 continue
-            key = hashlib.sha256((response.messages or response.text).encode()).hexdigest()
+            key = hashlib.sha256((response.trajectory.stored or response.trajectory.text).encode()).hexdigest()
             for prompt_id in prompt_ids:
                 known = self.texts.setdefault(prompt_id, {})
                 self.counts["duplicates"] += key in known
@@ -78,7 +79,7 @@ class MatchedTexts:
     def in_order(self, most: int | None = None) -> Iterator[tuple[str, str]]:
         """Yield (prompt id, text), as `responses` does."""
         for prompt_id, response in self.responses(most):
-            yield prompt_id, response.text
+            yield prompt_id, response.trajectory.text
 
 
 def read_recorded(
@@ -137,7 +138,7 @@ def _of_task(columns: Columns, prompts: Sequence[Prompt]) -> MatchedTexts:
             text = prompt.solution if name == "solution" else prompt.columns.get(name)
             if isinstance(text, str) and text.strip():
                 found.counts["matched"] += 1
-                found.add([prompt.id], [RecordedText(text)])
+                found.add([prompt.id], [RecordedText(Trajectory.of_text(text))])
     if not found.counts["matched"]:
         raise DataError(
             f"none of the {len(prompts)} training prompts has a text in the column {' or '.join(map(repr, names))}; "

@@ -45,9 +45,8 @@ def recorded_source(
     reference = recorded if is_hub(Path(recorded)) or recorded.startswith(TINY) else str(user_path(recorded))
     found = read_recorded(reference, columns or Columns(), reasoning, prompts, (), turns=turns)
     pairs = list(found.responses())
-    rewards = [
-        reward if each.messages else math.nan for (_, each), reward in zip(pairs, claimed_rewards(pairs), strict=True)
-    ]
+    claimed = zip(pairs, claimed_rewards(pairs), strict=True)
+    rewards = [math.nan if each.trajectory.is_text else reward for (_, each), reward in claimed]
     notify(
         f"source {name}: {found.counts['rows']:,} rows ({found.layout}); {len(found.texts):,} of {len(prompts):,} "
         f"prompts (rows) have a text; {len(pairs):,} texts, distinct in each"

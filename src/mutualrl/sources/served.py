@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mutualrl.console.display import clean
 from mutualrl.errors import MachineError, UsageError
-from mutualrl.records import Message, Prompt
+from mutualrl.records import Prompt
 from mutualrl.sources.layouts import LONGEST
 from mutualrl.sources.questions import Answer, Question
 from mutualrl.sources.section import ServedSource
 from mutualrl.storage.files import JsonObject
 from mutualrl.tasks.messages import is_cut_off, opens_reasoning, read_message, without_reasoning
+from mutualrl.trajectory import Message
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from mutualrl.records import Message, ToolCall
+from mutualrl.trajectory import Message, ToolCall
 
 #: fields with what was thought before the answer, and kinds of parts
 REASONING = ("reasoning_content", "reasoning", "thinking")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from mutualrl.records import Message
 from mutualrl.tasks.messages import CALL_IDS, CALL_KINDS, Required, content_of, from_text, read_call, read_message
+from mutualrl.trajectory import Message
 
 #: roles of the model's messages, of the user's, of the system's, and of results, in the formats of files
 ASSISTANT = frozenset(("assistant", "gpt", "model", "chatgpt", "bot", "agent", "ai"))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from mutualrl.process.loading import fast_imports
 from mutualrl.records import Completion, Prompt
 from mutualrl.tasks.rewarding import rewards_of
+from mutualrl.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -53,7 +54,7 @@ def try_rewards(
         answered = []
         for prompt, text in zip(prompts, texts, strict=True):
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-            answered.append((prompt, Completion(tuple(ids), text, ended=True)))
+            answered.append((prompt, Completion(tuple(ids), Trajectory.of_text(text), ended=True)))
         rewards = rewards_of(paths, weights, answered, tokenizer, TRIAL_SECONDS, trainer_state=state)
         trials.append(Trial(kind, tuple(rewards)))
     return trials

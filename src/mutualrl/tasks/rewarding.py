@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING
 from mutualrl.console.lines import notify
 from mutualrl.process.limits import REWARD_SECONDS
 from mutualrl.records import Completion, Prompt, columns_of
-from mutualrl.storage.files import JsonObject
 from mutualrl.tasks.boxed import boxed_score
 from mutualrl.tasks.prompting import as_prompt
 from mutualrl.tasks.rewards import load_rewards, weighted
@@ -52,14 +50,10 @@ def reward_arguments(
 ) -> dict[str, object]:
     """Build the keyword arguments that TRL passes to a reward function for these completions."""
     prompts = [as_prompt(prompt.content, tokenizer) for prompt, _ in answered]
-    completions: list[str | list[JsonObject]] = []
+    completions: list[str | list[dict[str, object]]] = []
     for source, (_, completion) in zip(prompts, answered, strict=True):
-        if completion.messages:
-            completions.append(json.loads(completion.messages))
-        elif isinstance(source, str):
-            completions.append(completion.text)
-        else:
-            completions.append([{"role": "assistant", "content": completion.text}])
+        as_text = completion.trajectory.is_text and isinstance(source, str)
+        completions.append(completion.text if as_text else completion.trajectory.chats)
     return {
         **columns_of([prompt for prompt, _ in answered]),
         "prompts": prompts,

@@ -1,4 +1,4 @@
-"""The one reader of agents' runs in files: any notation becomes the same `Trajectory`, or one with its problem.
+"""The one reader of agents' runs in files: any notation becomes the same `Conversation`, or one with its problem.
 
 Read are chats of OpenAI (also `function_call` and the items of Responses), Anthropic (`tool_use`, `tool_result`),
 Google (`functionCall`, `functionResponse`), Amazon (`toolUse`, `toolResult`), LangChain and the AI SDK; `from` and
@@ -16,9 +16,9 @@ import re
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 
-from mutualrl.records import Message, ToolCall, Trajectory
 from mutualrl.tasks.messages import from_text, read_call, without_end
 from mutualrl.tasks.notations import last_branch, messages_of, unwrapped
+from mutualrl.trajectory import Conversation, Message, ToolCall
 
 #: what begins and ends a call that is written as text, its JSON between them: of Hermes and Qwen, of Llama's custom
 #: tools (with the name before it), of Mistral, and of Llama's built-in tools
@@ -48,7 +48,7 @@ class _NoRun(Exception):  # noqa: N818  (a verdict on a file's run, kept as its 
     """What keeps messages from being a run."""
 
 
-def read_trajectory(values: object, tools: object = None) -> Trajectory | None:
+def read_trajectory(values: object, tools: object = None) -> Conversation | None:
     """Return the conversation of a row; None if its value is no list of messages. `values`: the list, or its JSON text.
     `tools`: the schemas of the row's tools, if it has any (a list, or its JSON text)."""
     values = from_text(values)
@@ -68,11 +68,11 @@ def read_trajectory(values: object, tools: object = None) -> Trajectory | None:
         messages = _joined(messages)
         turns = sum(message.role == "assistant" for message in messages)
         if turns > 1 or any(message.tool_calls or message.role == "tool" for message in messages):
-            return Trajectory(tuple(_checked(messages, frozenset(required))), branches)
+            return Conversation(tuple(_checked(messages, frozenset(required))), branches)
         problem = next(filter(None, map(_text_problem, messages)), "")
-        return Trajectory(tuple(messages), branches, problem)
+        return Conversation(tuple(messages), branches, problem)
     except _NoRun as problem:
-        return Trajectory(tuple(messages), branches, str(problem))
+        return Conversation(tuple(messages), branches, str(problem))
 
 
 def is_conversation(column: str, columns: Collection[str]) -> bool:
@@ -81,7 +81,7 @@ def is_conversation(column: str, columns: Collection[str]) -> bool:
     return named and (column != "steps" or any(name in columns for name in _ATIF))
 
 
-def trajectory_of(row: Mapping[str, object]) -> Trajectory | None:
+def trajectory_of(row: Mapping[str, object]) -> Conversation | None:
     """Return the conversation of a row, from the first column that holds one; None if none does."""
     column = next((name for name in CONVERSATIONS if is_conversation(name, row) and row[name] is not None), None)
     return None if column is None else read_trajectory(row[column], tools_of(row))

@@ -12,7 +12,6 @@ from accelerate.utils import gather_object
 from mutualrl.adapter.trl_compat import HookedGRPOTrainer, Inputs, of_rank, reward_completions, total_rewards
 from mutualrl.adapter.trl_tools import RecordedTurn, act_again, acting, environment_of, prompt_tokens
 from mutualrl.rollouts import Rollouts
-from mutualrl.tasks.trajectories import as_chats, from_json
 from mutualrl.training.run_rows import Run, RunEncoder
 
 
@@ -21,8 +20,8 @@ def claimed_runs(peers: Mapping[str, Rollouts], names: Collection[str], prompt_i
     runs: dict[Run, None] = {}
     for name in sorted(set(names) & set(peers)):
         peer = peers[name]
-        for prompt_id, run in zip(peer.prompt_ids, peer.messages(range(len(peer))), strict=True):
-            if run is not None and prompt_id in prompt_ids:
+        for prompt_id, run in zip(peer.prompt_ids, peer.trajectories(), strict=True):
+            if run is not None and not run.is_text and prompt_id in prompt_ids:
                 runs[prompt_id, run] = None
     return list(runs)
 
@@ -35,8 +34,8 @@ def earned_rewards(
     earned = {}
     for name in sorted(set(names) & set(peers)):
         peer, values = peers[name], []
-        for prompt_id, run, reward in zip(peer.prompt_ids, peer.messages(range(len(peer))), peer.rewards, strict=True):
-            if run is None:
+        for prompt_id, run, reward in zip(peer.prompt_ids, peer.trajectories(), peer.rewards, strict=True):
+            if run is None or run.is_text:
                 values.append(reward if texts else math.nan)
             else:
                 values.append(rewards.get((prompt_id, run), math.nan))
@@ -45,7 +44,7 @@ def earned_rewards(
 
 
 def rewards_here(trainer: HookedGRPOTrainer, runs: Sequence[Run], rows: RunEncoder) -> dict[Run, float]:
-    """Return the reward of each run (prompt id, messages): of the trainer's reward functions or, with an environment,
+    """Return the reward of each run (with its prompt's id): of the trainer's reward functions or, with an environment,
     of that environment once the run was acted again in it. NaN where a result is not the run's, or the chat template
     cannot keep it. All ranks must call this with the same runs; each works on equally many, in blocks of the size of a
     generation batch."""
@@ -89,7 +88,7 @@ def _rewards(
     trainer: HookedGRPOTrainer, inputs: list[Inputs], prompts: list[Any], runs: Sequence[Run], ids: list[list[int]]
 ) -> list[float]:
     """Return this rank's rewards of whole runs as completions."""
-    completions = [as_chats(from_json(run)) for _, run in runs]
+    completions = [run.chats for _, run in runs]
     gathered = total_rewards(trainer, reward_completions(trainer, inputs, prompts, completions, ids))
     rewards: list[float] = of_rank(trainer, gathered.tolist())
     return rewards

@@ -45,6 +45,7 @@ from mutualrl.regimes.microbatches import MicrobatchSlot, assign_to_microbatches
 from mutualrl.regimes.round import BOUNDS, PPO, Bound, ExtraRow, Mean, RowSource, RowStatistics
 from mutualrl.storage.files import JsonObject
 from mutualrl.training.tensors import as_batch, as_tensor, concatenated, padded
+from mutualrl.trajectory import NO_TEXT, Trajectory
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
@@ -431,6 +432,7 @@ def pack(row: ExtraRow) -> JsonObject:
     """Return a row as plain values and tensors."""
     packed = {field.name: getattr(row, field.name) for field in fields(ExtraRow)}
     packed["source"] = tuple(row.source)
+    packed["text"], packed["messages"] = row.trajectory.text, packed.pop("trajectory").stored or ""
     packed["advantage"], packed["weight"] = float(row.advantage), float(row.weight)
     packed["token_ids"] = torch.from_numpy(np.asarray(row.token_ids))
     packed["mask"] = None if row.mask is None else torch.from_numpy(row.mask)
@@ -444,7 +446,8 @@ def unpack(packed: JsonObject) -> ExtraRow:
     bound = dict(packed["bound"])
     kind = _BOUNDS[bound.pop("kind")]
     arrays = {name: None if packed[name] is None else packed[name].numpy() for name in ("mask", "logprobs")}
-    ids = packed["token_ids"].numpy()
+    values = {key: value for key, value in packed.items() if key not in ("text", "messages")}
+    values |= {"token_ids": packed["token_ids"].numpy(), "source": RowSource(*packed["source"]), "bound": kind(**bound)}
     return ExtraRow(
-        **{**packed, **arrays, "token_ids": ids, "source": RowSource(*packed["source"]), "bound": kind(**bound)}
+        **{**values, **arrays}, trajectory=Trajectory.of_stored(packed["text"], packed["messages"]) or NO_TEXT
     )

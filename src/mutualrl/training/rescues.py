@@ -16,7 +16,7 @@ from pathlib import Path
 from mutualrl.records import Rollout
 from mutualrl.regimes import ExtraRow
 from mutualrl.storage.files import JsonObject
-from mutualrl.tasks.trajectories import from_json, turns_within
+from mutualrl.tasks.trajectories import shown
 
 LONGEST = 4000  # characters per text; truncation is marked
 TextsOf = Callable[[Sequence[Sequence[int]]], list[str]]
@@ -60,7 +60,7 @@ class RescueLog:
                 "own": answers[row.prompt_id],
                 "peer": row.source.policy,
                 "rollout": row.source.rollout,
-                "answer": turns_within(from_json(row.messages), LONGEST) if row.messages else shortened(row.text),
+                "answer": shown(row.trajectory, LONGEST, shortened),
                 **({"hint": shortened(row.hint)} if row.hint else {}),
             }
             lines.append(json.dumps(line, allow_nan=False) + "\n")
@@ -72,15 +72,12 @@ def own_texts(
     rollouts: Sequence[Rollout], texts_of: TextsOf, cut: Callable[[str, int], str], longest: int
 ) -> list[object]:
     """Return the text of each rollout, cut to `longest`; with tools, its turns."""
-    decoded = [rollout for rollout in rollouts if rollout.messages is None]
-    texts = iter(texts_of([() if each.token_ids is None else each.token_ids.tolist() for each in decoded]))
-    shown: list[object] = []
-    for rollout in rollouts:
-        if rollout.messages is None:
-            shown.append(cut(next(texts), longest))
-        else:
-            shown.append(turns_within(from_json(rollout.messages), longest))
-    return shown
+    texts = texts_of([() if each.token_ids is None else each.token_ids.tolist() for each in rollouts])
+    logged: list[object] = []
+    for rollout, text in zip(rollouts, texts, strict=True):
+        run = rollout.trajectory
+        logged.append(cut(text, longest) if run is None or run.is_text else shown(run, longest, cut))
+    return logged
 
 
 def shortened(text: str, length: int = LONGEST) -> str:

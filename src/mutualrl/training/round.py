@@ -22,7 +22,6 @@ from mutualrl.adapter.trl_compat import (
     GenerationBatch,
     HookedGRPOTrainer,
     Inputs,
-    Replay,
     Turns,
     log_value,
     micro_step,
@@ -33,29 +32,24 @@ from mutualrl.adapter.trl_compat import (
     total_rewards,
 )
 from mutualrl.adapter.trl_tools import (
-    RecordedTurn,
-    act_again,
     environment_name,
-    environment_of,
-    prompt_tokens,
-    reset_again,
     tool_schemas,
 )
 from mutualrl.console.lines import notify
 from mutualrl.errors import RegimeError, RoundAbortedError
 from mutualrl.records import Ids, Rollout, row_id
-from mutualrl.regimes import GuideView, Plan, Requests, RoundView, check_plan, whitened_plan
+from mutualrl.regimes import Plan, Requests, RoundView, check_plan, whitened_plan
 from mutualrl.regimes.advantages import whiten
 from mutualrl.regimes.losses import BY_ROWS
 from mutualrl.regimes.round import PHASES
 from mutualrl.rollouts import Rollouts
 from mutualrl.see.liveness import Phase
-from mutualrl.storage.metrics import LATE_ROWS, LEFT_OUT, REPLAYED, REQUESTED, SAMPLE_SECONDS, of_source
+from mutualrl.storage.metrics import LATE_ROWS, LEFT_OUT, REQUESTED, SAMPLE_SECONDS, of_source
 from mutualrl.tasks.messages import ends_in_reasoning
-from mutualrl.tasks.trajectories import as_json, said
 from mutualrl.thl import Decoder, end_token, ended, last_tokens
 from mutualrl.training.acted_runs import claimed_runs, earned_rewards, rewards_here
 from mutualrl.training.extra_rows import ExtraRows
+from mutualrl.training.guides import Guides
 from mutualrl.training.memory import PastRound
 from mutualrl.training.peers import PeerRounds
 from mutualrl.training.requests import PromptRows, counts_of, results_of
@@ -69,12 +63,12 @@ from mutualrl.training.round_prompts import (
     require_same_prompts,
 )
 from mutualrl.training.run_rows import RunEncoder
-from mutualrl.training.samples import longest_sequence
 from mutualrl.training.sharing import Sharing
 from mutualrl.training.source_rounds import unverified, with_rewards
 from mutualrl.training.split_transfer import SplitTransfer
 from mutualrl.training.traces import behaviour_trace
 from mutualrl.training.transfer import TokenTransfer
+from mutualrl.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from mutualrl.see import Shard
@@ -144,6 +138,11 @@ class Rounds:
         """Return the round's THL over all ranks."""
         return SplitTransfer(self.transfer, self.trainer.accelerator)
 
+    @property
+    def guides(self) -> Guides:
+        """Return the beginnings of the next rollouts."""
+        return Guides(self.trainer, self.sharing, self.runs)
+
     def run(self, batch: Inputs, generation: GenerationBatch) -> None:
         """Run a round on the batch that TRL has sampled and scored."""
         own = self.publish(self.collect(batch, generation))  # TRL's batch as rollouts; SEE
@@ -208,7 +207,7 @@ class Rounds:
                 length=len(ids) - prefix,
                 advantage=advantages[row],
                 prompt=prompt_text(example),
-                text=texts.get(row),
+                trajectory=texts.get(row),
                 token_ids=ids,
                 logprobs=None if traces is None or prefix else traces[row][: len(ids)].float().numpy(),
                 prefix=prefix,
@@ -216,21 +215,20 @@ class Rounds:
             rollouts.append(rollout if generation.turns is None else self._with_turns(rollout, generation.turns[row]))
         return rollouts
 
-    def _published_texts(self, rewards: Sequence[float], generation: GenerationBatch) -> dict[int, str]:
-        """Return the texts to be published, by row. Those of trajectories are what their messages say."""
+    def _published_texts(self, rewards: Sequence[float], generation: GenerationBatch) -> dict[int, Trajectory]:
+        """Return the texts to be published, by row; runs with tools are at hand."""
         if generation.turns is not None:
             return {}
         rows = [row for row, reward in enumerate(rewards) if self.sharing.publishes_text(reward)]
         texts = self.decoder.decode(generation.completion_ids[row] for row in rows)
-        return dict(zip(rows, texts, strict=True))
+        return dict(zip(rows, map(Trajectory.of_text, texts), strict=True))
 
     def _with_turns(self, rollout: Rollout, turns: Turns) -> Rollout:
-        """Return a rollout with its trajectory; only sampled tokens count. Its text is what it said."""
+        """Return a rollout with its run; only sampled tokens count."""
         return replace(
             rollout,
             prompt=prompt_text({"prompt": turns.prompt}),
-            text=said(turns.messages),
-            messages=as_json(turns.messages),
+            trajectory=turns.run,
             tools=self.schemas_of(turns.environment),
             mask=np.array([*[0] * len(turns.replay.ids), *turns.mask], dtype=np.bool_),
             length=sum(turns.mask),
@@ -424,57 +422,6 @@ class Rounds:
         return metrics
 
     # ---- outside a shared round
-
-    def prefixes(self, inputs: Sequence[Inputs]) -> list[tuple[int, ...]] | None:
-        """Return the prefix of each of this rank's next rollouts; None if no rank has any."""
-        if not self.sharing.regime.traits.guides or self.runs is not None:
-            return None
-        prefixes = self.sharing.regime.prefixes(self._guide_view(inputs))
-        return prefixes if any(gather_object([any(prefixes)])) else None  # all ranks must sample in the same mode
-
-    def replays(self, inputs: Sequence[Inputs], prompts: Sequence[Any]) -> list[Replay] | None:
-        """Act the turns again with which each of this rank's next rollouts begins, in the environments of TRL's batch;
-        None if no rank has any. `prompts`: as messages, with what the environments observed."""
-        runs = self.runs
-        if not self.sharing.regime.traits.guides or runs is None:
-            return None
-        given = self.sharing.regime.replays(self._guide_view(inputs))
-        replays = []
-        for row, (data, prompt, run) in enumerate(zip(inputs, prompts, given, strict=True)):
-            replays.append(self._replay(row, data, prompt, runs.turns(row_id(data), prompt, run)) if run else Replay())
-        made = [each for each in replays if each.ids]
-        counts = (len(made), sum(each.diverged for each in made), sum(each.too_long for each in replays))
-        for metric, ranks in zip(REPLAYED, zip(*gather_object([counts]), strict=True), strict=True):
-            log_value(self.trainer, metric.key, float(sum(ranks)))
-        return replays if any(gather_object([bool(made)])) else None  # all ranks must sample in the same mode
-
-    def _replay(self, row: int, data: Inputs, prompt: Any, turns: Sequence[RecordedTurn] | None) -> Replay:
-        """Act turns again in the environment of a row; None: those that cannot be rendered."""
-        trainer = self.trainer
-        ids = prompt_tokens(trainer, prompt, environment_of(trainer, data))
-        longest = longest_sequence(trainer) - trainer.max_completion_length - len(ids)
-        most = min(trainer.max_completion_length, longest)
-        if turns is None or sum(len(turn.ids) for turn in turns) >= most:
-            return Replay(too_long=True)
-        replay = act_again(trainer, row, ids, turns, most)
-        if replay.too_long:
-            reset_again(trainer, row, data)
-        return replay
-
-    def _guide_view(self, inputs: Sequence[Inputs]) -> GuideView:
-        """Return the regime's view of this rank's next rollouts."""
-        trainer, sharing = self.trainer, self.sharing
-        first = trainer.accelerator.process_index * len(inputs)
-        return GuideView(
-            round=micro_step(trainer) // micro_steps_per_round(trainer),
-            learner=sharing.link.policy,
-            run_seed=sharing.run_seed,
-            prompt_ids=[row_id(example) for example in inputs],
-            indices=[(first + row) % trainer.num_generations for row in range(len(inputs))],
-            group=trainer.num_generations,
-            max_length=trainer.max_completion_length,
-            state=copy.deepcopy(sharing.memory.state),
-        )
 
     def whiten(self, batch: Inputs, generation: GenerationBatch) -> None:
         """Whiten TRL's advantages over the round's rollouts of all ranks (`round.whiten_advantages`)."""

@@ -12,12 +12,12 @@ from mutualrl.adapter.trl_compat import HookedGRPOTrainer, tokenizer_of
 from mutualrl.adapter.trl_tools import RecordedTurn, environment_of, rendering_settings
 from mutualrl.records import Ids, plain_ids
 from mutualrl.regimes.transfer import EncodedRun
-from mutualrl.tasks.notations import ASSISTANT
-from mutualrl.tasks.trajectories import calls_of, from_json, messages_of, names_of
+from mutualrl.tasks.trajectories import messages_of, names_of
 from mutualrl.training.requests import PromptRows
 from mutualrl.training.transfer import TOO_LONG
+from mutualrl.trajectory import Trajectory
 
-Run = tuple[str, str]  # prompt id, messages as JSON
+Run = tuple[str, Trajectory]  # with its prompt's id
 #: what rendering raises: a verdict on a conversation, or content that no tokenizer or recursion takes
 UNUSABLE = (ValueError, TypeError, RecursionError, IndexError)
 
@@ -55,15 +55,15 @@ class RunEncoder:
             results.append(TOO_LONG if too_long else row)
         return results
 
-    def turns(self, prompt_id: str, prompt: Any, run: str) -> list[RecordedTurn] | None:
+    def turns(self, prompt_id: str, prompt: Any, run: Trajectory) -> list[RecordedTurn] | None:
         """Return the turns of a run to be acted again on a prompt (messages); None if this template cannot keep
         them."""
         renderer = self.renderer(environment_of(self.trainer, self.rows.row(prompt_id)))
         tokenizer, turns = tokenizer_of(self.trainer), list[RecordedTurn]()
         try:
             before = messages_of(prompt)
-            for message in from_json(run):
-                if message.role in ASSISTANT:
+            for message in run.messages:
+                if message.is_turn:
                     ids = tokenizer.encode(renderer.answer(before, message), add_special_tokens=False)
                     turns.append(RecordedTurn(list(ids), []))
                 else:
@@ -81,15 +81,15 @@ class RunEncoder:
             self._renderers[environment] = Renderer(tokenizer_of(self.trainer), tools, settings)
         return self._renderers[environment]
 
-    def _row(self, prompt_id: str, run: str) -> EncodedRun | str:
+    def _row(self, prompt_id: str, run: Trajectory) -> EncodedRun | str:
         """Return a run's row, or why there is none."""
-        messages = from_json(run)
-        if not messages or any(each.role not in ASSISTANT for each in (messages[0], messages[-1])):
+        messages = run.messages
+        if not messages or not messages[0].is_turn or not messages[-1].is_turn:
             return "it does not begin and end with the model's messages"
         prompt = self.chats[prompt_id] if prompt_id in self.chats else self.rows.prompt(prompt_id)
         environment = environment_of(self.trainer, self.rows.row(prompt_id))
         known = names_of(self.schemas_of(environment))
-        if any(call.name not in known for call in calls_of(messages)):
+        if any(call.name not in known for call in run.calls):
             return "it calls a tool that the learner does not have"
         try:
             row = self.renderer(environment).row(messages_of(prompt), messages)

@@ -18,7 +18,7 @@ from pathlib import Path
 from mutualrl.records import Rollout
 from mutualrl.regimes import ExtraRow
 from mutualrl.storage.files import JsonObject
-from mutualrl.tasks.trajectories import cut, from_json, turns_within
+from mutualrl.tasks.trajectories import cut, shown
 from mutualrl.training.rescues import TextsOf, own_texts
 
 MOST = 4  # rollouts per round
@@ -67,8 +67,7 @@ class SampleLog:
         for row in learnt:
             if row.prompt_id in prompts and len(taught) < MOST:
                 keys = {"prompt_id": cut(row.prompt_id, ID_BYTES), "peer": cut(row.source.policy, ID_BYTES)}
-                turns = turns_within(from_json(row.messages), TEXT_BYTES) if row.messages else None
-                taught.append({**keys, "answer": turns or cut(row.text, TEXT_BYTES), "from_hint": bool(row.hint)})
+                taught.append({**keys, "answer": shown(row.trajectory, TEXT_BYTES, cut), "from_hint": bool(row.hint)})
         line = {"step": step, "round": round_index, "rollouts": sampled, "taught": taught}
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False, ensure_ascii=False) + "\n")

@@ -13,7 +13,6 @@ from datasets import Dataset
 from mutualrl.adapter.trl_compat import (
     HookedGRPOTrainer,
     Inputs,
-    Turns,
     evaluating,
     of_rank,
     token_logps,
@@ -24,10 +23,11 @@ from mutualrl.adapter.trl_tools import Environments, prompt_tokens, prompts_toke
 from mutualrl.engines.scoring import context_length
 from mutualrl.records import Ids, plain_ids
 from mutualrl.regimes.hints import shown_hint, with_hint
-from mutualrl.regimes.round import Sample, Sampled, SampledRun
-from mutualrl.tasks.trajectories import as_json, own_words, said
+from mutualrl.regimes.round import Sample, Sampled
+from mutualrl.tasks.trajectories import own_words
 from mutualrl.thl import decode_completion, ended
 from mutualrl.training.tensors import as_batch, as_tensor, concatenated
+from mutualrl.trajectory import Trajectory
 
 
 def sampling_problems(trainer: HookedGRPOTrainer) -> list[str]:
@@ -157,6 +157,7 @@ def _sampled(
     generation = sampled_and_scored(trainer, [row.data for row in shown.rows], environments, shown)
     rewards = of_rank(trainer, total_rewards(trainer, generation.rewards).tolist())
     completions = generation.completion_ids
+    tokenizer = tokenizer_of(trainer)
     trainer.model.eval()  # see above
     traces = _logprobs(trainer, shown.prompt_ids, completions) if traced else None
     drawn: list[Sampled | None] = []
@@ -164,26 +165,16 @@ def _sampled(
         if not shown.usable[place]:
             drawn.append(None)
             continue
-        ids = completions[place]
-        sampled = Sampled(
-            ids=tuple(ids),
-            text=decode_completion(ids, tokenizer_of(trainer)),
-            ended=ended(ids, trainer.eos_token_ids),
-            reward=rewards[place],
-            logprobs=traces[place] if traces is not None and row.sample.logprobs else None,
-            hint_ids=row.hint_ids,
-        )
-        drawn.append(sampled if generation.turns is None else _with_turns(trainer, sampled, generation.turns[place]))
+        ids, mask, words = completions[place], None, None
+        if generation.turns is None:
+            written = Trajectory.of_text(decode_completion(ids, tokenizer))
+        else:
+            written, mask = generation.turns[place].run, tuple(map(bool, generation.turns[place].mask))
+            words = tuple(tokenizer(own_words(written), add_special_tokens=False)["input_ids"])
+        trace = traces[place] if traces is not None and row.sample.logprobs else None
+        done = ended(ids, trainer.eos_token_ids)
+        drawn.append(Sampled(tuple(ids), written, done, rewards[place], trace, row.hint_ids, mask, words))
     return drawn
-
-
-def _with_turns(trainer: HookedGRPOTrainer, sampled: Sampled, turns: Turns) -> Sampled:
-    """Return a sample with its trajectory. Its text is what it said."""
-    words = tokenizer_of(trainer)(own_words(turns.messages), add_special_tokens=False)["input_ids"]
-    return sampled._replace(
-        text=said(turns.messages),
-        trajectory=SampledRun(as_json(turns.messages), tuple(map(bool, turns.mask)), tuple(words)),
-    )
 
 
 def _logprobs(

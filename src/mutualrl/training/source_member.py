@@ -45,6 +45,7 @@ from mutualrl.thl import decode_completion
 from mutualrl.tiny import resolve_path
 from mutualrl.training.member import Member
 from mutualrl.training.peers import PeerLink
+from mutualrl.trajectory import NO_TEXT, Trajectory
 
 if TYPE_CHECKING:
     from mutualrl.engines.base import Floats
@@ -112,7 +113,7 @@ class Served(Answering):
                         math.nan,
                         answer.ended,
                         length=answer.completion_tokens,
-                        text=answer.text,
+                        trajectory=Trajectory.of_text(answer.text),
                     )
                 )
         return rollouts, account
@@ -175,7 +176,7 @@ class Frozen(Answering):
                         completion.ended,
                         length=len(ids),
                         prompt=self._prompts[prompt_id].text,
-                        text=decode_completion(ids.tolist(), self._model.tokenizer),
+                        trajectory=Trajectory.of_text(decode_completion(ids.tolist(), self._model.tokenizer)),
                         token_ids=ids,
                         logprobs=None if trace is None else trace.astype(np.float32),
                         prefix=0,
@@ -221,7 +222,7 @@ class SourceMember:
         self.link.set_phase(f"{Phase.GENERATING} answers on {len(prompt_ids)} prompts", number)
         rollouts, account = self.answering.answer(number, prompt_ids)
         self.link.set_phase(f"{Phase.SCORING} answers")
-        answers = [(r.prompt_id, r.text or "", r.ended) for r in rollouts]
+        answers = [(r.prompt_id, r.trajectory or NO_TEXT, r.ended) for r in rollouts]
         rewards = None if self.verifier is None else self.verifier.rewards(answers, self.link.advance)
         if rewards is not None:
             rollouts = [replace(rollout, reward=reward) for rollout, reward in zip(rollouts, rewards, strict=True)]

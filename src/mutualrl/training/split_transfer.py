@@ -11,6 +11,7 @@ from accelerate.utils import broadcast_object_list
 from mutualrl.records import Ids, Rollout
 from mutualrl.regimes.transfer import Aligned, EncodedRun
 from mutualrl.training.transfer import EncodedResponse, Response, TokenTransfer
+from mutualrl.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -80,7 +81,7 @@ class SplitTransfer:
         """Return the learner's ids of one response."""
         return self.transfer.to_learner_ids(text, ended)
 
-    def encode_runs(self, runs: Sequence[tuple[str, str]]) -> list[EncodedRun | None]:
+    def encode_runs(self, runs: Sequence[tuple[str, Trajectory]]) -> list[EncodedRun | None]:
         """Return every run on the learner's tokens: those of gated prompts are few, and are not split."""
         return self.transfer.encode_runs(runs)
 

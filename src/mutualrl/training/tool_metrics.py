@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from mutualrl.adapter.trl_compat import GenerationBatch, HookedGRPOTrainer, tokenizer_of
-from mutualrl.records import Message
 from mutualrl.storage.metrics import INVALID_CALLS, OVER_CALLS, TURNS
-from mutualrl.tasks.notations import ASSISTANT
-from mutualrl.tasks.trajectories import calls_of, names_of
+from mutualrl.tasks.trajectories import names_of
+from mutualrl.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,14 +39,15 @@ class ToolCounts(NamedTuple):
         return metrics | ({OVER_CALLS.key: self.over_called / self.unneeded} if self.unneeded else {})
 
 
-def count(messages: Sequence[Message], opened: int, tools: Iterable[str], needs_tool: object) -> ToolCounts:
-    """Return the counts of one rollout. `opened`: calls that its tokens begin; `needs_tool`: value of that column."""
-    calls = calls_of(messages)
+def count(sampled: Trajectory, opened: int, tools: Iterable[str], needs_tool: object) -> ToolCounts:
+    """Return the counts of what was sampled of a rollout. `opened`: calls that its tokens begin; `needs_tool`: value of
+    that column."""
+    calls = sampled.calls
     unknown = sum(call.name not in tools for call in calls)
     unneeded = needs_tool is False
     return ToolCounts(
         rollouts=1,
-        turns=sum(message.role in ASSISTANT for message in messages),
+        turns=len(sampled.turns),
         invalid=max(opened - len(calls), 0) + unknown,
         unneeded=int(unneeded),
         over_called=int(unneeded and bool(calls)),
@@ -76,7 +76,7 @@ def tool_metrics(
         for row, ids, turns in zip(part.inputs, part.completion_ids, part.turns or (), strict=True):
             own = [token for token, sampled in zip(ids, turns.mask, strict=True) if sampled]
             opened = 0 if pattern is None else len(pattern.findall(tokenizer.decode(own)))
-            sampled = [message for message in turns.messages if message.sampled]
+            sampled = Trajectory(tuple(message for message in turns.run.messages if message.sampled))
             counts = count(sampled, opened, names[turns.environment], row.get(NEEDS_TOOL))
             total = [before + new for before, new in zip(total, counts, strict=True)]
     sums = trainer.accelerator.reduce(torch.tensor(total, device=trainer.accelerator.device), reduction="sum")

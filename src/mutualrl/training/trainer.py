@@ -166,13 +166,13 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         self.prefixes, self._of_batch = None, inputs
         if self.rounds is not None and self.model.training:
             self.rounds.sharing.link.set_phase(Phase.GENERATING)
-            self.prefixes = self.rounds.prefixes(inputs)
+            self.prefixes = self.rounds.guides.prefixes(inputs)
 
     def replayed(self, prompts: list[Any]) -> list[Replay] | None:
         """Act the turns again with which the rollouts begin, if the regime has any."""
         if self.rounds is None or not self.model.training:
             return None
-        return self.rounds.replays(self._of_batch, prompts)
+        return self.rounds.guides.replays(self._of_batch, prompts)
 
     def make_round(self, inputs: list[Inputs]) -> tuple[Inputs, GenerationBatch]:
         """Sample a round; with `resample`, until the rewards of every group differ or the attempts are spent."""

@@ -19,6 +19,7 @@ from mutualrl.thl import Anchor, align_logprobs, decode_completion, retokenize
 from mutualrl.thl.rows import Traced, align_spans, encode_exactly
 from mutualrl.thl.table import table_of
 from mutualrl.thl.text import end_id
+from mutualrl.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -62,7 +63,7 @@ class TokenTransfer:
     traced: bool = False
     refused: Counter[str] = field(default_factory=Counter)
     encoded: dict[Response, EncodedResponse] = field(default_factory=dict)
-    runs: Callable[[Sequence[tuple[str, str]], int | None], list[EncodedRun | str]] | None = None
+    runs: Callable[[Sequence[tuple[str, Trajectory]], int | None], list[EncodedRun | str]] | None = None
 
     def missing(self, responses: Iterable[Response]) -> list[Response]:
         """Return the distinct responses that are not encoded yet."""
@@ -114,8 +115,8 @@ class TokenTransfer:
         """Return the learner's ids of one response, as `encode` does."""
         return self.encode([(text, ended)])[0]
 
-    def encode_runs(self, runs: Sequence[tuple[str, str]]) -> list[EncodedRun | None]:
-        """Return every run (prompt id, messages) on the learner's tokens; None where it cannot keep it. Without tools
+    def encode_runs(self, runs: Sequence[tuple[str, Trajectory]]) -> list[EncodedRun | None]:
+        """Return every run (with its prompt's id) on the learner's tokens; None where it cannot keep it. Without tools
         there is no run that it could have sampled."""
         if self.runs is None:
             return [None] * len(runs)

@@ -18,6 +18,7 @@ from mutualrl.recipes.trainer_table import Settings
 from mutualrl.records import Completion
 from mutualrl.storage.files import JsonObject
 from mutualrl.thl import ended
+from mutualrl.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
@@ -137,6 +138,6 @@ def greedy(trainer: GRPOTrainer, prompts: Sequence[Sequence[int]]) -> list[Compl
         _, completions, _, _ = engine.generate(prompts=[list(ids) for ids in prompts], images=None, num_generations=1)
     texts = tokenizer_of(trainer).batch_decode(completions, skip_special_tokens=True)
     return [
-        Completion(tuple(ids), text, ended(list(ids), trainer.eos_token_ids))
+        Completion(tuple(ids), Trajectory.of_text(text), ended(list(ids), trainer.eos_token_ids))
         for ids, text in zip(completions, texts, strict=True)
     ]

@@ -23,6 +23,7 @@ from mutualrl.diagnostics.statistics import mean_interval, ratio
 from mutualrl.errors import DataError, UsageError
 from mutualrl.regimes.gating import Candidate, DrawKey, EncodedCandidate, draw_candidate
 from mutualrl.seeds import seeded
+from mutualrl.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -215,7 +216,7 @@ def teacher_pairs(
                 without += 1
                 continue
             candidates = [
-                EncodedCandidate(Candidate(peer, index, s.text, s.ended), ids)
+                EncodedCandidate(Candidate(peer, index, Trajectory.of_text(s.text), s.ended), ids)
                 for (peer, index), (s, ids) in fitted.items()
             ]
             drawn = draw_candidate(candidates, rule, DrawKey(seed, round_index, prompt, policy))

@@ -15,6 +15,7 @@ from mutualrl.regimes.hints import FOR_AGENTS, with_hint
 from mutualrl.storage.files import JsonObject
 from mutualrl.tasks.calculator import KINDS, CalculatorProblem, calculate, draw, held_out, training
 from mutualrl.tasks.trajectories import of_completion, plan
+from mutualrl.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -77,7 +78,7 @@ def conversation(
     prompt: Any = [{"role": "user", "content": problem.prompt}]
     right = _with_call(problem, problem.arguments, problem.answer)
     if hinted:
-        return [*with_hint(prompt, plan(of_completion(right)), FOR_AGENTS), *right]
+        return [*with_hint(prompt, plan(Trajectory(of_completion(right))), FOR_AGENTS), *right]
     if problem.kind == "repeat":
         if rng.random() < warm_up.over_calls:
             return [*prompt, *_with_call(problem, {**problem.arguments, "operation": "plus"}, problem.answer)]

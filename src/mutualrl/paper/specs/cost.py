@@ -22,6 +22,7 @@ from mutualrl.diagnostics.specs.sgt_check import list_successes
 from mutualrl.errors import UsageError
 from mutualrl.paper.specs.channels import DATA, OUTCOME, VALUE
 from mutualrl.regimes.gating import Candidate, DrawKey, EncodedCandidate, draw_candidate
+from mutualrl.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -160,7 +161,7 @@ class TokenCounts:
         else:
             size = len(self.pool.to_learner_ids(learner, unit, text, ended) or ()) if text else 0
         number = int(self.rollouts.cell("rollout", peer, unit, place))
-        found = Candidate(self.rollouts.policies[peer], number, text, ended)
+        found = Candidate(self.rollouts.policies[peer], number, Trajectory.of_text(text), ended)
         return EncodedCandidate(found, (0,) * size) if size else None
 
     def teachers(self, learner: int, thresholds: Thresholds, seed: int) -> list[int]:
