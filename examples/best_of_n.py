@@ -7,9 +7,9 @@ mutualrl train --regime examples/best_of_n.py:BestOfN --pool tiny --steps 40
 from mutualrl.regimes import (
     ExtraRow,
     Metric,
+    Needs,
     Plan,
     Regime,
-    RegimeTraits,
     Requests,
     RoundView,
     RowSource,
@@ -21,10 +21,12 @@ from mutualrl.regimes import (
 class BestOfN(Regime):
     name = "best-of-n"
     summary = "where every own rollout fails, the best of n fresh samples joins the loss"
-    traits = RegimeTraits(reads_peers=False, requests_samples=True)
     metrics = (Metric("best-of-n/rows", "rows", "samples that joined the loss", role="rescues"),)
     n: int = setting(8, "fresh samples per prompt", ge=1)
     weight: float = setting(0.1, "weight of the NLL", ge=0)
+
+    def needs(self) -> Needs:
+        return Needs(peers=False, samples=True)
 
     def requests(self, view: RoundView) -> Requests:
         failed = sorted(

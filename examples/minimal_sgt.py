@@ -91,7 +91,7 @@ class SharedReward:
         rollouts = Rollouts.of(own, self.exchange.policy, self.round)
 
         # SEE: publish the fields that the peer's regime reads, then wait for the peer's round
-        self.exchange.publish(self.round, rollouts.published(self.regime.publishes()), policy_step=self.round)
+        self.exchange.publish(self.round, rollouts.published(self.regime.needs().reads), policy_step=self.round)
         peers = self.exchange.wait([self.peer], self.round)
 
         # the regime, a pure function of the round; THL through `transfer`

@@ -3,13 +3,15 @@
 mutualrl train --regime examples/own_advantages.py:Rare --pool tiny
 """
 
-from mutualrl.regimes import Plan, Regime, RegimeTraits, RoundView, peer_rewards
+from mutualrl.regimes import Needs, Plan, Regime, RoundView, peer_rewards
 
 
 class Rare(Regime):
     name = "rare"
     summary = "advantages of prompts that every rollout of every policy solves count half"
-    traits = RegimeTraits(advantages="adjusts")
+
+    def needs(self) -> Needs:
+        return Needs(advantages="adjusts")
 
     def plan(self, view: RoundView) -> Plan:
         rewards, own = peer_rewards(view), view.own_groups()

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from mutualrl.regimes import (
     ExtraRow,
     Metric,
+    Needs,
     Plan,
     PublishSchema,
     Regime,
@@ -18,7 +19,6 @@ from mutualrl.regimes import (
     peer_rollouts,
     setting,
 )
-from mutualrl.trajectory import NO_TEXT
 
 
 class Shortest(Regime):
@@ -33,8 +33,8 @@ class Shortest(Regime):
     weight: float = setting(0.1, "weight of the NLL in the first round", ge=0)
     half_life: float = setting(50.0, "rounds in which the weight halves", gt=0)
 
-    def publishes(self) -> PublishSchema:
-        return PublishSchema.of("text", text_above=0.0)
+    def needs(self) -> Needs:
+        return Needs(reads=PublishSchema.of("text", text_above=0.0))
 
     def plan(self, view: RoundView) -> Plan:
         """Learn the shortest success for each prompt on which every own rollout failed. The state counts the rounds."""
@@ -44,13 +44,11 @@ class Shortest(Regime):
         shortest: dict[str, ExtraRow] = {}
         for peer in peer_rollouts(view):
             (found,) = view.peers[peer.policy].trajectories([peer.row]) if peer.prompt_id in failed else (None,)
-            ids = None if found is None else view.transfer.to_learner_ids(found.text, peer.ended)  # THL: None if not
+            ids = found and view.transfer.to_learner_ids(found.text, peer.ended)  # THL: None if not encodable
             best = shortest.get(peer.prompt_id)
-            if ids is not None and (best is None or len(ids) < len(best.token_ids)):
+            if found is not None and ids is not None and (best is None or len(ids) < len(best.token_ids)):
                 source = RowSource(peer.policy, peer.index, view.round)
-                shortest[peer.prompt_id] = ExtraRow(
-                    peer.prompt_id, source, ids, "nll", weight=weight, trajectory=found or NO_TEXT
-                )
+                shortest[peer.prompt_id] = ExtraRow(peer.prompt_id, source, ids, "nll", weight=weight, trajectory=found)
         rows = tuple(shortest[prompt_id] for prompt_id in sorted(shortest))
         metrics = {"shortest/rows": float(len(rows)), "shortest/weight": weight}
         return Plan(rows=rows, metrics=metrics, state={"rounds": rounds + 1})

@@ -231,6 +231,10 @@ class PublishSchema:
         return "text" in self.fields and (self.text_above == -math.inf or reward > self.text_above)
 
 
+#: of a policy whose peers read nothing but its rewards
+REWARDS_ONLY = PublishSchema()
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One generated response: the sampled ids, what they say, and whether it ended with an end-of-sequence token."""

@@ -414,7 +414,9 @@ def test_least_hint_that_works(
             text, reward, ended = drawn
             ids = own_ids(text) + ((0,) if ended else ())
             trace = np.zeros(len(ids), dtype=np.float32) if sample.logprobs else None
-            made[sample] = Sampled(ids, Trajectory.of_text(text), ended, reward, trace, own_ids(sample.hint))
+            made[sample] = Sampled(
+                EncodedRun(ids), Trajectory.of_text(text), ended, reward, trace, own_ids(sample.hint)
+            )
         round_view = replace(round_view, results=round_view.results.merged(Results(samples=made)))
     planned = rule.plan(round_view)
 

@@ -44,6 +44,7 @@ LAYERS: list[set[str]] = [
         "imported",
         "references",
         "traits",
+        "trajectory",
         "__init__",
     },
 ]
@@ -150,7 +151,17 @@ def test_package_root_has_only_shared_modules() -> None:
     modules = {path.name for path in SOURCE.iterdir() if not (path / "__init__.py").exists() and path.suffix == ".py"}
     shared = {
         f"{name}.py"
-        for name in ("errors", "imported", "records", "references", "rollouts", "section", "seeds", "traits")
+        for name in (
+            "errors",
+            "imported",
+            "records",
+            "references",
+            "rollouts",
+            "section",
+            "seeds",
+            "traits",
+            "trajectory",
+        )
     }
     assert modules == {"__init__.py", "__main__.py", *shared}
 

@@ -38,7 +38,7 @@ OWN = Peer([(prompt_id, reward) for prompt_id, rewards in GROUPS.items() for rew
 def test_prompts_on_which_a_learner_wants_a_text(regime: str, settings: dict[str, object], expected: list[str]) -> None:
     rule = get_regime(regime)(**settings)
     assert rule.unsolved(OWN) == expected
-    assert rule.asks_everywhere() == (len(expected) == len(GROUPS))  # what a dry run says beforehand
+    assert rule.needs().everywhere == (len(expected) == len(GROUPS))  # what a dry run says beforehand
 
 
 def test_rollouts_with_a_prefix_do_not_hide_a_failure_from_guided() -> None:
@@ -50,8 +50,8 @@ def test_rollouts_with_a_prefix_do_not_hide_a_failure_from_guided() -> None:
 
 def test_a_combination_wants_what_those_parts_want_that_may_learn_from_a_selection() -> None:
     assert get_regime("xgrpo+sgt")().unsolved(OWN) == ["o", "z"]
-    assert not get_regime("xgrpo+sgt")().asks_everywhere()
-    assert get_regime("xgrpo+sgt")(sgt={"gate": "none"}).asks_everywhere()
+    assert not get_regime("xgrpo+sgt")().needs().everywhere
+    assert get_regime("xgrpo+sgt")(sgt={"gate": "none"}).needs().everywhere
     assert get_regime("swarm+sgt")(sgt={"gate": "any"}).unsolved(OWN) == ["o", "p", "q", "z"]
 
 

@@ -20,6 +20,8 @@ from mutualrl.regimes import PPO, Results, RoundView, Sample, Sampled, UpperBoun
 from mutualrl.regimes.answers import is_bare, longest_common_substring
 from mutualrl.regimes.hinted import Hinted
 from mutualrl.regimes.hints import FOR_AGENTS, FOR_CHATS, FOR_TEXTS, shown_hint, with_hint
+from mutualrl.regimes.run_problems import RunFacts, setting_problems
+from mutualrl.regimes.transfer import EncodedRun
 from mutualrl.rollouts import Rollouts
 from mutualrl.tasks.boxed import final_answer
 from mutualrl.trajectory import Message, ToolCall, Trajectory
@@ -37,7 +39,7 @@ Write = Callable[[Sample], tuple[str, float]]
 def sampled(sample: Sample, text: str, reward: float, *, trace: float = -0.5) -> Sampled:
     ids = (*text.encode(), 0)  # 0: the end token
     logprobs = np.full(len(ids), trace, dtype=np.float32) if sample.logprobs else None
-    return Sampled(ids, Trajectory.of_text(text), True, reward, logprobs, tuple(sample.hint.encode()))
+    return Sampled(EncodedRun(ids), Trajectory.of_text(text), True, reward, logprobs, tuple(sample.hint.encode()))
 
 
 def with_samples(round_view: RoundView, regime: Hinted, write: Write) -> RoundView:
@@ -121,8 +123,8 @@ def test_scale_batch_divides_by_the_deviation_of_all_rewards_and_answers() -> No
 
 def test_without_a_hint_answers_are_further_rollouts_of_the_group() -> None:
     regime = Hinted(samples=2, hint="none")
-    assert regime.publishes() == PublishSchema()
-    assert not regime.late()
+    assert regime.needs().reads == PublishSchema()
+    assert not regime.needs().late
     rewards = Peer([(row.prompt_id, row.reward) for row in BOB])
     made = regime.requests(view(ROWS, {"bob": rewards}))
     assert {(sample.hint, sample.logprobs) for sample in made.samples} == {("", False)}
@@ -189,14 +191,14 @@ def test_a_sample_that_was_too_long_gives_nothing() -> None:
 
 
 def test_late_only_where_answers_do_not_join_advantages() -> None:
-    assert Hinted().late()
-    assert not Hinted(loss="policy_gradient").late()
-    assert Hinted(loss="policy_gradient").staleness_problem(1) is not None
-    assert Hinted().uses_ratios() is False
-    assert Hinted(loss="policy_gradient").uses_ratios()
-    assert not Hinted(hint="none").uses_ratios()  # sampled as the own rollouts are
-    assert [Hinted(loss=loss).changes_advantages() for loss in ("nll", "policy_gradient")] == [False, True]
-    assert get_regime("xgrpo+hinted")().late() is False
+    assert Hinted().needs().late
+    assert not Hinted(loss="policy_gradient").needs().late
+    assert "staleness" in dict(setting_problems(Hinted(loss="policy_gradient"), RunFacts(staleness=1)))
+    assert Hinted().needs().ratios is False
+    assert Hinted(loss="policy_gradient").needs().ratios
+    assert not Hinted(hint="none").needs().ratios  # sampled as the own rollouts are
+    assert [Hinted(loss=loss).needs().changes_advantages for loss in ("nll", "policy_gradient")] == [False, True]
+    assert get_regime("xgrpo+hinted")().needs().late is False
 
 
 @pytest.mark.parametrize(
@@ -228,7 +230,7 @@ def test_settings_without_effect_are_named() -> None:
 
 def test_texts_are_published_where_the_fallback_reads_them() -> None:
     regime = Hinted(hint="none", fallback="sgt", samples=1)
-    assert "text" in regime.publishes().fields
+    assert "text" in regime.needs().reads.fields
     plan = regime.plan(with_samples(view(ROWS, {"bob": BOB}), regime, lambda s: ("no", 0.0)))
     assert [row.trajectory.text for row in plan.rows if row.loss == "nll"] == [SOLUTION, "6-1=5 \\boxed{5}"]
 
@@ -404,7 +406,7 @@ def test_a_plan_is_drawn_among_the_runs_that_have_one() -> None:
 
 def sampled_run(run: str, own_words: tuple[int, ...] = (), reward: float = 1.0) -> Sampled:
     acted = Trajectory.of_json(run)
-    return Sampled((1, 2, 3), acted, True, reward, None, (5, 6, 7, 8), (True, False, True), own_words)
+    return Sampled(EncodedRun((1, 2, 3), (True, False, True)), acted, True, reward, None, (5, 6, 7, 8), own_words)
 
 
 def test_runs_that_are_learnt_and_left_out() -> None:

@@ -181,5 +181,5 @@ def test_settings_of_a_class_declare_when_they_act_and_what_is_a_variant() -> No
     assert SGT.acts_with()["margin"] == ("gate", "relative")
     assert SGT.variants() == {"gate": ("none",), "teacher": ("source", "own")}
     assert set(SGT.acts_with()) < set(SGT.model_fields)
-    assert [regime.traits.advantages for regime in (SGT, XGRPO, PRP)] == ["keeps", "adjusts", "builds the batch"]
-    assert [regime.moves_advantages() for regime in (SGT, XGRPO, PRP)] == [False, True, True]
+    assert [regime().needs().advantages for regime in (SGT, XGRPO, PRP)] == ["keeps", "adjusts", "builds the batch"]
+    assert [regime().needs().changes_advantages for regime in (SGT, XGRPO, PRP)] == [False, True, True]

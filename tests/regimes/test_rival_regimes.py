@@ -17,6 +17,7 @@ from mutualrl.regimes.hinted import Hinted
 from mutualrl.regimes.hints import first_words
 from mutualrl.regimes.prp import PRP
 from mutualrl.regimes.round import PHASES, UpperBound
+from mutualrl.regimes.transfer import EncodedRun
 from mutualrl.traits import SourceTraits
 from mutualrl.trajectory import Trajectory
 from regime_views import Peer, plan, view
@@ -129,7 +130,12 @@ def drawn(round_view: RoundView, regime: Hinted, works: Any) -> tuple[list[list[
         phases.append([sample.hint for sample in samples])
         results: dict[Sample, Sampled | None] = {
             sample: Sampled(
-                tuple(b"own"), Trajectory.of_text("own \\boxed{7}"), True, float(works(sample)), None, tuple(b"zzz")
+                EncodedRun(tuple(b"own")),
+                Trajectory.of_text("own \\boxed{7}"),
+                True,
+                float(works(sample)),
+                None,
+                tuple(b"zzz"),
             )
             for sample in samples
         }

@@ -217,9 +217,9 @@ def test_source_teacher_has_the_policies_gate_and_trains_on_the_sources_text() -
     assert both[1].trajectory.text == "gold r"
     assert {r.trajectory.text for r in plan(round_view, SGT(gate="none")).rows} >= {"gold r"}
     assert len(plan(round_view, SGT(gate="none")).rows) == 3  # also q, which the learner solved
-    assert SGT().publishes() == PublishSchema.of("text", text_above=0.8)
-    assert not SGT().needs_source()
-    assert SGT(teacher="source").needs_source()
+    assert SGT().needs().reads == PublishSchema.of("text", text_above=0.8)
+    assert not SGT().needs().source
+    assert SGT(teacher="source").needs().source
     with pytest.raises(ValueError, match="teacher: own expects memory"):
         SGT(teacher="own")
 
@@ -267,7 +267,7 @@ def test_relative_gate_opens_if_a_peer_beats_the_learner_by_more_than_the_margin
 ) -> None:
     settings = SGT(gate="relative", margin=margin)
     assert gate(own, peers, settings) is is_open
-    assert settings.publishes().text_above == -math.inf  # any text may beat the learner's
+    assert settings.needs().reads.text_above == -math.inf  # any text may beat the learner's
 
 
 def test_relative_gate_trains_only_on_texts_that_beat_the_learner() -> None:
@@ -291,7 +291,7 @@ def test_pick_lowest_nll_takes_the_lowest_nll_and_requests_it_only_for_several_c
 
 def test_own_teacher_is_the_learners_later_success_after_the_gate_opened() -> None:
     settings = SGT(teacher="own", memory=2)
-    assert settings.publishes() == PublishSchema()
+    assert settings.needs().reads == PublishSchema()
     gated = plan(view(OWN, {"bob": TWICE}, round=1), settings)
     assert (gated.rows, gated.state) == ((), {"open": {"p": 1}})
     solved = [("p", 1.0), ("p", 0.0)]

@@ -75,7 +75,7 @@ def test_peer_groups_may_be_on_other_prompts_of_the_learners_data() -> None:
     result = plan(round_view, settings)
     assert {row.prompt_id for row in result.rows} == {"p", "q", "r"}
     assert result.metrics["swarm/other_prompts"] == 1.0
-    assert not settings.same_prompts()
+    assert not settings.needs().same_prompts
 
 
 def test_draw_of_groups_depends_only_on_seed_round_and_learner() -> None:

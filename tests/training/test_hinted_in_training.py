@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.errors import RegimeError, UsageError
 from mutualrl.records import Rollout
-from mutualrl.regimes import ExtraRow, Plan, Regime, RegimeTraits, Requests, RoundView, RowSource, Sample, Sampled
+from mutualrl.regimes import ExtraRow, Needs, Plan, Regime, Requests, RoundView, RowSource, Sample, Sampled
 from mutualrl.regimes.hints import FOR_CHATS, with_hint
 from mutualrl.see import Exchange
 from mutualrl.thl import retokenize
@@ -222,7 +222,10 @@ class FreshSamples(Regime):
 
     name = "fresh-samples"
     summary = "asks for samples"
-    traits = RegimeTraits(reads_peers=False, requests_samples=True)
+
+    def needs(self) -> Needs:
+        return Needs(peers=False, samples=True)
+
     kept: ClassVar[list[dict[Sample, Sampled | None]]] = []
 
     def requests(self, view: RoundView) -> Requests:
@@ -264,7 +267,7 @@ def test_samples_are_drawn_at_the_runs_settings_with_their_log_probs(
         assert result.ended == (result.ids[-1] == tokenizer.eos_token_id)
         assert (result.logprobs is not None) == sample.logprobs
         if not sample.hint:
-            texts.setdefault(sample.prompt_id, set()).add(result.text)
+            texts.setdefault(sample.prompt_id, set()).add(result.trajectory.text)
         if result.logprobs is None:
             continue
         hint = tokenizer.decode(result.hint_ids)
@@ -467,7 +470,9 @@ class Undeclared(FreshSamples):
     """Requests samples without saying so."""
 
     name = "undeclared"
-    traits = RegimeTraits(reads_peers=False)
+
+    def needs(self) -> Needs:
+        return Needs(peers=False)
 
 
 def test_a_regime_that_requests_samples_must_say_so(tiny: dict[str, Path], tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def tokenizers(tiny: dict[str, Path]) -> dict[str, Any]:
 
 #: every registered regime with its defaults, and variants with other settings
 REGIMES: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name, regime in sorted(regimes().items()) if regime.traits.shares),
+    *((name, {}) for name, regime in sorted(regimes().items()) if regime().needs().shares),
     ("xgrpo", {"pool": "shuffled", "baseline": "leave_one_out", "scale": "none"}),
     ("prp", {"denominator": "snapshot"}),
     ("prp", {"clip": "band"}),

@@ -31,7 +31,7 @@ from training_harness import (
 
 pytestmark = pytest.mark.slow
 
-LATE = sorted(name for name, regime in regimes().items() if regime().late())
+LATE = sorted(name for name, regime in regimes().items() if regime().needs().late)
 
 
 @pytest.fixture

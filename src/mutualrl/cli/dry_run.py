@@ -235,7 +235,7 @@ UNEVEN = 1.2
 def waiting(recipe: Recipe, placement: Placement | None) -> str | None:
     """Return the message about waiting: the others wait for the policy with the most weights per device, if the pool
     has the sizes. None if no policy waits."""
-    if not recipe.regime_class.traits.reads_peers or len(recipe.policies) < 2:  # no policy waits for a source
+    if not recipe.regime_class().needs().peers or len(recipe.policies) < 2:  # no policy waits for a source
         return None
     staleness = recipe.exchange.staleness
     behind = "each policy of the pool" if not staleness else f"policies more than {staleness} round(s) behind"
@@ -249,7 +249,7 @@ def waiting(recipe: Recipe, placement: Placement | None) -> str | None:
         ratio = weights[slowest] / weights[fastest]
         if ratio >= UNEVEN:
             text += f"; {slowest} has {ratio:.1f} times the weights per device of {fastest}: the others wait for it"
-    if not all(recipe.regime_of(policy.name).late() for policy in recipe.policies):
+    if not all(recipe.regime_of(policy.name).needs().late for policy in recipe.policies):
         return text
     return f"{text}. `mutualrl report` of a run shows what other values would have saved"
 

@@ -206,7 +206,7 @@ def _column(name: str, columns: list[str], *, interactive: bool) -> str:
 
 def _ways_on() -> list[str]:
     """Return what remains possible with an unsafe pair of tokenizers."""
-    fields = {name: regime().publishes().fields for name, regime in regimes().items()}
+    fields = {name: regime().needs().reads.fields for name, regime in regimes().items()}
     rewards_only = [name for name, own in fields.items() if "text" not in own]
     texts = [name for name, own in fields.items() if "text" in own and "logprobs" not in own]
     return [

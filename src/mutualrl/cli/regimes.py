@@ -42,18 +42,17 @@ def ls(options: WithJson) -> None:
 def show(options: OfRegime) -> None:
     """Print a regime's settings and metrics."""
     regime = get_regime(options.name)
-    settings = _setting_rows(regime(), "")
+    settings, needs = _setting_rows(regime(), ""), regime().needs()
     if options.as_json:
-        info = {**RegimeInfo.of(regime).model_dump(mode="json"), "accepts_sources": regime.traits.accepts_sources}
+        info = {**RegimeInfo.of(regime).model_dump(mode="json"), "accepts_sources": needs.selections}
         emit({**info, "settings": settings})
         return
     print_text(screen(), f"{regime.name}: {regime.summary}")
-    only_sources = regime().needs_source()
-    if regime.traits.reads_peers and not only_sources:
-        behind = "may be rounds behind" if regime().late() else "must keep up"
+    if needs.peers and not needs.source:
+        behind = "may be rounds behind" if needs.late else "must keep up"
         print_text(screen(), f"Peers {behind} (exchange.staleness)")
-    if regime.traits.accepts_sources:
-        which = "only" if only_sources else "too"
+    if needs.selections:
+        which = "only" if needs.source else "too"
         kinds = "recorded texts, a served model, a frozen one (--source NAME=KIND:WHERE)"
         print_text(screen(), f"Learns from sources, {which}: {kinds}")
     table = Table("setting", "default", "meaning")

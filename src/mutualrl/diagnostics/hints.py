@@ -27,6 +27,7 @@ from mutualrl.regimes.hinted import Hinted
 from mutualrl.regimes.hints import shown_hint, with_hint
 from mutualrl.regimes.round import RoundView, Sample
 from mutualrl.regimes.round import Sampled as Drawn
+from mutualrl.regimes.transfer import EncodedRun
 from mutualrl.rollouts import Rollouts
 from mutualrl.seeds import policy_seed
 from mutualrl.sources.prepare import Prepared
@@ -170,7 +171,9 @@ class _Sampler:
         drawn = []
         for (sample, completion), reward in zip(pairs, rewards, strict=True):
             hint_ids = hints[sample.prompt_id, sample.hint][1]
-            result = Drawn(completion.token_ids, completion.trajectory, completion.ended, reward, None, hint_ids)
+            result = Drawn(
+                EncodedRun(completion.token_ids), completion.trajectory, completion.ended, reward, None, hint_ids
+            )
             drawn.append((sample, result))
         return drawn
 

@@ -21,6 +21,7 @@ from mutualrl.records import Prompt, PublishSchema, Rollout, plain_ids
 from mutualrl.regimes import Plan, Regime, Requests, Results, RoundView, check_plan, plain_state
 from mutualrl.regimes.advantages import group_by_prompt, pool_advantages, ungroup
 from mutualrl.regimes.round import PHASES, ExtraRow, Sample, Sampled
+from mutualrl.regimes.transfer import EncodedRun
 from mutualrl.rollouts import Rollouts
 from mutualrl.storage.files import JsonObject
 from mutualrl.tasks import TaskSource, get_task
@@ -147,7 +148,7 @@ def _recorded_sample(sample: Sample, prompt: Prompt) -> Sampled:
     ids = (*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id)
     trace = np.full(len(ids), -0.5, dtype=np.float32) if sample.logprobs else None
     hint_ids = tuple(tokenizer(sample.hint, add_special_tokens=False)["input_ids"])
-    return Sampled(ids, Trajectory.of_text(text), True, boxed_score(text, prompt.answer), trace, hint_ids)
+    return Sampled(EncodedRun(ids), Trajectory.of_text(text), True, boxed_score(text, prompt.answer), trace, hint_ids)
 
 
 def with_results(regime: Regime, view: RoundView) -> RoundView:
@@ -162,11 +163,11 @@ def check_regime(regime: type[Regime] | Regime) -> list[Finding]:
     """Return the findings for a regime, under its default settings if it is a class."""
     try:
         regime = regime() if isinstance(regime, type) else regime
-        schema = regime.publishes()
+        schema = regime.needs().reads
     except Exception as error:  # noqa: BLE001  (user code may raise anything)
         return [Finding("its settings have defaults and it declares what it publishes", False, _error_text(error))]
     findings = [Finding("its settings have defaults and it declares what it publishes", True, _published(schema))]
-    if not regime.traits.shares:
+    if not regime.needs().shares:
         return [*findings, Finding("it has no plan: TRL's own GRPO", True)]
     plans: list[Plan] = []
     try:

@@ -61,7 +61,7 @@ def claim_exchange(recipe: Recipe, plan: Fingerprint, launch: Launch, console: C
 
 def _require_first_rounds(store: RemoteStore, recipe: Recipe, policy: str) -> None:
     """Raise UsageError if a policy cannot train from the start, since rounds that it would read were deleted."""
-    if not recipe.regime_class.traits.reads_peers:
+    if not recipe.regime_class().needs().peers:
         return
     peers = [member.name for member in (*recipe.policies, *recipe.asked_sources) if member.name != policy]
     for peer in peers:

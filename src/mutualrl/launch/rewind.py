@@ -93,7 +93,7 @@ def rewind(run: RunDirectory, recipe: Recipe, console: Console) -> None:
             continue
         newest = checkpoints.newest(run_id, policy, lambda note: print_text(console, f"Note: {note}"))
         markers[policy] = {} if newest is None else checkpoints.cursors()
-    if not recipe.regime_class.traits.reads_peers:
+    if not recipe.regime_class().needs().peers:
         return
     missing = {policy: MissingPeers(store, policy) for policy in markers}
 

@@ -210,7 +210,7 @@ def summarize(run: RunDirectory, recipe: Recipe, names: Sequence[str], seconds: 
     silences = [note for name, facts in sources.items() if (note := silence_note(name, facts)) is not None]
     return Summary(
         regime=recipe.regime_class.name,
-        shares=recipe.regime_class.traits.shares and len(recipe.members) > 1,
+        shares=recipe.regime_class().needs().shares and len(recipe.members) > 1,
         mean_reward=not is_accuracy(recipe.task.reward),
         pool=recipe.pool,
         task=recipe.task.name,

@@ -38,7 +38,7 @@ def check_trajectories(recipe: Recipe, prompts: Sequence[Prompt], sources: Mappi
     if not recipe.task.has_turns:
         return []
     notes = [note for each in sources.values() if (note := _tools_note(recipe, each.source)) is not None]
-    learners = [each.name for each in recipe.policies if recipe.regime_of(each.name).renders_trajectories()]
+    learners = [each.name for each in recipe.policies if recipe.regime_of(each.name).needs().renders_runs]
     if not learners:
         return notes
     with fast_imports():

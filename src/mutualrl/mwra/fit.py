@@ -56,7 +56,7 @@ def work_of(recipe: Recipe, allocation: Allocation, prompt: int) -> Work:
     settings, batch = recipe.trainer_settings(allocation.policy), allocation.batch
     lora = recipe.lora_settings(allocation.policy)
     beta = float(settings.get("beta") or 0.0)
-    nll = recipe.regime_of(allocation.policy).traits.adds_nll_rows
+    nll = recipe.regime_of(allocation.policy).needs().nll_rows
     optimizer = str(settings.get("optim") or _FUSED)
     loading = settings.get("model_init_kwargs") or {}
     dtype, attention = loading.get("dtype"), str(loading.get("attn_implementation") or "sdpa")

@@ -153,7 +153,7 @@ class Prediction:
 def prediction_of(recipe: Recipe, section: ServedSource | FrozenSource, batch: BatchPlan) -> Prediction:
     """Return what a source that is asked will do."""
     sampling = sampling_of(recipe, section)
-    everywhere = any(recipe.regime_of(name).asks_everywhere() for name in recipe.readers_of(section))
+    everywhere = any(recipe.regime_of(name).needs().everywhere for name in recipe.readers_of(section))
     return Prediction(
         section.kind,
         "gated" if section.gated and not everywhere else "all",

@@ -271,7 +271,7 @@ class Recipe(Section):
     @property
     def active_sources(self) -> list[SourceSection]:
         """Return the sources that any policy reads: none under a regime that reads nobody's rollouts."""
-        return list(self.sources) if self.sources and self.regime_class.traits.reads_peers else []
+        return list(self.sources) if self.sources and self.regime_class().needs().peers else []
 
     @property
     def recorded_sources(self) -> list[RecordedSource]:
@@ -321,7 +321,7 @@ class Recipe(Section):
     @property
     def published(self) -> PublishSchema:
         """Return the fields that any policy's regime reads; all policies publish them."""
-        return PublishSchema.union(self.regime_of(p.name).publishes() for p in self.policies)
+        return PublishSchema.union(self.regime_of(p.name).needs().reads for p in self.policies)
 
     def trainer_settings(self, policy: str) -> Settings:
         """Return the effective GRPOConfig keys of one policy, without those set by the run."""

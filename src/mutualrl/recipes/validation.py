@@ -178,7 +178,7 @@ def _member_problems(recipe: Recipe, layers: Layers) -> list[str]:
         traits = {source.name: source.traits for source in sources}
         problems = dict(member_problems(regime, RunFacts(peers=len(recipe.policies) - 1, sources=traits)))
         if "peers" in problems:
-            other = "or a source to learn from: --source NAME=recorded:FILE, " if regime.traits.accepts_sources else ""
+            other = "or a source to learn from: --source NAME=recorded:FILE, " if regime.needs().selections else ""
             lines.append(
                 f"{problems['peers']} ({policy.name!r}); add a policy, {other}or use --regime {baseline().name}"
             )
@@ -221,7 +221,7 @@ def _frozen_problem(recipe: Recipe, source: SourceSection, regime: Regime) -> st
         "max_tokens": (source.max_tokens, settings.get("max_completion_length", 256)),
     }
     for key, (own, runs) in differs.items():
-        if "logprobs" in regime.publishes().fields and own is not None and own != runs:
+        if "logprobs" in regime.needs().reads.fields and own is not None and own != runs:
             return (
                 f"regime {regime.name!r} weighs its tokens by the run's sampling; found {key}: {own}, the run has "
                 f"{runs}; leave it out"

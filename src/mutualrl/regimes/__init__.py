@@ -19,6 +19,7 @@ from mutualrl.errors import RegimeError
 from mutualrl.process.plugins import FORM, entry_points, is_import_path, load_object
 from mutualrl.records import PublishSchema, Rollout
 from mutualrl.regimes.channels import SEPARATOR, combined
+from mutualrl.regimes.needs import Needs
 from mutualrl.regimes.peers import peer_rewards, peer_rollouts
 from mutualrl.regimes.regime import Regime, setting
 from mutualrl.regimes.round import (
@@ -44,7 +45,7 @@ from mutualrl.regimes.round import (
 )
 from mutualrl.regimes.transfer import Transfer
 from mutualrl.storage.metrics import Metric
-from mutualrl.traits import RegimeTraits
+from mutualrl.trajectory import Trajectory
 
 GROUP = "mutualrl.regimes"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -69,7 +70,7 @@ def regimes() -> dict[str, type[Regime]]:
 
 def baseline() -> type[Regime]:
     """Return the regime that shares nothing, to which the others are compared."""
-    return next(regime for regime in regimes().values() if not regime.traits.shares)
+    return next(regime for regime in regimes().values() if not regime().needs().shares)
 
 
 def is_combined(name: str) -> bool:
@@ -153,10 +154,10 @@ __all__ = [
     "ExtraRow",
     "GuideView",
     "Metric",
+    "Needs",
     "Plan",
     "PublishSchema",
     "Regime",
-    "RegimeTraits",
     "Requests",
     "Results",
     "Rollout",
@@ -166,6 +167,7 @@ __all__ = [
     "Sample",
     "Sampled",
     "Stepwise",
+    "Trajectory",
     "Transfer",
     "UpperBound",
     "baseline",

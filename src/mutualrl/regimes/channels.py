@@ -6,19 +6,21 @@ states kept separate. Invalid combinations are rejected with the regimes' names.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import create_model
 
 from mutualrl.errors import RegimeError
-from mutualrl.records import PublishSchema
-from mutualrl.regimes.regime import SELECTION, Conditions, Problem, Regime, Settings, Variants
+from mutualrl.regimes.needs import Needs, Treatment
+from mutualrl.regimes.regime import SELECTION, Conditions, Regime, Variants
 from mutualrl.regimes.round import ExtraRow, GuideView, Plan, Requests, RoundView, RowStatistics
 from mutualrl.rollouts import Rollouts
-from mutualrl.traits import RegimeTraits, SourceTraits, Treatment
+from mutualrl.traits import SourceTraits
 from mutualrl.trajectory import Trajectory
 
 SEPARATOR = "+"
@@ -42,9 +44,11 @@ class Channels(Regime):
         """Return the parts with their settings, in order."""
         return [getattr(self, part.name) for part in self.parts]
 
-    def publishes(self) -> PublishSchema:
-        """Return the fields that any part reads."""
-        return PublishSchema.union(part.publishes() for part in self.regimes)
+    def needs(self) -> Needs:
+        """Return what the parts need; on all prompts, a part that can use a source wants its texts."""
+        needs = functools.reduce(operator.or_, (part.needs() for part in self.regimes))
+        usable = [part.needs() for part in self.regimes if part.source_problem() is None]
+        return replace(needs, everywhere=any(each.everywhere for each in usable))
 
     def requests(self, view: RoundView) -> Requests:
         """Return the parts' requests."""
@@ -70,72 +74,27 @@ class Channels(Regime):
 
     def prefixes(self, view: GuideView) -> list[tuple[int, ...]]:
         """Return the prefixes of the part that has some."""
-        guide = next(part for part in self.regimes if part.traits.guides)
+        guide = next(part for part in self.regimes if part.needs().guides)
         return guide.prefixes(_of_part(view, guide))
 
     def replays(self, view: GuideView) -> list[Trajectory | None]:
         """Return the turns that the part which has some replays."""
-        guide = next(part for part in self.regimes if part.traits.guides)
+        guide = next(part for part in self.regimes if part.needs().guides)
         return guide.replays(_of_part(view, guide))
 
     def row_metrics(self, statistics: RowStatistics) -> dict[str, float]:
         """Return the parts' metrics of the extra rows."""
         return {key: value for part in self.regimes for key, value in part.row_metrics(statistics).items()}
 
-    def same_prompts(self) -> bool:
-        """Return whether all parts need the same prompts: one that accepts others decides."""
-        return all(part.same_prompts() for part in self.regimes)
-
-    def late(self) -> bool:
-        """Return whether every part can use late rounds."""
-        return all(part.late() for part in self.regimes)
-
-    def needs_source(self) -> bool:
-        """Return whether a part cannot run without a source."""
-        return any(part.needs_source() for part in self.regimes)
-
-    def renders_trajectories(self) -> bool:
-        """Return whether a part makes trajectories the learner's tokens."""
-        return any(part.renders_trajectories() for part in self.regimes)
-
-    def uses_ratios(self) -> bool:
-        """Return whether a part weighs rows by ratios."""
-        return any(part.uses_ratios() for part in self.regimes)
-
     def source_problem(self, traits: SourceTraits = SELECTION) -> str | None:
         """Return why no part can use a source; the others do not see it."""
         problems = [part.source_problem(traits) for part in self.regimes]
         return None if None in problems else next((problem for problem in problems if problem is not None), None)
 
-    def turns_problems(self, *, turns: bool) -> list[Problem]:
-        """Return the parts' problems with several turns, with their settings' full names."""
-        problems: list[Problem] = []
-        for part in self.regimes:
-            for key, problem in part.turns_problems(turns=turns):
-                problems.append((key.replace("regime.", f"regime.{part.name}."), problem))
-        return problems
-
     def unsolved(self, rollouts: Rollouts) -> list[str]:
         """Return the prompts on which a part that can use a source wants its texts."""
         parts = [part for part in self.regimes if part.source_problem() is None]
         return sorted({prompt_id for part in parts for prompt_id in part.unsolved(rollouts)})
-
-    def asks_everywhere(self) -> bool:
-        """Return whether a part that can use a source wants its texts on all prompts."""
-        return any(part.asks_everywhere() for part in self.regimes if part.source_problem() is None)
-
-    def problems(self, trainer: Settings) -> list[Problem]:
-        """Return the parts' problems, with their settings' full names."""
-        problems: list[Problem] = []
-        for part in self.regimes:
-            for key, problem in part.problems(trainer):
-                prefix = f"regime.{part.name}."
-                problems.append((key.replace("regime.", prefix), problem.replace("regime.", prefix)))
-        return problems
-
-    def changes_advantages(self) -> bool:
-        """Return whether a part's plans have advantages of their own."""
-        return any(part.changes_advantages() for part in self.regimes)
 
     @classmethod
     def requests_anything(cls) -> bool:
@@ -175,7 +134,6 @@ def combined(parts: Sequence[type[Regime]]) -> type[Channels]:
     channels.name = SEPARATOR.join(part.name for part in parts)
     channels.summary = "; ".join(part.summary for part in parts)
     channels.metrics = tuple(metric for part in parts for metric in part.metrics)
-    channels.traits = RegimeTraits.together(part.traits for part in parts)
     return channels
 
 
@@ -184,15 +142,16 @@ def _require_combinable(parts: Sequence[type[Regime]]) -> None:
     joined = SEPARATOR.join(names)
     if len(set(names)) < len(names):
         raise RegimeError(f"regime {joined!r}: the same regime twice; name each once")
-    for part in parts:
-        if not part.traits.shares:
-            raise RegimeError(f"regime {joined!r}: {part.name!r} shares nothing; leave it out")
-    building = [part.name for part in parts if part.traits.advantages == "builds the batch"]
+    needs = {part.name: part().needs() for part in parts}
+    for name, each in needs.items():
+        if not each.shares:
+            raise RegimeError(f"regime {joined!r}: {name!r} shares nothing; leave it out")
+    building = [name for name, each in needs.items() if each.advantages == "builds the batch"]
     if len(building) > 1:
         raise RegimeError(
             f"regime {joined!r}: {' and '.join(map(repr, building))} each build the whole batch; expected one of them"
         )
-    guides = [part.name for part in parts if part.traits.guides]
+    guides = [name for name, each in needs.items() if each.guides]
     if len(guides) > 1:
         raise RegimeError(f"regime {joined!r}: {' and '.join(map(repr, guides))} both prefix the learner's rollouts")
     if guides and building:
@@ -200,19 +159,18 @@ def _require_combinable(parts: Sequence[type[Regime]]) -> None:
             f"regime {joined!r}: {guides[0]!r} prefixes rollouts, and {building[0]!r} treats them as sampled in full; "
             "expected one of the two"
         )
-    _require_followers(joined, [part for part in parts if part.moves_advantages()])
+    _require_followers(joined, {name: each for name, each in needs.items() if each.advantages != "keeps"})
 
 
-def _require_followers(joined: str, moving: Sequence[type[Regime]]) -> None:
+def _require_followers(joined: str, moving: Mapping[str, Needs]) -> None:
     """Raise RegimeError for a regime that would discard or change the advantages of the one before it."""
     for first, second in itertools.pairwise(moving):
-        if second.traits.advantages in FOLLOWERS[first.traits.advantages] and not first.traits.weighs_groups:
+        before, after = moving[first], moving[second]
+        if after.advantages in FOLLOWERS[before.advantages] and not before.weighs_groups:
             continue
-        if second.traits.advantages == "builds the batch":
-            raise RegimeError(
-                f"regime {joined!r}: {second.name!r} would discard the advantages of {first.name!r}; put it first"
-            )
+        if after.advantages == "builds the batch":
+            raise RegimeError(f"regime {joined!r}: {second!r} would discard the advantages of {first!r}; put it first")
         raise RegimeError(
-            f"regime {joined!r}: {second.name!r} would discard or change the advantages of {first.name!r}; "
+            f"regime {joined!r}: {second!r} would discard or change the advantages of {first!r}; "
             "expected one of the two"
         )

@@ -16,12 +16,12 @@ import math
 from pydantic import model_validator
 
 from mutualrl.regimes.gating import Candidate, DrawKey, EncodedCandidate, draw_uniformly, encode_candidates, nll_row
+from mutualrl.regimes.needs import Needs
 from mutualrl.regimes.peers import peer_rollouts
 from mutualrl.regimes.regime import Regime, setting
 from mutualrl.regimes.round import Plan, RoundView, RowStatistics
 from mutualrl.rollouts import Rollouts
 from mutualrl.storage.metrics import Metric
-from mutualrl.traits import RegimeTraits
 
 
 class Chord(Regime):
@@ -29,7 +29,6 @@ class Chord(Regime):
 
     name = "chord"
     summary = "a source's texts are imitated on all prompts, with a weight that falls"
-    traits = RegimeTraits(accepts_sources=True, reads_trajectories=True, adds_nll_rows=True)
     default_pool = "tiny-recorded"
     metrics = (
         Metric("chord/mu", "weight", "of imitation in the loss (1 - mu) * GRPO + mu * NLL"),
@@ -50,21 +49,13 @@ class Chord(Regime):
             raise ValueError(f"mu_valley ({self.mu_valley}) must not exceed mu_peak ({self.mu_peak})")
         return self
 
-    def needs_source(self) -> bool:
-        """Return True: the texts are a source's."""
-        return True
-
-    def renders_trajectories(self) -> bool:
-        """Return True: a run becomes a row."""
-        return True
+    def needs(self) -> Needs:
+        """Return that it learns texts of sources, on all prompts; a run becomes a row."""
+        return Needs(source=True, selections=True, everywhere=True, runs=True, renders_runs=True, nll_rows=True)
 
     def unsolved(self, rollouts: Rollouts) -> list[str]:
         """Return all prompts: a text is wanted on each."""
         return sorted(set(rollouts.prompt_ids))
-
-    def asks_everywhere(self) -> bool:
-        """Return True."""
-        return True
 
     def plan(self, view: RoundView) -> Plan:
         """Return one text per prompt that has any, drawn uniformly, under the round's weight."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from mutualrl.regimes.needs import Needs
 from mutualrl.regimes.regime import Regime
-from mutualrl.traits import RegimeTraits
 
 
 class GRPO(Regime):
@@ -11,4 +11,7 @@ class GRPO(Regime):
 
     name = "grpo"
     summary = "own rollouts only: step for step the same as plain TRL"
-    traits = RegimeTraits(shares=False, reads_peers=False)
+
+    def needs(self) -> Needs:
+        """Return that it shares nothing."""
+        return Needs(shares=False, peers=False)

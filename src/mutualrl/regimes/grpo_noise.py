@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import Literal
 
 from mutualrl.regimes.advantages import group_by_prompt, pool_advantages, standard_deviation, ungroup
+from mutualrl.regimes.needs import Needs
 from mutualrl.regimes.regime import Regime, advantage_metric_table, advantage_metrics, setting
 from mutualrl.regimes.round import Plan, RoundView
 from mutualrl.seeds import seeded
-from mutualrl.traits import RegimeTraits
 
 
 class GRPONoise(Regime):
@@ -23,7 +23,6 @@ class GRPONoise(Regime):
 
     name = "grpo-noise"
     summary = "control: GRPO whose per-prompt mean reward is perturbed by noise"
-    traits = RegimeTraits(advantages="sets", reads_peers=False)
     metrics = advantage_metric_table("noise")
     level = "value"
     control = True
@@ -32,6 +31,10 @@ class GRPONoise(Regime):
     equal_groups: Literal["perturbed", "exempt"] = setting(
         "perturbed", "groups of equal rewards: perturbed like the others, or left at advantage 0"
     )
+
+    def needs(self) -> Needs:
+        """Return that it sets advantages, and reads no peers."""
+        return Needs(advantages="sets", peers=False)
 
     def plan(self, view: RoundView) -> Plan:
         """Return own advantages with each prompt's mean shifted by a normal draw.

@@ -34,12 +34,12 @@ from mutualrl.regimes.gating import (
     successes_of,
     unsolved_by,
 )
+from mutualrl.regimes.needs import Needs
 from mutualrl.regimes.regime import SUCCESS_ABOVE, Problem, Regime, Settings, no_turns_problems, setting
 from mutualrl.regimes.round import GuideView, Plan, RoundView
 from mutualrl.rollouts import Rollouts
 from mutualrl.seeds import seeded
 from mutualrl.storage.metrics import Metric
-from mutualrl.traits import RegimeTraits
 from mutualrl.trajectory import Trajectory
 
 ROUNDING = 1e-9  # of products of fractions that are whole numbers: 7 * (1 - 6 / 7) is above 1 in floats
@@ -50,7 +50,6 @@ class Guided(AllFail, Regime):
 
     name = "guided"
     summary = "where the gate opened before, some own rollouts begin with a prefix of a peer's success"
-    traits = RegimeTraits(guides=True, accepts_sources=True, reads_trajectories=True)
     pick: ClassVar[Literal["uniform"]] = "uniform"
     metrics = (
         Metric("guided/gate_rate", "fraction", "prompts whose gate opened", role="gate_rate"),
@@ -88,13 +87,17 @@ class Guided(AllFail, Regime):
         require_ordered(self)
         return self
 
-    def publishes(self) -> PublishSchema:
-        """Return the fields that peers read: the texts of successes."""
-        return PublishSchema.of("text", text_above=self.success_above)
-
-    def late(self) -> bool:
-        """Return True: a success may be remembered late."""
-        return True
+    def needs(self) -> Needs:
+        """Return that it reads the texts of successes, also late ones; a run's turns are rendered by the learner's chat
+        template."""
+        return Needs(
+            reads=PublishSchema.of("text", text_above=self.success_above),
+            late=True,
+            guides=True,
+            selections=True,
+            runs=True,
+            renders_runs=True,
+        )
 
     def prefixes(self, view: GuideView) -> list[tuple[int, ...]]:
         """Return the prefix of each upcoming rollout: the last rollouts of a group have one if a success is remembered.
@@ -168,10 +171,6 @@ class Guided(AllFail, Regime):
         """Return the prompts on which all rollouts without a prefix failed."""
         own = rollouts.where([not prefix for prefix in rollouts.prefixes])
         return unsolved_by(group_by_prompt(own.prompt_ids, own.rewards), self)
-
-    def renders_trajectories(self) -> bool:
-        """Return True: a run's turns are rendered with the learner's chat template."""
-        return True
 
     def turns_problems(self, *, turns: bool) -> list[Problem]:
         """Return the setting that needs tools."""

@@ -28,11 +28,11 @@ from pydantic import model_validator
 
 from mutualrl.records import PublishSchema
 from mutualrl.regimes.advantages import Floats, group_by_prompt, standard_deviation, success_rate, ungroup
+from mutualrl.regimes.needs import Needs
 from mutualrl.regimes.peers import encoded, peer_rollouts
 from mutualrl.regimes.regime import Problem, Regime, Settings, setting
 from mutualrl.regimes.round import ExtraRow, Plan, RoundView, RowSource, RowStatistics, Stepwise
 from mutualrl.storage.metrics import Metric
-from mutualrl.traits import RegimeTraits
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,6 @@ class HACPO(Regime):
 
     name = "hacpo"
     summary = "own and peers' rollouts as one batch, weighted by each policy's capability (HACPO)"
-    traits = RegimeTraits(advantages="builds the batch", encodes_all_texts=True)
     metrics = (
         Metric("hacpo/rows", "rows", "peer rows that joined the batch", role="action"),
         Metric("hacpo/unencodable", "rows", "peer rows that the learner cannot encode, or that were not scored"),
@@ -73,9 +72,10 @@ class HACPO(Regime):
             raise ValueError(f"clip_step ({self.clip_step}) has no effect with clip_low: 0; expected clip_step: 0")
         return self
 
-    def publishes(self) -> PublishSchema:
-        """Return the fields that peers read: texts and log-probs."""
-        return PublishSchema.of("text", "logprobs")
+    def needs(self) -> Needs:
+        """Return that it reads all texts and log-probs."""
+        reads = PublishSchema.of("text", "logprobs")
+        return Needs(reads=reads, advantages="builds the batch", all_texts=True)
 
     def plan(self, view: RoundView) -> Plan:
         """Return own advantages over the pool of a round, and the peers' rows. Without peers, all w are 1."""

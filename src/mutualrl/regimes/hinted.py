@@ -26,11 +26,12 @@ from typing import Literal
 import numpy as np
 from pydantic import field_validator, model_validator
 
-from mutualrl.records import PublishSchema, plain_ids
+from mutualrl.records import REWARDS_ONLY, PublishSchema, plain_ids
 from mutualrl.regimes.advantages import group_by_prompt, pool_advantages, standard_deviation, ungroup
 from mutualrl.regimes.answers import HintedAnswer, Shown
 from mutualrl.regimes.gating import AllFail, Candidate, gate, require_ordered, successes_of, unsolved_by
 from mutualrl.regimes.hints import FOR_AGENTS, KINDS, HintKind, first_words
+from mutualrl.regimes.needs import Needs
 from mutualrl.regimes.regime import SUCCESS_ABOVE, Problem, Regime, setting
 from mutualrl.regimes.round import (
     ExtraRow,
@@ -48,7 +49,6 @@ from mutualrl.rollouts import Rollouts
 from mutualrl.seeds import seeded
 from mutualrl.storage.metrics import Metric
 from mutualrl.tasks.trajectories import names_of
-from mutualrl.traits import RegimeTraits
 
 Hint = Literal["solution", "least", "answer", "plan", "plan_and_answer", "shuffled", "none"]
 SHOWN = tuple(name for name, kind in KINDS.items() if kind.is_shown)
@@ -61,13 +61,6 @@ class Hinted(AllFail, Regime):
 
     name = "hinted"
     summary = "where the learner fails entirely, it sees a peer's success and learns its own confirmed answers"
-    traits = RegimeTraits(
-        advantages="adjusts",
-        requests_samples=True,
-        accepts_sources=True,
-        reads_trajectories=True,
-        adds_nll_rows=True,
-    )
     default_pool = "tiny-hints"
     metrics = (
         Metric("hinted/gate_rate", "fraction", "prompts whose gate opened", role="gate_rate"),
@@ -165,27 +158,22 @@ class Hinted(AllFail, Regime):
         """Return whether answers are learnt by policy gradient: samples without a hint are rollouts like all others."""
         return self.loss == "policy_gradient" or not self.kind.is_shown
 
-    def publishes(self) -> PublishSchema:
-        """Return the fields that peers read: the texts of successes; without any use for them, only the rewards."""
-        if not self.kind.is_shown and self.fallback == "nothing":
-            return PublishSchema()
-        return PublishSchema.of("text", text_above=self.success_above)
-
-    def late(self) -> bool:
-        """Return whether a success may arrive late: not where answers join the advantages of their round's group."""
-        return not self.by_policy_gradient
-
-    def renders_trajectories(self) -> bool:
-        """Return whether SGT's pairs follow."""
-        return self.fallback == "sgt"
-
-    def uses_ratios(self) -> bool:
-        """Return whether answers are weighed by ratios to what they were sampled with."""
-        return self.by_policy_gradient and self.kind.is_shown
-
-    def changes_advantages(self) -> bool:
-        """Return whether answers join the advantages of their group."""
-        return self.by_policy_gradient
+    def needs(self) -> Needs:
+        """Return that it reads the texts of successes, or without any use for them only the rewards; answers that join
+        the advantages of their group cannot be late."""
+        unread = not self.kind.is_shown and self.fallback == "nothing"
+        return Needs(
+            reads=REWARDS_ONLY if unread else PublishSchema.of("text", text_above=self.success_above),
+            advantages="adjusts",
+            moves=self.by_policy_gradient,
+            ratios=self.by_policy_gradient and self.kind.is_shown,
+            late=not self.by_policy_gradient,
+            renders_runs=self.fallback == "sgt",
+            samples=True,
+            selections=True,
+            runs=True,
+            nll_rows=True,
+        )
 
     def ineffective_settings(self) -> list[Problem]:
         """Return the non-default settings without effect, also those that depend on two others."""
@@ -328,7 +316,7 @@ class Hinted(AllFail, Regime):
 
     def samples_on(self, shown: Mapping[str, Shown], *, acting: bool = False) -> list[Sample]:
         """Return the answers to sample; `acting`: with tools."""
-        traced = self.uses_ratios()
+        traced = self.needs().ratios
         template = self.hint_template or (FOR_AGENTS if acting else None)
         samples = []
         for prompt_id, hint in shown.items():
@@ -407,13 +395,13 @@ class Hinted(AllFail, Regime):
         source = RowSource(view.learner, answer.sample.number, view.round)
         if hint.success is not None:
             source = RowSource(hint.success.policy, hint.success.rollout, view.round)
-        mask = answer.drawn.mask
+        encoded = answer.drawn.encoded
         return ExtraRow(
             answer.sample.prompt_id,
             source,
-            answer.drawn.ids,
+            encoded.ids,
             loss="policy_gradient",
-            mask=None if mask is None else np.array(mask, dtype=np.bool_),
+            mask=None if encoded.mask is None else np.array(encoded.mask, dtype=np.bool_),
             trajectory=answer.drawn.trajectory,
             hint=answer.sample.hint if answer.success else "",  # only confirmed answers are rescues
         )

@@ -32,14 +32,15 @@ class RegimeInfo(BaseModel):
     def of(cls, regime: type[Regime]) -> RegimeInfo:
         """Return the data of a regime, without its methods."""
         default = regime()
+        needs = default.needs()
         return cls(
             name=regime.name,
             summary=regime.summary,
             level=regime.level,
             control=regime.control,
-            reads_peers=regime.traits.reads_peers,
-            shares=regime.traits.shares,
-            late=default.late(),
+            reads_peers=needs.peers,
+            shares=needs.shares,
+            late=needs.late,
             defaults=default.model_dump(mode="json"),
             metrics=regime.metrics,
             acts_when=regime.acts_with(),

@@ -17,6 +17,7 @@ import numpy as np
 
 from mutualrl.records import Ids, PublishSchema, Rollout, plain_ids
 from mutualrl.regimes.advantages import Floats, group_by_prompt, pool_advantages, standard_deviation, ungroup
+from mutualrl.regimes.needs import Needs
 from mutualrl.regimes.peers import encoded, peer_rollouts
 from mutualrl.regimes.regime import Problem, Regime, Settings, setting
 from mutualrl.regimes.round import (
@@ -33,7 +34,6 @@ from mutualrl.regimes.round import (
 )
 from mutualrl.regimes.transfer import Aligned
 from mutualrl.storage.metrics import Metric
-from mutualrl.traits import RegimeTraits
 
 Graded = tuple[ExtraRow, float]
 #: residual of a row's alignment: |R| in nats, C_mis in tokens, the mass removed by the clip in nats
@@ -46,7 +46,6 @@ class PRP(Regime):
 
     name = "prp"
     summary = "own and peers' rollouts as one batch, with the peers' aligned traces as denominators"
-    traits = RegimeTraits(advantages="builds the batch", encodes_all_texts=True)
     level = "data"
     metrics = (
         Metric("prp/rows", "rows", "peer rows that joined the batch", role="action"),
@@ -100,13 +99,11 @@ class PRP(Regime):
         ge=0,
     )
 
-    def publishes(self) -> PublishSchema:
-        """Return the fields that peers read: texts, and with `denominator: peer` ids and log-probs."""
-        return PublishSchema.of("text", *(("token_ids", "logprobs") if self.denominator == "peer" else ()))
-
-    def late(self) -> bool:
-        """Return True: a peer's rows may join a later batch."""
-        return True
+    def needs(self) -> Needs:
+        """Return that it reads all texts, and with `denominator: peer` ids and log-probs; a late row joins the
+        next batch."""
+        reads = PublishSchema.of("text", *(("token_ids", "logprobs") if self.denominator == "peer" else ()))
+        return Needs(reads=reads, advantages="builds the batch", all_texts=True, late=True)
 
     def requests(self, view: RoundView) -> Requests:
         """Return the peers' rows, to be scored for `trust: band` and `max_negative_kl`."""

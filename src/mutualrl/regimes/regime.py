@@ -11,9 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mutualrl.records import PublishSchema
 from mutualrl.regimes.advantages import group_by_prompt
+from mutualrl.regimes.needs import Needs
 from mutualrl.regimes.round import GuideView, Plan, Requests, RoundView, RowStatistics
 from mutualrl.storage.metrics import Metric
-from mutualrl.traits import RegimeTraits, SourceTraits
+from mutualrl.traits import SourceTraits
 from mutualrl.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -55,11 +56,10 @@ def setting(
 class Regime(BaseModel):
     """Rule by which policies share experience. Its fields are its settings: keys under `regime:` in a recipe.
 
-    A subclass sets `name` and `summary`, and overrides `plan`, and `publishes` if peers read more than rewards. All
+    A subclass sets `name` and `summary`, and overrides `plan`, and `needs` if it reads more than rewards. All
     methods are pure: what a regime remembers is in `Plan.state`.
 
     metrics: the numbers that it logs.
-    traits: what a run must know of it.
     default_pool: the shipped pool that shows what it does, where none is named.
     level: the paper's level at which experience is shared. control: whether it is a control of another regime.
     """
@@ -69,16 +69,20 @@ class Regime(BaseModel):
     name: ClassVar[str] = ""
     summary: ClassVar[str] = ""
     metrics: ClassVar[tuple[Metric, ...]] = ()
-    traits: ClassVar[RegimeTraits] = RegimeTraits()
     default_pool: ClassVar[str] = "tiny"
     level: ClassVar[Literal["none", "data", "value", "outcome"]] = "none"
     control: ClassVar[bool] = False
 
+    @property
+    def regimes(self) -> list[Regime]:
+        """Return the regimes that it is made of: itself."""
+        return [self]
+
     # ---- a round
 
-    def publishes(self) -> PublishSchema:
-        """Return the optional fields of a rollout that this policy reads from its peers."""
-        return PublishSchema()
+    def needs(self) -> Needs:
+        """Return what it reads, does and needs in a run, with these settings."""
+        return Needs()
 
     def requests(self, view: RoundView) -> Requests:
         """Return what the plan needs beyond the exchange's data. Called again with the results in `view.results`, until
@@ -105,36 +109,13 @@ class Regime(BaseModel):
 
     # ---- what it needs of a run
 
-    def same_prompts(self) -> bool:
-        """Return whether all policies must see the same prompts in a round."""
-        return True
-
-    def late(self) -> bool:
-        """Return whether it can use a peer's round after its own round of that number (`exchange.staleness`).
-
-        It then plans again with that peer's rollouts, without the prompts that already gave nll rows, and the rows and
-        state of that plan are used."""
-        return False
-
-    def needs_source(self) -> bool:
-        """Return whether it cannot run without a source."""
-        return False
-
-    def renders_trajectories(self) -> bool:
-        """Return whether a peer's trajectory with tools becomes the learner's tokens: its chat template must keep it,
-        and a file's run must be confirmed before."""
-        return False
-
-    def uses_ratios(self) -> bool:
-        """Return whether it weighs rows by the ratio to what the learner itself sampled with."""
-        return False
-
     def source_problem(self, traits: SourceTraits = SELECTION) -> str | None:
         """Return why it cannot use a source that has this besides texts and rewards; None if it can."""
-        if "logprobs" in self.publishes().fields and not traits.logprobs:
+        needs = self.needs()
+        if "logprobs" in needs.reads.fields and not traits.logprobs:
             problem = "needs the log-probs of every rollout that it reads, which this source does not have"
             other = "a source frozen:MODEL"
-        elif not self.traits.accepts_sources and not traits.every_prompt:
+        elif not needs.selections and not traits.every_prompt:
             problem = "pools statistics of what policies sample; a source's texts are a selection and would bias them"
             other = "a served or frozen source with ask: all"
         else:
@@ -142,15 +123,9 @@ class Regime(BaseModel):
         return f"regime {self.name!r} {problem}; expected {other}"
 
     def turns_problems(self, *, turns: bool) -> list[Problem]:
-        """Return (key, problem), with key `turns` or `regime.KEY`, of a task whose rollouts have several turns, with
-        tools or an environment, or of one whose rollouts have one."""
-        if not turns or "text" not in self.publishes().fields or self.traits.reads_trajectories:
-            return []
-        problem = (
-            f"regime {self.name!r} learns texts, not trajectories with tools; expected hinted, which shows a peer's "
-            "run as a hint, sgt, which learns it, guided, which begins with its turns, or xgrpo, which shares rewards"
-        )
-        return [("turns", problem)]
+        """Return (key, problem) of its settings, with key `regime.KEY`, that do not suit a task whose rollouts have
+        several turns, with tools or an environment, or one whose rollouts have one."""
+        return []
 
     def unsolved(self, rollouts: Rollouts) -> list[str]:
         """Return the prompts, sorted, on which this policy wants a text of a source with `ask: gated`, from its own
@@ -160,24 +135,11 @@ class Regime(BaseModel):
         limit = success_above(self)
         return [key for key, group in sorted(scored.items()) if group and max(group) <= limit]
 
-    def asks_everywhere(self) -> bool:
-        """Return whether `unsolved` has all prompts, whatever the rewards."""
-        return False
-
     def problems(self, trainer: Settings) -> Sequence[Problem]:
         """Return (key, problem) of the trainer's settings with which it cannot run."""
         return ()
 
     # ---- read from the class
-
-    @classmethod
-    def moves_advantages(cls) -> bool:
-        """Return whether plans have advantages of their own, computed from one reward per rollout."""
-        return cls.traits.advantages != "keeps"
-
-    def changes_advantages(self) -> bool:
-        """Return whether plans have advantages of their own with these settings."""
-        return self.moves_advantages()
 
     @classmethod
     def requests_anything(cls) -> bool:
@@ -230,28 +192,6 @@ class Regime(BaseModel):
                 problems.append((key, f"{problem} (only with {effective}); leave it out"))
         return problems
 
-    def staleness_problem(self, staleness: int) -> str | None:
-        """Return why peers cannot lag by that many rounds, None if they can."""
-        if staleness == 0 or self.late():
-            return None
-        if not self.traits.reads_peers:
-            return f"found {staleness}, but regime {self.name!r} does not wait for peers; leave it out"
-        needed = "sources' texts" if self.needs_source() else "peers' rollouts"
-        return (
-            f"found {staleness}, but regime {self.describe()!r} needs the {needed} within the round; "
-            "expected 0, or a regime that can use them late (see `mutualrl regimes show NAME`)"
-        )
-
-    @classmethod
-    def whitening_problem(cls, *, whiten: bool) -> list[str]:
-        """Return why advantages cannot be whitened over the round under this regime; empty if they can."""
-        if not whiten or not cls.traits.weighs_groups:
-            return []
-        return [
-            f"found true, but regime {cls.name!r} sets the advantages of dropped groups to 0 and weighs the others by "
-            "their number, which whitening would undo; expected false"
-        ]
-
 
 def no_turns_problems(turns: int | None) -> list[Problem]:
     """Return the problem of a regime's setting `turns` in a task without any."""
@@ -271,10 +211,11 @@ def success_above(regime: Regime) -> float:
 def publish_schema(regimes: Sequence[Regime], publish: str = "regime") -> PublishSchema | None:
     """Return the fields that a policy publishes: those that the regime of any policy of the pool reads, or all
     (`publish: full`); None if no policy reads any."""
-    schema = PublishSchema.union(regime.publishes() for regime in regimes)
+    needs = [regime.needs() for regime in regimes]
+    schema = PublishSchema.union(each.reads for each in needs)
     if publish == "full":
         return schema.complete()
-    return schema if any(regime.traits.reads_peers for regime in regimes) else None
+    return schema if any(each.peers for each in needs) else None
 
 
 def flat(settings: Settings, prefix: str = "") -> dict[str, Any]:

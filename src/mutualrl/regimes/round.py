@@ -18,7 +18,7 @@ import numpy.typing as npt
 from mutualrl.errors import RegimeError
 from mutualrl.records import Ids
 from mutualrl.regimes.advantages import Scale, group_by_prompt, whiten
-from mutualrl.regimes.transfer import Transfer, UnavailableTransfer
+from mutualrl.regimes.transfer import EncodedRun, Transfer, UnavailableTransfer
 from mutualrl.traits import SourceTraits
 from mutualrl.trajectory import NO_TEXT, Trajectory
 
@@ -78,26 +78,30 @@ class Requests(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """Rollout that a regime requested. `ids`: the learner's token ids of the completion, T of them; `trajectory`: what
-    they say; `ended`: it was not truncated; `reward`: of the learner's reward functions on the prompt without the hint
-    (NaN: unscorable). `logprobs`: shape (T,), nats, at the sampling temperature and under the prompt as it was shown;
-    None if not requested. `hint_ids`: the learner's token ids of the hint as it was shown. `mask`, shape (T,): the
-    tokens that were sampled; None: all. `own_words`: the learner's token ids of what it wrote outside of calls, without
-    the answer of a run; None: all but the end token."""
+    """Rollout that a regime requested. `encoded`: the completion on the learner's T tokens, with those that were
+    sampled; `trajectory`: what they say; `ended`: it was not truncated; `reward`: of the learner's reward functions on
+    the prompt without the hint (NaN: unscorable). `logprobs`: shape (T,), nats, at the sampling temperature and under
+    the prompt as it was shown; None if not requested. `hint_ids`: the learner's token ids of the hint as it was shown.
+    `own_words`: its token ids of what it wrote outside of calls, without the answer of a run; None: all but the end
+    token."""
 
-    ids: tuple[int, ...]
+    encoded: EncodedRun
     trajectory: Trajectory
     ended: bool
     reward: float
     logprobs: npt.NDArray[np.float32] | None = None
     hint_ids: tuple[int, ...] = ()
-    mask: tuple[bool, ...] | None = None
     own_words: tuple[int, ...] | None = None
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Return the learner's token ids of the completion."""
+        return self.encoded.ids
 
     @property
     def tokens(self) -> int:
         """Return the number of sampled tokens."""
-        return len(self.ids) if self.mask is None else sum(self.mask)
+        return len(self.ids) if self.encoded.mask is None else sum(self.encoded.mask)
 
     @property
     def words(self) -> tuple[int, ...]:

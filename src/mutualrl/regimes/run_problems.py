@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mutualrl.regimes import regimes
@@ -35,14 +35,15 @@ class RunFacts:
 
 def member_problems(regime: Regime, facts: RunFacts) -> list[Problem]:
     """Return (key, problem) of the other members, of whom the regime reads: `peers`, `sources`, or `sources.NAME`."""
+    needs = regime.needs()
     problems: list[Problem] = []
-    if regime.traits.reads_peers and not facts.peers and not facts.sources:
+    if needs.peers and not facts.peers and not facts.sources:
         problems.append(("peers", f"regime {regime.name!r} shares between policies, and there is one"))
-    if regime.needs_source() and not facts.sources:
+    if needs.source and not facts.sources:
         problems.append(("sources", f"{regime.describe()} learns a source's texts, and there is none"))
     for name, traits in facts.sources.items():
         if (problem := regime.source_problem(traits)) is not None:
-            usable = ", ".join(each for each, known in regimes().items() if known.traits.accepts_sources)
+            usable = ", ".join(each for each, known in regimes().items() if known().needs().selections)
             problems.append((f"sources.{name}", f"{problem}, or a regime that can: {usable}"))
     return problems
 
@@ -50,31 +51,76 @@ def member_problems(regime: Regime, facts: RunFacts) -> list[Problem]:
 def setting_problems(regime: Regime, facts: RunFacts) -> list[Problem]:
     """Return (key, problem) of settings under which the regime would not compute what it declares: `trainer.KEY`,
     `regime.KEY`, `turns`, `staleness`, `resample` or `whiten_advantages`."""
+    needs = regime.needs()
     settings = [
-        *ratio_problems(facts.trainer, traced=facts.traced or regime.uses_ratios()),
-        *aggregation_problem(facts.trainer, moves_advantages=regime.changes_advantages()),
-        *regime.problems(facts.trainer),
+        *ratio_problems(facts.trainer, traced=facts.traced or needs.ratios),
+        *aggregation_problem(facts.trainer, moves_advantages=needs.changes_advantages),
+        *_of_parts(regime, lambda part: part.problems(facts.trainer)),
     ]
     problems = [(f"trainer.{key}", problem) for key, problem in settings]
-    problems += [("whiten_advantages", problem) for problem in regime.whitening_problem(whiten=facts.whiten)]
-    if (stale := regime.staleness_problem(facts.staleness)) is not None:
-        problems.append(("staleness", stale))
-    problems += regime.turns_problems(turns=facts.turns)
+    if facts.whiten and needs.weighs_groups:
+        problem = (
+            f"found true, but regime {regime.name!r} sets the advantages of dropped groups to 0 and weighs the others "
+            "by their number, which whitening would undo; expected false"
+        )
+        problems.append(("whiten_advantages", problem))
+    if facts.staleness and not needs.late:
+        problems.append(("staleness", _staleness_problem(regime, facts.staleness)))
+    problems += turns_problems(regime, turns=facts.turns)
     problems += [("resample", problem) for problem in _resample_problems(regime, facts)]
     problems += [(f"regime.{key}", problem) for key, problem in regime.ineffective_settings()]
     return problems
+
+
+def turns_problems(regime: Regime, *, turns: bool) -> list[Problem]:
+    """Return (key, problem), with key `turns` or `regime.KEY`, of a task whose rollouts have several turns, with tools
+    or an environment, or of one whose rollouts have one."""
+
+    def of_part(part: Regime) -> Sequence[Problem]:
+        needs = part.needs()
+        if not turns or "text" not in needs.reads.fields or needs.runs:
+            return part.turns_problems(turns=turns)
+        problem = (
+            f"regime {part.name!r} learns texts, not trajectories with tools; expected hinted, which shows a peer's "
+            "run as a hint, sgt, which learns it, guided, which begins with its turns, or xgrpo, which shares rewards"
+        )
+        return [("turns", problem)]
+
+    return _of_parts(regime, of_part)
+
+
+def _of_parts(regime: Regime, ask: Callable[[Regime], Sequence[Problem]]) -> list[Problem]:
+    """Return the problems of a regime's parts, with their settings' full names."""
+    problems: list[Problem] = []
+    for part in regime.regimes:
+        prefix = "regime." if part is regime else f"regime.{part.name}."
+        found = ask(part)
+        problems += [(key.replace("regime.", prefix), text.replace("regime.", prefix)) for key, text in found]
+    return problems
+
+
+def _staleness_problem(regime: Regime, staleness: int) -> str:
+    """Return why peers cannot lag by that many rounds."""
+    needs = regime.needs()
+    if not needs.peers:
+        return f"found {staleness}, but regime {regime.name!r} does not wait for peers; leave it out"
+    needed = "sources' texts" if needs.source else "peers' rollouts"
+    return (
+        f"found {staleness}, but regime {regime.describe()!r} needs the {needed} within the round; "
+        "expected 0, or a regime that can use them late (see `mutualrl regimes show NAME`)"
+    )
 
 
 def _resample_problems(regime: Regime, facts: RunFacts) -> list[str]:
     """Return why groups cannot be replaced by those of further prompts."""
     if not facts.resample:
         return []
-    problems = []
-    if regime.traits.reads_peers:
+    needs, problems = regime.needs(), []
+    if needs.peers:
         problems.append(f"regime {regime.name!r} reads rollouts on the same prompts, of peers or sources")
-    elif regime.traits.guides:
+    elif needs.guides:
         problems.append(f"regime {regime.name!r} begins rollouts of the round's prompts, which are known before it")
-    elif regime.traits.shares:
+    elif needs.shares:
         problems.append(f"regime {regime.name!r} plans the advantages of all groups, of which some would be dropped")
     refused = [f"found true, but {problem} (leave round.resample out)" for problem in problems]
     return refused + [f"trainer.{key}: {problem}" for key, problem in equal_sums_problem(facts.trainer)]

@@ -17,7 +17,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from mutualrl.records import PublishSchema
+from mutualrl.records import REWARDS_ONLY, PublishSchema
 from mutualrl.regimes.advantages import group_by_prompt
 from mutualrl.regimes.gating import (
     Candidate,
@@ -35,12 +35,12 @@ from mutualrl.regimes.gating import (
     successes_of,
     unsolved_by,
 )
+from mutualrl.regimes.needs import Needs
 from mutualrl.regimes.own_success import open_prompts, own_successes, still_open
 from mutualrl.regimes.regime import SUCCESS_ABOVE, Problem, Regime, no_turns_problems, setting
 from mutualrl.regimes.round import ExtraRow, Passage, Plan, Requests, RoundView, RowStatistics
 from mutualrl.rollouts import Rollouts
 from mutualrl.storage.metrics import Metric
-from mutualrl.traits import RegimeTraits
 
 
 class SGT(Regime):
@@ -49,7 +49,6 @@ class SGT(Regime):
     name = "sgt"
     summary = "where the learner fails entirely, a peer's verified success joins the loss"
     level = "outcome"
-    traits = RegimeTraits(accepts_sources=True, reads_trajectories=True, adds_nll_rows=True)
     metrics = (
         Metric(
             "sgt/gate_rate",
@@ -118,21 +117,20 @@ class SGT(Regime):
             raise ValueError("teacher: own trains on rewards above success_above; expected gate: all or any")
         return self
 
-    def publishes(self) -> PublishSchema:
-        """Return the fields that peers read: the texts of successes; with another teacher, only the rewards. With
-        `gate: relative` any text may be a success."""
-        if self.teacher != "peer":
-            return PublishSchema()
+    def needs(self) -> Needs:
+        """Return that it reads the texts of successes, with `gate: relative` all texts; with another teacher only
+        the rewards. A run becomes a row, or opens the gate for one of the learner's own, which cannot be late."""
         above = -math.inf if self.gate == "relative" else self.success_above
-        return PublishSchema.of("text", text_above=above)
-
-    def late(self) -> bool:
-        """Return whether a success may arrive late; the learner's own cannot."""
-        return self.teacher != "own"
-
-    def needs_source(self) -> bool:
-        """Return whether the texts are a source's only."""
-        return self.teacher == "source"
+        return Needs(
+            reads=PublishSchema.of("text", text_above=above) if self.teacher == "peer" else REWARDS_ONLY,
+            late=self.teacher != "own",
+            source=self.teacher == "source",
+            everywhere=self.gate not in ("all", "any"),
+            selections=True,
+            runs=True,
+            renders_runs=True,
+            nll_rows=True,
+        )
 
     def turns_problems(self, *, turns: bool) -> list[Problem]:
         """Return the settings that need tools, or texts."""
@@ -141,17 +139,9 @@ class SGT(Regime):
             return [("regime.pick", problem)]
         return [] if turns else no_turns_problems(self.turns)
 
-    def renders_trajectories(self) -> bool:
-        """Return True: a run becomes a row, or opens the gate for one of the learner's own."""
-        return True
-
     def unsolved(self, rollouts: Rollouts) -> list[str]:
         """Return the prompts on which the learner's part of the gate is open."""
         return unsolved_by(group_by_prompt(rollouts.prompt_ids, rollouts.rewards), self)
-
-    def asks_everywhere(self) -> bool:
-        """Return whether the learner's part of the gate is always open."""
-        return self.gate not in ("all", "any")
 
     def requests(self, view: RoundView) -> Requests:
         """Return the candidates that `pick: lowest_nll` compares, for prompts with more than one."""

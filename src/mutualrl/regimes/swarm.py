@@ -21,12 +21,12 @@ from pydantic import model_validator
 
 from mutualrl.records import PublishSchema, Rollout
 from mutualrl.regimes.advantages import group_by_prompt, pool_advantages, standard_deviation
+from mutualrl.regimes.needs import Needs
 from mutualrl.regimes.peers import peer_rollouts
 from mutualrl.regimes.regime import Problem, Regime, Settings, setting
 from mutualrl.regimes.round import PPO, ExtraRow, Plan, Requests, Response, RoundView, RowSource
 from mutualrl.seeds import seeded
 from mutualrl.storage.metrics import Metric
-from mutualrl.traits import RegimeTraits
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,6 @@ class Swarm(Regime):
 
     name = "swarm"
     summary = "some own groups and some of the peers', with advantages within each group (SAPO of RL Swarm)"
-    traits = RegimeTraits(advantages="builds the batch", weighs_groups=True, accepts_sources=True)
     metrics = (
         Metric("swarm/local", "groups", "own groups that were kept"),
         Metric("swarm/external", "groups", "peers' groups that joined the batch"),
@@ -70,13 +69,12 @@ class Swarm(Regime):
             raise ValueError("external: 0 draws no group: denominator and verify have no effect; leave them out")
         return self
 
-    def publishes(self) -> PublishSchema:
-        """Return the fields that peers read: texts, and with `denominator: peer` ids and log-probs."""
-        return PublishSchema.of("text", *(("token_ids", "logprobs") if self.denominator == "peer" else ()))
-
-    def same_prompts(self) -> bool:
-        """Return False: a peer may have seen other prompts."""
-        return False
+    def needs(self) -> Needs:
+        """Return that it reads texts, and with `denominator: peer` ids and log-probs, also of other prompts."""
+        reads = PublishSchema.of("text", *(("token_ids", "logprobs") if self.denominator == "peer" else ()))
+        return Needs(
+            reads=reads, advantages="builds the batch", weighs_groups=True, selections=True, same_prompts=False
+        )
 
     def requests(self, view: RoundView) -> Requests:
         """Return the texts of the groups that may be drawn, for the learner's verifier."""

@@ -25,12 +25,12 @@ from mutualrl.regimes.advantages import (
     ungroup,
     whiten,
 )
+from mutualrl.regimes.needs import Needs
 from mutualrl.regimes.peers import peer_rewards
 from mutualrl.regimes.regime import Problem, Regime, Settings, advantage_metric_table, advantage_metrics, setting
 from mutualrl.regimes.round import Plan, RoundView
 from mutualrl.seeds import seeded
 from mutualrl.storage.metrics import Metric
-from mutualrl.traits import RegimeTraits
 
 MARGIN = "xgrpo/variance_margin"
 
@@ -40,7 +40,6 @@ class XGRPO(Regime):
 
     name = "xgrpo"
     summary = "own rollouts, with advantages over the rewards of the whole pool"
-    traits = RegimeTraits(advantages="adjusts")
     level = "value"
     metrics = (
         *advantage_metric_table("xgrpo"),
@@ -57,6 +56,10 @@ class XGRPO(Regime):
         "shuffled: control with the peers' rewards assigned to other prompts",
         variants=("shuffled",),
     )
+
+    def needs(self) -> Needs:
+        """Return that it adjusts advantages."""
+        return Needs(advantages="adjusts")
 
     def plan(self, view: RoundView) -> Plan:
         """Return the learner's effective advantages. Only the peers' rewards are read, not their texts."""

@@ -36,7 +36,7 @@ class Guides:
 
     def prefixes(self, inputs: Sequence[Inputs]) -> list[tuple[int, ...]] | None:
         """Return the prefix of each of this rank's next rollouts; None if no rank has any."""
-        if not self.sharing.regime.traits.guides or self.runs is not None:
+        if not self.sharing.regime.needs().guides or self.runs is not None:
             return None
         prefixes = self.sharing.regime.prefixes(self._guide_view(inputs))
         return prefixes if any(gather_object([any(prefixes)])) else None  # all ranks must sample in the same mode
@@ -45,7 +45,7 @@ class Guides:
         """Act the turns again with which each of this rank's next rollouts begins, in the environments of TRL's batch;
         None if no rank has any. `prompts`: as messages, with what the environments observed."""
         runs = self.runs
-        if not self.sharing.regime.traits.guides or runs is None:
+        if not self.sharing.regime.needs().guides or runs is None:
             return None
         given = self.sharing.regime.replays(self._guide_view(inputs))
         replays = []

@@ -174,7 +174,7 @@ def cut_logs(files: PolicyFiles, marker: CheckpointMarker | None) -> None:
 def _require_rounds(sharing: Sharing, cursor: int) -> None:
     """Raise ExchangeDamagedError if a peer's rounds that a policy at round `cursor` needs were deleted."""
     link = sharing.link
-    for peer in link.peers if sharing.regime.traits.reads_peers else ():
+    for peer in link.peers if sharing.regime.needs().peers else ():
         rounds, wanted = link.exchange.rounds(peer), link.first_needed(peer, cursor)
         if rounds and rounds[0] > wanted and not link.missing_peers.is_missing(peer, cursor):
             raise ExchangeDamagedError(

@@ -114,7 +114,7 @@ class Rounds:
     def of(cls, trainer: HookedGRPOTrainer, sharing: Sharing, extra_rows: ExtraRows) -> Rounds:
         """Build the rounds of a trainer."""
         limit = trainer.args.max_completion_length if sharing.max_length is None else sharing.max_length
-        traced = "logprobs" in sharing.regime.publishes().fields
+        traced = "logprobs" in sharing.regime.needs().reads.fields
         transfer = TokenTransfer(tokenizer_of(trainer), limit, sharing.tokenizers, traced=traced)
         rounds = cls(trainer, sharing, extra_rows, PromptRows(trainer), transfer)
         if trainer.tools:
@@ -171,7 +171,7 @@ class Rounds:
 
     def _chats(self, generation: GenerationBatch) -> dict[str, Any]:
         """Return the prompts of this rank's rollouts as messages, by id, where peers' runs are rendered on them."""
-        if not self.sharing.regime.renders_trajectories():
+        if not self.sharing.regime.needs().renders_runs:
             return {}
         chats: dict[str, Any] = {}
         for part in (generation, *(dropped.generation for dropped in generation.dropped)):
@@ -268,7 +268,7 @@ class Rounds:
         """Wait for the peers' rounds and read them, on the main rank. On a stop request, every rank raises
         RoundAbortedError."""
         read, aborted = PeerRounds({}, {}, 0.0, {}), [False]
-        if self.trainer.accelerator.is_main_process and self.sharing.regime.traits.reads_peers:
+        if self.trainer.accelerator.is_main_process and self.sharing.regime.needs().peers:
             try:
                 peers = self.sharing.link.read(own.number, self._begin_work)
                 sources = self._sources(own.number, own.prompts)
@@ -460,7 +460,7 @@ class Rounds:
 
     def _begin_work(self, arrived: Mapping[str, Shard]) -> None:
         """Encode the texts of peers that have published while others are awaited, if the regime will need all."""
-        if self.sharing.regime.traits.encodes_all_texts:
+        if self.sharing.regime.needs().all_texts:
             for shard in arrived.values():
                 responses = zip(shard.texts(), shard.ended, strict=True)
                 self.transfer.prepare((text, done) for text, done in responses if text is not None)
@@ -494,7 +494,7 @@ class Rounds:
             results = results_of(self.trainer, requests, self.prompt_rows, shared.own.prompts, end_token_id=end)
             view = replace(view, peers=with_rewards(view.peers, names, results))
         runs = self.runs
-        if runs is None or not self.sharing.regime.renders_trajectories():
+        if runs is None or not self.sharing.regime.needs().renders_runs:
             return view
         regime, peers = self.sharing.regime, view.peers
         self.sharing.link.set_phase(f"{Phase.SCORING} runs of a source")
@@ -508,19 +508,19 @@ class Rounds:
 
     def _require_declared(self) -> None:
         """Raise RegimeError for a regime that requests samples without saying so: nobody has checked whether it may."""
-        if not self.sharing.regime.traits.requests_samples:
+        if not self.sharing.regime.needs().samples:
             name = self.sharing.regime.name
             raise RegimeError(f"regime {name!r} requests samples: its class must have requests_samples = True")
 
     def _planned(self, view: RoundView, peers: PeerRounds) -> Plan:
         """Return the plan with the metrics of the exchange."""
-        regime = self.sharing.regime
-        if not regime.traits.shares:
+        regime, needs = self.sharing.regime, self.sharing.regime.needs()
+        if not needs.shares:
             return Plan()
         plan = check_plan(regime.plan(view), view, regime.name)
         if self.sharing.whiten:
             plan = whitened_plan(plan, view)
-        if not regime.traits.reads_peers:
+        if not needs.peers:
             return plan
         return replace(plan, metrics={**plan.metrics, **exchange_metrics(view, peers, self.sharing)})
 

@@ -24,6 +24,7 @@ from mutualrl.engines.scoring import context_length
 from mutualrl.records import Ids, plain_ids
 from mutualrl.regimes.hints import shown_hint, with_hint
 from mutualrl.regimes.round import Sample, Sampled
+from mutualrl.regimes.transfer import EncodedRun
 from mutualrl.tasks.trajectories import own_words
 from mutualrl.thl import decode_completion, ended
 from mutualrl.training.tensors import as_batch, as_tensor, concatenated
@@ -173,7 +174,7 @@ def _sampled(
             words = tuple(tokenizer(own_words(written), add_special_tokens=False)["input_ids"])
         trace = traces[place] if traces is not None and row.sample.logprobs else None
         done = ended(ids, trainer.eos_token_ids)
-        drawn.append(Sampled(tuple(ids), written, done, rewards[place], trace, row.hint_ids, mask, words))
+        drawn.append(Sampled(EncodedRun(tuple(ids), mask), written, done, rewards[place], trace, row.hint_ids, words))
     return drawn
 
 

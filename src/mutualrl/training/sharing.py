@@ -206,7 +206,7 @@ class Sharing:
     @property
     def active(self) -> bool:
         """Return whether a round publishes or changes anything."""
-        return self.schema is not None or self.regime.traits.shares
+        return self.schema is not None or self.regime.needs().shares
 
     @property
     def traced(self) -> bool:
@@ -216,7 +216,7 @@ class Sharing:
     @property
     def same_prompts(self) -> bool:
         """Return whether all policies must see the same prompts in a round."""
-        return self.regime.same_prompts()
+        return self.regime.needs().same_prompts
 
     def publishes(self, field_name: str) -> bool:
         """Return whether a field of rollouts is published."""
@@ -224,7 +224,7 @@ class Sharing:
 
     def publisher_of(self, field_name: str) -> str:
         """Return the setting that publishes a field of rollouts: the regime, or the user's `publish: full`."""
-        by_regime = field_name in self.regime.publishes().fields
+        by_regime = field_name in self.regime.needs().reads.fields
         return f"regime {self.regime.name!r}" if by_regime else "publish: full"
 
     def publishes_text(self, reward: float) -> bool:

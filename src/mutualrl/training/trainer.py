@@ -31,7 +31,7 @@ from mutualrl.engines.generation_defaults import neutralize
 from mutualrl.engines.model_files import require_loadable, require_no_adapter
 from mutualrl.errors import RewardError, UsageError
 from mutualrl.regimes.resample import Resample
-from mutualrl.regimes.run_problems import RunFacts, setting_problems
+from mutualrl.regimes.run_problems import RunFacts, setting_problems, turns_problems
 from mutualrl.see.liveness import Phase
 from mutualrl.storage.files import JsonObject
 from mutualrl.tasks.rewards import adapt, distinct_names
@@ -80,7 +80,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         if sharing is not None:  # checked before the model is built
             arguments = inspect.signature(GRPOTrainer).bind_partial(*args, **kwargs).arguments
             turns = bool(arguments.get("tools")) or arguments.get("environment_factory") is not None
-            if unfit := sharing.regime.turns_problems(turns=turns):
+            if unfit := turns_problems(sharing.regime, turns=turns):
                 raise UsageError("; ".join(f"{key.replace('turns', 'tools')}: {problem}" for key, problem in unfit))
             if sharing.publishes("text"):
                 require_sampled_text(arguments, sharing.publisher_of("text"))
@@ -134,8 +134,8 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         by_key = setting_problems(regime, facts)
         problems = [f"{key.removeprefix('trainer.')}: {problem}" for key, problem in by_key]
         problems += self._dropout_problem(sharing)
-        problems += sampling_problems(self) if regime.traits.requests_samples else []
-        if regime.traits.reads_peers and args.steps_per_generation % args.gradient_accumulation_steps:
+        problems += sampling_problems(self) if regime.needs().samples else []
+        if regime.needs().peers and args.steps_per_generation % args.gradient_accumulation_steps:
             problems.append(
                 f"steps_per_generation ({args.steps_per_generation}) must be a multiple of "
                 f"gradient_accumulation_steps ({args.gradient_accumulation_steps}) for regime {regime.name!r}"
