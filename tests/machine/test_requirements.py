@@ -9,7 +9,7 @@ from mutualrl.machine import requirements
 from mutualrl.machine.devices import Machine
 from mutualrl.mwra.placement import place
 from mutualrl.recipes import Request, resolve
-from mutualrl.storage.allocation import ZERO
+from mutualrl.storage.allocation import SHARDINGS
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 2, 3, 4, 8])
@@ -28,4 +28,7 @@ def test_deepspeed_is_asked_for_where_a_policy_would_train_under_zero(
     except (MachineError, RecipeError):
         pytest.skip("no placement on this machine")
     lacks = any("deepspeed, for ZeRO" in line for line in requirements.missing_requirements(recipe, machine))
-    assert lacks == (strategy in ZERO or any(each.strategy in ZERO for each in placement.allocations))
+    assert lacks == (
+        (strategy != "auto" and SHARDINGS[strategy].stage is not None)
+        or any(each.sharding.stage is not None for each in placement.allocations)
+    )

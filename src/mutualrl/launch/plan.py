@@ -45,7 +45,7 @@ from mutualrl.recipes.run_sources import Prediction, recorded_digests
 from mutualrl.see.bucket import PROBE_SECONDS
 from mutualrl.see.manifest import read_manifest
 from mutualrl.see.store import remote_store
-from mutualrl.storage.allocation import ZERO, BatchPlan
+from mutualrl.storage.allocation import BatchPlan
 from mutualrl.storage.hub import hub_problem
 from mutualrl.storage.run_info import Fingerprint
 from mutualrl.storage.rundir import RunDirectory
@@ -193,7 +193,7 @@ def _place(made: StartPlan, recipe: Recipe, machine: Machine, launch: Launch, re
             made.problems += [error] if number == 0 else []
     if not made.rehearsed and launch.ray is not None:
         require_capacity(bundles(made.placed))
-    if not made.rehearsed and any(allocation.strategy in ZERO for allocation in made.placed.allocations):
+    if not made.rehearsed and any(allocation.sharding.stage is not None for allocation in made.placed.allocations):
         made.notes += [lock_note(lock) for lock in build_locks()]
 
 

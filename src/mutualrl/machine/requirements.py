@@ -9,7 +9,7 @@ from mutualrl.machine.devices import Machine
 from mutualrl.process.ports import in_use
 from mutualrl.recipes.schema import Recipe
 from mutualrl.recipes.trainer_keys import BITS, quantization
-from mutualrl.storage.allocation import ZERO
+from mutualrl.storage.allocation import SHARDINGS
 
 
 def missing_requirements(recipe: Recipe, machine: Machine) -> list[str]:
@@ -42,7 +42,7 @@ def _needs_zero(recipe: Recipe, gpus: int) -> bool:
     if not recipe.policies:
         return False
     if recipe.launch.strategy != "auto":
-        return recipe.launch.strategy in ZERO
+        return SHARDINGS[recipe.launch.strategy].stage is not None
     shared = recipe.launch.share_gpus
     if shared is None:
         shared = gpus < len(recipe.policies) + len(recipe.frozen_sources)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mutualrl.storage.allocation import FSDP2, SHARDED, ZERO, Strategy
+from mutualrl.storage.allocation import SHARDINGS, Sharding, Strategy
 
 GIB = 2**30
 _HALF, _FULL = 2, 4  # bytes of bf16 and fp32
@@ -139,7 +139,7 @@ def estimate(shape: ModelShape, work: Work, *, strategy: Strategy, ranks: int) -
     weights and gathers a layer at a time in bf16. Example: 1.5e9 weights under ZeRO-3 on four devices have states of
     16 * 1.5e9 / 4 = 6.0e9 bytes.
     """
-    return _Device(shape, work, strategy, ranks).estimate()
+    return _Device(shape, work, SHARDINGS[strategy], ranks).estimate()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class _Device:
 
     shape: ModelShape
     work: Work
-    strategy: Strategy
+    sharding: Sharding
     ranks: int
 
     def estimate(self) -> MemoryEstimate:
@@ -172,65 +172,69 @@ class _Device:
     @property
     def casting(self) -> bool:
         """Return whether layers cast fp32 weights to bf16 (autocast)."""
-        return self.work.half and self.strategy not in (*ZERO, *SHARDED) and self.work.weight == _FULL
+        return self.work.half and self.sharding.autocasts and self.work.weight == _FULL
 
     @property
     def trained(self) -> int:
         return self.shape.parameters if self.work.adapters is None else self.work.adapters
 
     @property
-    def _sharding(self) -> int:
-        return self.ranks if self.strategy in SHARDED else 1
+    def _weight_parts(self) -> int:
+        return self.ranks if self.sharding.weights else 1
+
+    @property
+    def _state_parts(self) -> int:
+        return self.ranks if self.sharding.states else 1
+
+    @property
+    def _deepspeed(self) -> bool:
+        return self.sharding.stage is not None
 
     @property
     def weights(self) -> float:
-        return self._stored_size * self.shape.parameters / self._sharding + (
-            self._trained_size * (self.work.adapters or 0) / self._sharding
+        return self._stored_size * self.shape.parameters / self._weight_parts + (
+            self._trained_size * (self.work.adapters or 0) / self._weight_parts
         )
 
     @property
     def _stored_size(self) -> int:
         """Return the bytes of a weight of the model: DeepSpeed keeps bf16, FSDP2 fp32 for what is trained."""
-        if self.strategy in ZERO:
+        if self._deepspeed:
             return _HALF if self.work.half else _FULL
-        return _FULL if self.strategy == FSDP2 and self.work.adapters is None else self.work.weight
+        return _FULL if self.sharding.wraps_layers and self.work.adapters is None else self.work.weight
 
     @property
     def _trained_size(self) -> int:
         """Return the bytes of a trained weight: PEFT keeps adapters in fp32."""
-        return self._stored_size if self.work.adapters is None or self.strategy in ZERO else _FULL
+        return self._stored_size if self.work.adapters is None or self._deepspeed else _FULL
 
     @property
     def gradients(self) -> float:
-        if self.strategy in ZERO:
-            return self._trained_size * self.trained / self.ranks
-        copies = 2 if self.strategy == "ddp" and self.ranks > 1 else 1  # DDP's buckets
-        return copies * self._trained_size * self.trained / self._sharding
+        copies = 1 if self.sharding.states else min(self.ranks, 2)  # DDP's buckets
+        return copies * self._trained_size * self.trained / self._state_parts
 
     @property
     def _growing(self) -> float:
         """Return the gradients that a backward allocates; DeepSpeed's are among its buffers."""
-        return 0.0 if self.strategy in ZERO else self.gradients
+        return 0.0 if self._deepspeed else self.gradients
 
     @property
     def buffers(self) -> float:
         """Return what DeepSpeed keeps from the start: its part of the gradients, and the bucket in which it reduces."""
-        if self.strategy not in ZERO:
-            return 0.0
-        return self.gradients + self._unit * self.work.bucket
+        return self.gradients + self._unit * self.work.bucket if self._deepspeed else 0.0
 
     @property
     def optimizer(self) -> float:
-        size = _FULL if self.strategy in ZERO else self._trained_size
-        master = _FULL if self.strategy in ZERO and self.work.half else 0
-        return (self.work.moments * size + master) * self.trained / (1 if self.strategy == "ddp" else self.ranks)
+        size = _FULL if self._deepspeed else self._trained_size
+        master = _FULL if self._deepspeed and self.work.half else 0
+        return (self.work.moments * size + master) * self.trained / self._state_parts
 
     @property
     def reference(self) -> float:
         if not self.work.reference:
             return 0.0
-        size = self._stored_size if self.strategy in ZERO else self.work.weight
-        return size * self.shape.parameters / self._sharding
+        size = self._stored_size if self._deepspeed else self.work.weight
+        return size * self.shape.parameters / self._weight_parts
 
     # ---- weights in use
 
@@ -243,9 +247,9 @@ class _Device:
     def gathered(self) -> float:
         """Return the whole weights on a device beside its part: FSDP2 keeps those outside the layers and two layers;
         ZeRO-3 up to 10^9 weights."""
-        if self.ranks == 1 or self.strategy not in SHARDED:
+        if self.ranks == 1 or not self.sharding.weights:
             return 0.0
-        if self.strategy == FSDP2:
+        if self.sharding.wraps_layers:
             return self._unit * (self.shape.outside + 2 * self.shape.layer)
         return self._unit * min(self.shape.parameters, _LIVE)
 
@@ -328,22 +332,20 @@ class _Device:
         layer = self.layer if work.checkpointing else 0.0
         passing = work.tokens * self._unit * 3 * shape.intermediate
         in_layer = saved - self.tail + layer + passing + held + self._layer_weights
-        at_embedding = self._growing + self._reducing + gradient + (held if self.strategy in SHARDED else gradient)
+        at_embedding = self._growing + self._reducing + gradient + (held if self.sharding.weights else gradient)
         return max(before + saved + head, max(before, held) + in_layer, at_embedding)
 
     @property
     def _reducing(self) -> float:
         """Return DeepSpeed's copy of a bucket while it is reduced."""
-        if self.strategy not in ZERO:
-            return 0.0
-        return self._unit * min(self.work.bucket, self.trained)
+        return self._unit * min(self.work.bucket, self.trained) if self._deepspeed else 0.0
 
     @property
     def _held(self) -> float:
         """Return the output matrix's gradient, which waits for the embedding's where they are tied."""
         if self.work.adapters is not None:
             return 0.0
-        if self.strategy == FSDP2:
+        if self.sharding.wraps_layers:
             return self._unit * self.shape.outside
         return _FULL * self.shape.matrix if self.shape.tied else 0.0
 
@@ -362,10 +364,10 @@ class _Device:
     @property
     def update(self) -> float:
         """Return what the optimizer takes beside its states."""
-        part = self.trained / (self.ranks if self.strategy in (*ZERO, *SHARDED) else 1)
-        largest = self.shape.matrix / self._sharding if self.work.adapters is None else 0.0
+        part = self.trained / self._state_parts
+        largest = self.shape.matrix / self._weight_parts if self.work.adapters is None else 0.0
         copies = {"fused": 0.0, "foreach": part, "single": 2 * largest}[self.work.step]
-        if self.strategy in ZERO:  # the whole part is one tensor, with its gradients in fp32
+        if self._deepspeed:  # the whole part is one tensor, with its gradients in fp32
             copies = {"fused": 0, "foreach": 1, "single": 2}[self.work.step] * part + min(part, _LIVE)
         return _FULL * copies
 
@@ -374,7 +376,7 @@ class _Device:
         """Return the whole weights, the cache of keys and values, and logits and their probabilities."""
         shape, work = self.shape, self.work
         length = work.prompt + work.completion
-        whole = self._unit * shape.parameters if self.ranks > 1 and self.strategy in SHARDED else 0.0
+        whole = self._unit * shape.parameters if self.ranks > 1 and self.sharding.weights else 0.0
         key = _FULL if self.casting else self._unit  # rotated in fp32
         cache = work.sampled * length * shape.layers * (key + self._unit) * shape.key
         repeated = work.sampled * length * 2 * self._unit * shape.query

@@ -14,7 +14,7 @@ from mutualrl.machine.devices import Machine
 from mutualrl.mwra.device_map import DevicePin, pin_problems
 from mutualrl.recipes.batch_plan import plan_batch
 from mutualrl.recipes.schema import Policy, Recipe
-from mutualrl.storage.allocation import FSDP2, Allocation, Devices, Strategy
+from mutualrl.storage.allocation import SHARDINGS, Allocation, Devices, Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def strategy_of(recipe: Recipe, processes: int, *, gpus: bool) -> Strategy:
     chosen = recipe.launch.strategy
     if chosen == "auto":
         return _by_size(processes, gpus=gpus)
-    return "ddp" if chosen == FSDP2 and processes == 1 else chosen
+    return "ddp" if processes == 1 and SHARDINGS[chosen].wraps_layers else chosen
 
 
 def _by_size(processes: int, *, gpus: bool) -> Strategy:
@@ -140,7 +140,7 @@ def _by_size(processes: int, *, gpus: bool) -> Strategy:
 def strategy_notes(recipe: Recipe, allocations: Sequence[Allocation]) -> list[str]:
     """Return which strategy each policy has and why, if the recipe leaves it to the number of processes."""
     chosen = recipe.launch.strategy
-    if chosen not in ("auto", FSDP2):
+    if chosen != "auto" and not SHARDINGS[chosen].wraps_layers:
         return []
     if chosen == "auto" and all(each.processes == 1 and not each.gpus for each in allocations):
         return []
@@ -154,11 +154,12 @@ def _reason(chosen: str, allocation: Allocation) -> str:
     """Return an allocation's strategy and why it has it."""
     if chosen == "auto" and allocation.strategy != _by_size(allocation.processes, gpus=bool(allocation.gpus)):
         return f"{allocation.strategy} (as the run began)"
-    if allocation.strategy == "ddp" and allocation.processes == 1:
-        return "plain (one process" + (": trainer.fsdp_config is not used)" if chosen == FSDP2 else ")")
-    if chosen == FSDP2:
-        return "FSDP2"
-    return "ZeRO-3 (several processes on GPUs)" if allocation.gpus else "DDP (several processes on a CPU)"
+    if allocation.processes == 1 and not allocation.sharding.states:
+        return "plain (one process" + (")" if chosen == "auto" else ": trainer.fsdp_config is not used)")
+    title = allocation.sharding.title
+    if chosen != "auto":
+        return title
+    return f"{title} (several processes on {'GPUs' if allocation.gpus else 'a CPU'})"
 
 
 def _on_gpus(

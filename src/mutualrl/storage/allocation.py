@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 #: how the processes of one policy share its training; a single process is plain under `ddp` and `fsdp2`
 Strategy = Literal["ddp", "zero2", "zero3", "fsdp2"]
-ZERO: Final = ("zero2", "zero3")
-FSDP2: Final = "fsdp2"
-#: strategies under which each process has a part of the weights
-SHARDED: Final = ("zero3", FSDP2)
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """What each process of a strategy has, in parts or whole; `launch.strategy` names one."""
+
+    title: str
+    """The strategy in messages."""
+    weights: bool = False
+    """Whether a process has a part of the weights."""
+    states: bool = True
+    """Whether it has a part of the gradients and of the optimizer."""
+    stage: int | None = None
+    """DeepSpeed's stage, with its master copy and its buffers; None without DeepSpeed."""
+    wraps_layers: bool = False
+    """Whether layers are gathered one by one, from weights in fp32 (`fully_shard`)."""
+
+    @property
+    def autocasts(self) -> bool:
+        """Return whether layers cast whole fp32 weights to bf16."""
+        return self.stage is None and not self.wraps_layers
+
+
+SHARDINGS: dict[Strategy, Sharding] = {
+    "ddp": Sharding("DDP", states=False),
+    "zero2": Sharding("ZeRO-2", stage=2),
+    "zero3": Sharding("ZeRO-3", weights=True, stage=3),
+    "fsdp2": Sharding("FSDP2", weights=True, wraps_layers=True),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +86,8 @@ class Allocation(Devices):
     batch: BatchPlan
     policies_per_gpu: int = 1
     memory: float | None = None
+
+    @property
+    def sharding(self) -> Sharding:
+        """Return what each process has."""
+        return SHARDINGS[self.strategy]

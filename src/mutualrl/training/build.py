@@ -34,7 +34,6 @@ from mutualrl.records import columns_of
 from mutualrl.regimes.regime import publish_schema
 from mutualrl.see import MissingPeers, ReadLog
 from mutualrl.seeds import policy_seed
-from mutualrl.storage.allocation import ZERO
 from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.tasks.rewards import load_rewards, require_columns
 from mutualrl.tasks.section import TaskSection
@@ -89,7 +88,7 @@ def build_trainer(member: Member) -> BuiltTrainer:
         cpu=cpu,
         trackers=tracker_keys(recipe, run, policy),
     )
-    if allocation.strategy in ZERO:
+    if allocation.sharding.stage is not None:
         enforce_weights_only_load()
     prepare_vllm(recipe.trainer_settings(policy), cpu=cpu)
     regimes = [recipe.regime_of(p.name) for p in recipe.policies]

@@ -9,7 +9,7 @@ from trl import GRPOConfig
 from mutualrl.errors import MachineError, RecipeError
 from mutualrl.recipes.schema import Recipe
 from mutualrl.recipes.trainer_table import Settings
-from mutualrl.storage.allocation import FSDP2, ZERO, Allocation, Strategy
+from mutualrl.storage.allocation import SHARDINGS, Allocation, Strategy
 from mutualrl.storage.files import JsonObject
 from mutualrl.training.vllm_generation import vllm_keys
 
@@ -69,9 +69,10 @@ def grpo_config(
 
 def strategy_keys(strategy: Strategy, settings: Settings) -> Settings:
     """Return the keys of a strategy; none for DDP. `settings`: the recipe's keys."""
-    if strategy in ZERO:
-        return {"deepspeed": deepspeed_config(strategy)}
-    return fsdp2_keys(settings) if strategy == FSDP2 else {}
+    sharding = SHARDINGS[strategy]
+    if sharding.stage is not None:
+        return {"deepspeed": deepspeed_config(sharding.stage)}
+    return fsdp2_keys(settings) if sharding.wraps_layers else {}
 
 
 def on_cpu(strategy: Strategy) -> Settings:
@@ -79,21 +80,21 @@ def on_cpu(strategy: Strategy) -> Settings:
     from mutualrl.adapter.fsdp2 import allow_fsdp2_on_cpu
     from mutualrl.adapter.trl_compat import allow_zero_on_cpu
 
-    if strategy == FSDP2:
+    if SHARDINGS[strategy].wraps_layers:
         allow_fsdp2_on_cpu()
-    if strategy not in ZERO:
+    if SHARDINGS[strategy].stage is None:
         return {}
     allow_zero_on_cpu()
     return {"use_cpu": False}  # else accelerate would ignore DeepSpeed
 
 
-def deepspeed_config(strategy: Strategy) -> JsonObject:
-    """Return the DeepSpeed configuration of ZeRO-2 or ZeRO-3. Batch sizes are taken from the trainer."""
-    stage: JsonObject = {"stage": 3 if strategy == "zero3" else 2}
-    if strategy == "zero3":
-        stage["stage3_gather_16bit_weights_on_model_save"] = True
+def deepspeed_config(stage: int) -> JsonObject:
+    """Return the DeepSpeed configuration of a stage of ZeRO. Batch sizes are taken from the trainer."""
+    zero: JsonObject = {"stage": stage}
+    if stage == 3:
+        zero["stage3_gather_16bit_weights_on_model_save"] = True
     return {
-        "zero_optimization": stage,
+        "zero_optimization": zero,
         "bf16": {"enabled": "auto"},
         "gradient_clipping": "auto",
         "train_micro_batch_size_per_gpu": "auto",

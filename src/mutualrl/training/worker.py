@@ -277,7 +277,7 @@ def leave_group(trainer: GRPOTrainer, heartbeat: Heartbeat | None = None) -> NoR
 def _is_alone(info: RunInfo, policy: str) -> bool:
     """Return whether the policy is a single process without a process group."""
     allocation = info.placement[policy]
-    return allocation.processes == 1 and allocation.strategy == "ddp"
+    return allocation.processes == 1 and not allocation.sharding.states
 
 
 if __name__ == "__main__":
