@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -320,6 +320,12 @@ def test_pinned_versions_satisfy_the_requirements_of_the_package() -> None:
 
 #: what was measured last: it may fall, and the numbers with it, but not grow
 NAMES_TWICE, PAIRS, FLOORS = 0, 12, 12
+CLASSES, NODES = 556, 433_000
+#: conditions that ask after a capability, and the names by which code asks
+ASKED = {
+    r"(with_turns|has_turns|acting|acts|messages|trajector\w*|turns\w*|tool_schemas|tools|is_text)": 110,
+    r"(strategy|ZERO|SHARDED|FSDP2|is_fsdp2|zero\d|sharding|stage|wraps_layers|_deepspeed)": 34,
+}
 EQUAL_FIELDS = 5
 
 
@@ -364,6 +370,45 @@ def test_copies_and_floors_do_not_grow() -> None:
     assert len(twice) <= NAMES_TWICE, twice
     assert len(pairs) <= PAIRS, pairs
     assert floors(SOURCE) <= FLOORS
+
+
+def conditions(tree: ast.AST) -> Iterator[set[str]]:
+    """Yield the names in each condition: if, ?:, while, assert, the ifs of comprehensions and guards."""
+    tests: list[ast.expr] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If | ast.IfExp | ast.While | ast.Assert):
+            tests.append(node.test)
+        elif isinstance(node, ast.comprehension):
+            tests += node.ifs
+        elif isinstance(node, ast.match_case) and node.guard is not None:
+            tests.append(node.guard)
+    for test in tests:
+        yield {
+            n.id if isinstance(n, ast.Name) else n.attr
+            for n in ast.walk(test)
+            if isinstance(n, ast.Name | ast.Attribute)
+        }
+
+
+def asked(trees: Sequence[ast.AST], pattern: str) -> int:
+    """Return the number of conditions that have one of these names."""
+    return sum(any(re.fullmatch(pattern, name) for name in names) for tree in trees for names in conditions(tree))
+
+
+def test_syntax_and_questions_do_not_grow() -> None:
+    trees = [ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    assert len(nodes) <= NODES
+    assert sum(isinstance(node, ast.ClassDef) for node in nodes) <= CLASSES
+    found = {pattern: asked(trees, pattern) for pattern in ASKED}
+    assert all(found[pattern] <= most for pattern, most in ASKED.items()), found
+
+
+def test_questions_are_counted() -> None:
+    tree = ast.parse(
+        "if a.tools and b: x\ny = [c for c in d if c.tools]\nz = 1 if tools else 2\nassert tool\nw = a.tools"
+    )
+    assert asked([tree], "tools") == 3
 
 
 def test_copies_and_floors_are_counted(tmp_path: Path) -> None:

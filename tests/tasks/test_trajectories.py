@@ -42,6 +42,37 @@ def test_what_is_no_run_has_no_messages(text: str) -> None:
     assert Trajectory.of_json(text).messages == ()
 
 
+def test_a_text_is_the_trajectory_of_one_message() -> None:
+    text = Trajectory.of_text("  It is \\boxed{7}. ")
+    assert (text.text, text.answer, text.stored, text.calls) == ("  It is \\boxed{7}. ", text.text, None, [])
+    assert text == Trajectory.of_stored(text.text, None) != Trajectory.of_run(text.messages)
+    assert Trajectory.of_stored(None, None) is None
+    assert plan(text) == "" and transcript(text) == text.text
+
+
+@given(st.lists(st.sampled_from(["1", "1.0", "true", '"1"', "[1, 2]", '{"b": 1, "a": null}']), max_size=3))
+def test_runs_are_equal_if_they_are_stored_as_the_same(arguments: list[str]) -> None:
+    """Arguments of other types are other runs, though Python's values are equal."""
+    stored = [
+        Trajectory.of_run([Message("assistant", "", tool_calls=(ToolCall("f", {"a": json.loads(each)}),))])
+        for each in arguments
+    ]
+    assert len(set(stored)) == len(set(arguments))
+    for run in stored:
+        again = Trajectory.of_json(str(run.stored))
+        assert again == run
+        assert Trajectory(again.messages).stored == run.stored  # to the same bytes
+
+
+def test_the_beginning_of_a_run() -> None:
+    assert RUN.first(None) is RUN
+    assert RUN.first(1).messages == MESSAGES_OF_A_RUN[:1]
+    beginning = RUN.beginning(1)
+    assert beginning is not None and beginning.messages == MESSAGES_OF_A_RUN[:3]
+    assert RUN.beginning(2) is None  # its last message has no result
+    assert Trajectory(MESSAGES_OF_A_RUN[:1]).beginning(1) is None
+
+
 def test_completion_of_trl_is_sampled_where_the_assistant_wrote() -> None:
     completion = [{"role": "assistant", "content": "a"}, {"role": "tool", "name": "t", "content": "b"}]
     assert [message.sampled for message in of_completion(completion)] == [True, False]
