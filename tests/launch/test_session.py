@@ -105,7 +105,7 @@ def started_run(root: Path, *assignments: str) -> tuple[RunDirectory, Recipe]:
     resolved = recipe(*assignments, run_dir=root)
     plan = StartPlan(resolved, False, {"two": place(resolved, TWO)}, fingerprint={"prompts": "x", "seed": 0})
     with ExitStack() as stack:
-        run = start_run(plan, MODELS, stack)
+        run = start_run(resolved, plan.run_info(MODELS), stack)
     return run, resolved
 
 

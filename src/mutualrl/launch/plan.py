@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import time
+import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,8 +27,11 @@ from mutualrl.launch.ray_launcher import bundles
 from mutualrl.launch.session import (
     Launch,
     accept_changes,
+    by_policy,
     open_resumable_run,
+    recipe_text,
     require_same_plan,
+    sha256_of,
     verify_finished_policies,
 )
 from mutualrl.launch.trajectories import check_trajectories
@@ -41,14 +46,15 @@ from mutualrl.mwra.placement import Placement, place, source_devices
 from mutualrl.recipes import Recipe, load_run
 from mutualrl.recipes.agreement import source_digests
 from mutualrl.recipes.pool_tokenizers import load_tokenizers
-from mutualrl.recipes.run_sources import Prediction, recorded_digests
+from mutualrl.recipes.run_sources import Prediction, described, recorded_digests
+from mutualrl.regimes.info import RegimeInfo
 from mutualrl.see.bucket import PROBE_SECONDS
 from mutualrl.see.manifest import read_manifest
 from mutualrl.see.store import remote_store
 from mutualrl.storage.allocation import BatchPlan
 from mutualrl.storage.hub import hub_problem
-from mutualrl.storage.run_info import Fingerprint
-from mutualrl.storage.rundir import RunDirectory
+from mutualrl.storage.run_info import Fingerprint, RunInfo
+from mutualrl.storage.rundir import RunDirectory, command_line, versions
 from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.tiny import resolve_path
 
@@ -103,8 +109,7 @@ class StartPlan:
     @property
     def placed(self) -> Placement:
         """Return the placement of a start, which has one."""
-        assert self.placement is not None
-        return self.placement
+        return next(each for each in self.placements.values() if isinstance(each, Placement))
 
     def check(self, step: Callable[[], R]) -> R | None:
         """Return what a check returns. A rehearsal collects its error, and returns None."""
@@ -119,6 +124,31 @@ class StartPlan:
                 raise
             self.problems.append(error)
         return None
+
+    def run_info(self, models: dict[str, str], run_id: str | None = None, joined: str | None = None) -> RunInfo:
+        """Return what run.json has of this start. `joined`: the member that joins an exchange alone."""
+        recipe = self.recipe
+        text = recipe_text(recipe)
+        return RunInfo(
+            run_id=run_id or uuid.uuid4().hex,
+            created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            command=command_line(),
+            versions=versions(),
+            seed=recipe.run.seed,
+            regime=recipe.regime_class.name,
+            regime_info=RegimeInfo.of(recipe.regime_class).model_dump(mode="json"),
+            pool=recipe.pool,
+            fingerprint=self.fingerprint,
+            data={} if self.inputs is None else dict(self.inputs.data),
+            sources=described(self.sources),
+            asked_sources={name: asdict(each) for name, each in self.predicted.items()},
+            models=models,
+            placement=by_policy(self.placed),
+            exchange="" if recipe.bucket is None else recipe.bucket.url,
+            joined=joined or "",
+            recipe=text,
+            recipe_sha256=sha256_of(text),
+        )
 
     def require(self) -> None:
         """Raise the first problem."""

@@ -8,12 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mutualrl.errors import FileDamagedError, PlanMismatchError, RecipeError, RunDirectoryError, UsageError
 from mutualrl.mwra.placement import Placement
@@ -21,9 +19,7 @@ from mutualrl.recipes import Recipe, dump
 from mutualrl.recipes.agreement import compare, compare_models
 from mutualrl.recipes.differences import by_dotted_key, changed_keys, differing
 from mutualrl.recipes.free import may_differ
-from mutualrl.recipes.run_sources import described
 from mutualrl.recipes.yaml_file import parse
-from mutualrl.regimes.info import RegimeInfo
 from mutualrl.storage.allocation import Allocation, BatchPlan
 from mutualrl.storage.files import (
     read_checksummed,
@@ -43,9 +39,6 @@ from mutualrl.storage.rundir import (
     wrong_kinds,
 )
 from mutualrl.storage.trained_model import trained_model
-
-if TYPE_CHECKING:
-    from mutualrl.launch.plan import StartPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,39 +121,15 @@ def counted(recipe: Recipe, batch: BatchPlan, prompts: int) -> Recipe:
     return recipe.with_steps(prompts, batch.prompts, recipe.steps_per_round(batch.optimizer_steps))
 
 
-def start_run(
-    plan: StartPlan, models: dict[str, str], held: ExitStack, run_id: str | None = None, joined: str | None = None
-) -> RunDirectory:
-    """Claim a new run directory, locked while `held` is open, and write the files that the workers read. `joined`: the
-    member that joins an exchange alone."""
-    recipe = plan.recipe
-    text = recipe_text(recipe)
-    info = RunInfo(
-        run_id=run_id or uuid.uuid4().hex,
-        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        command=command_line(),
-        versions=versions(),
-        seed=recipe.run.seed,
-        regime=recipe.regime_class.name,
-        regime_info=RegimeInfo.of(recipe.regime_class).model_dump(mode="json"),
-        pool=recipe.pool,
-        fingerprint=plan.fingerprint,
-        data={} if plan.inputs is None else dict(plan.inputs.data),
-        sources=described(plan.sources),
-        asked_sources={name: asdict(each) for name, each in plan.predicted.items()},
-        models=models,
-        placement=_by_policy(plan.placed),
-        exchange="" if recipe.bucket is None else recipe.bucket.url,
-        joined=joined or "",
-        recipe=text,
-        recipe_sha256=_sha256(text),
-    )
+def start_run(recipe: Recipe, info: RunInfo, held: ExitStack) -> RunDirectory:
+    """Claim a new run directory, locked while `held` is open, and write the files that the workers read."""
     run = _claim(recipe, info, held)
-    write_atomic(run.recipe, text.encode())
+    write_atomic(run.recipe, info.recipe.encode())
     return run
 
 
-def _by_policy(placement: Placement) -> dict[str, Allocation]:
+def by_policy(placement: Placement) -> dict[str, Allocation]:
+    """Return the allocations by policy."""
     return {allocation.policy: allocation for allocation in placement.allocations}
 
 
@@ -170,7 +139,8 @@ def recipe_text(recipe: Recipe) -> str:
     return f"# {json.dumps(command_line())}\n{dump(without_dir)}"
 
 
-def _sha256(text: str) -> str:
+def sha256_of(text: str) -> str:
+    """Return the sha256 of a text."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -262,10 +232,10 @@ def resume_run(
     run.summary.unlink(missing_ok=True)
     info, text = run.info(), recipe_text(recipe)
     changes = {
-        "placement": _by_policy(placement),
+        "placement": by_policy(placement),
         "models": {**models, **{policy: digest for policy, digest in info.models.items() if digest}},
         "recipe": text,
-        "recipe_sha256": _sha256(text),
+        "recipe_sha256": sha256_of(text),
         "recipe_before_sha256": info.recipe_sha256,
     }
     write_checksummed(run.run_json, info.model_copy(update=changes).to_json(), root=run.root)

@@ -93,7 +93,7 @@ def _open(
     if launch.clean and path is not None:
         clean_run(path, held)
     staged = None if run_id is None or path is None else fetch_checkpoint(recipe, launch, run_id, path, models)
-    run = start_run(made, models, held, run_id, launch.member)
+    run = start_run(recipe, made.run_info(models, run_id, launch.member), held)
     store(run, made.sources)
     fetched = [] if staged is None else [install_checkpoint(staged, run)]
     return run, recipe, placement, [*placement.notes, *made.notes, *fetched]
