@@ -13,7 +13,8 @@ import pytest
 from made_runs import made_run, validation
 from mutualrl.regimes import get_regime
 from mutualrl.runs import live as reader
-from mutualrl.runs.live import MOST_LINES, MOST_POINTS, MOST_RESCUES, Curve, LiveRun, NewLines
+from mutualrl.runs.lines import NewLines
+from mutualrl.runs.live import MOST_LINES, MOST_POINTS, MOST_RESCUES, Curve, LiveRun
 from mutualrl.storage.rundir import RunDirectory
 
 

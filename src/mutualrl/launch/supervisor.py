@@ -37,7 +37,8 @@ from mutualrl.recipes import Recipe
 from mutualrl.recipes.run_sources import restore, store
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.reporting.progress import Progress
-from mutualrl.runs.facts import accounts_of, policy_facts, rows_of, silence_note, source_facts, values_of
+from mutualrl.runs.facts import accounts_of, policy_facts, silence_note, source_facts, values_of
+from mutualrl.runs.lines import last_steps
 from mutualrl.runs.notes import notes_of
 from mutualrl.see.location import record_store
 from mutualrl.storage.files import try_stat, write_checksummed
@@ -191,7 +192,7 @@ def summarize(run: RunDirectory, recipe: Recipe, names: Sequence[str], seconds: 
         else:
             raise MutualRLError(f"policy {name!r} ended without a result; logs: {run.policy(name).logs}")
     info, notes = run.info(), list[str]()
-    rows = {name: rows_of(run, name) for name in names}
+    rows = {name: last_steps(run.policy(name).metrics) for name in names}
     values = {name: values_of(each) for name, each in rows.items()}
     teaches = RegimeInfo.of(recipe.regime_class).teaches
     for name, result in policies.items():

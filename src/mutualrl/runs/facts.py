@@ -14,19 +14,12 @@ from mutualrl.errors import ExchangeDamagedError, FileDamagedError
 from mutualrl.see.store import ExchangeStore
 from mutualrl.sources.answers import read_account, stored_accounts, stored_first_account
 from mutualrl.storage.accounts import Account, SourceFacts
-from mutualrl.storage.files import JsonObject, finite_number, parse_or_none, try_read_bytes
+from mutualrl.storage.files import JsonObject, finite_number
 from mutualrl.storage.metrics import DEAD, EXTRA_ROWS, EXTRA_TOKENS, REVIVED, TAUGHT, of_source
 from mutualrl.storage.run_info import PolicyFacts
-from mutualrl.storage.rundir import RunDirectory
 
 #: measured values of a metric of one policy, in the order of its steps
 Values = Callable[[str], Sequence[float]]
-
-
-def rows_of(run: RunDirectory, policy: str) -> list[JsonObject]:
-    """Return the rows of a policy's metrics.jsonl; damaged ones, which `runs verify` names, are left out."""
-    lines = (try_read_bytes(run.policy(policy).metrics) or b"").splitlines()
-    return [row for line in lines if (row := parse_or_none(line)) is not None]
 
 
 def values_of(rows: Iterable[JsonObject]) -> Values:

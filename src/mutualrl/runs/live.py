@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from mutualrl.console.display import clean
 from mutualrl.errors import FileDamagedError
+from mutualrl.runs.lines import LOOK_BYTES, NewLines, steps_in
 from mutualrl.runs.notes import LearningNotes
-from mutualrl.runs.read import is_step, validation_of
+from mutualrl.runs.read import validation_of
 from mutualrl.see import open_store
 from mutualrl.see.liveness import Phase, last_heartbeat
-from mutualrl.storage.files import JsonObject, finite_number, open_regular, parse_or_none, read_checksummed
+from mutualrl.storage.files import JsonObject, finite_number, parse_or_none, read_checksummed
 from mutualrl.storage.metrics import WAIT, Metric
 from mutualrl.storage.run_info import measured
 from mutualrl.storage.rundir import RunDirectory
@@ -29,42 +28,9 @@ LONGEST_PHASE = 200  # characters
 SLOW_SECONDS = 10.0  # without progress, after which it is said for how long
 SILENT_SECONDS = 45.0  # without a heartbeat, of a process or in a bucket, after which it is said for how long
 LONGEST_LINE = 500
-LOOK_BYTES = 4 * 2**20  # per read
 LOG_BYTES = 64 * 2**10  # at the end of a log, for the first read
 RECENT = 20  # steps whose mean time predicts the remaining time
 _ATTEMPT = re.compile(r"attempt-(\d+)\.log")
-
-
-class NewLines:
-    """Complete lines appended to a growing file since the last read."""
-
-    def __init__(self, path: Path, last_bytes: int | None = None) -> None:
-        """`last_bytes`: start this many bytes before the end of the file; None: at its beginning."""
-        self.path = path
-        self.restarted = False  # whether the last read found a new or a truncated file
-        self._last_bytes = last_bytes
-        self._inode, self._offset = 0, 0
-
-    def read(self) -> list[bytes]:
-        """Return the new lines without line ends, at most `LOOK_BYTES` at a time. A partial line is left for the next
-        read; a missing file has no lines."""
-        try:
-            with open_regular(self.path) as file:
-                state = os.fstat(file.fileno())
-                self.restarted = state.st_ino != self._inode or state.st_size < self._offset
-                if self.restarted:
-                    start = 0 if self._last_bytes is None else max(0, state.st_size - self._last_bytes)
-                    self._inode, self._offset = state.st_ino, start
-                file.seek(self._offset)
-                data = file.read(LOOK_BYTES)
-        except (FileDamagedError, OSError):
-            self.restarted = False
-            return []
-        end = data.rfind(b"\n") + 1
-        if not end and len(data) == LOOK_BYTES:
-            end = len(data)  # longer than any valid line
-        self._offset += end
-        return data[:end].removesuffix(b"\n").split(b"\n") if end else []
 
 
 @dataclass(slots=True)
@@ -150,10 +116,8 @@ class LivePolicy:
         if self._metrics.restarted:  # a restarted policy has truncated the file
             self._reset()
         while lines:
-            for line in lines:
-                row = parse_or_none(line)
-                if row is not None and is_step(row.get("step")):  # `report` lists damaged lines
-                    self._add_row(row)
+            for row in steps_in(lines):  # `report` lists damaged lines
+                self._add_row(row)
             lines = self._metrics.read()
         lines = self._rescues.read()
         if self._rescues.restarted:

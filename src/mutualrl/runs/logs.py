@@ -18,13 +18,14 @@ import pandas as pd
 from mutualrl.console.user_path import user_path
 from mutualrl.errors import FileDamagedError, UsageError
 from mutualrl.runs.facts import accounts_of, policy_facts, source_facts
+from mutualrl.runs.lines import step_of
 from mutualrl.runs.notes import LearningNotes, data_notes, unscorable_note
-from mutualrl.runs.read import is_step, read_run, short, validation_of
+from mutualrl.runs.read import read_run, short, validation_of
 from mutualrl.runs.record import PolicyRecord, Run, policies_in
 from mutualrl.see import open_store
 from mutualrl.storage.accounts import Account, SourceFacts
 from mutualrl.storage.artifacts import FileDigest
-from mutualrl.storage.files import JsonObject, finite_number, parse_or_none, read_regular
+from mutualrl.storage.files import JsonObject, finite_number, read_regular
 from mutualrl.storage.run_info import PolicyFacts, Validation, measured
 from mutualrl.storage.run_logs import recorded_sums
 from mutualrl.storage.rundir import RunDirectory
@@ -231,11 +232,11 @@ def _lines(path: Path, recorded: FileDigest | None, notes: list[str], root: Path
     rows: list[JsonObject] = []
     bad: list[int] = []
     for line, text in enumerate(data.split(b"\n")[:-1], 1):
-        row = parse_or_none(text)
-        if row is not None and is_step(row.get("step")):
-            rows.append(row)
-        else:
+        row = step_of(text)
+        if row is None:
             bad.append(line)
+        else:
+            rows.append(row)
     if data and not data.endswith(b"\n"):
         notes.append(f"{where}: its last line is incomplete (being written, or torn by a kill) and is left out")
     if bad:

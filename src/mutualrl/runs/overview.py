@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mutualrl.errors import FileDamagedError
-from mutualrl.runs.read import is_step, read_run, short, validation_of
+from mutualrl.runs.lines import last_steps
+from mutualrl.runs.read import read_run, short, validation_of
 from mutualrl.runs.record import PolicyRecord, Record, Run
 from mutualrl.storage.checkpoints import Checkpoints
-from mutualrl.storage.files import open_regular, parse_or_none
 from mutualrl.storage.run_info import Validation, measured
 from mutualrl.storage.run_logs import recorded_sums, verify_log
 from mutualrl.storage.rundir import RunDirectory
@@ -65,24 +65,9 @@ def _ends(path: Path, *, needs_accuracy: bool) -> tuple[int, Validation | None]:
     """Return the last step in a metrics.jsonl and, if needed, the last validation, read from its end."""
     size = TAIL_BYTES
     while True:
-        data, complete = _tail(path, size)
-        parsed = [parse_or_none(line) for line in data.split(b"\n")]
-        rows = [row for row in parsed if row is not None and is_step(row.get("step"))]
+        rows, complete = last_steps(path, size), not path.is_file() or path.stat().st_size <= size
         validations = [validation_of(row.get("validation")) for row in rows]
         known = [each for each in validations if measured(each) is not None]
         if known or complete or (rows and not needs_accuracy):
             return rows[-1]["step"] if rows else 0, known[-1] if known else None
         size *= 8
-
-
-def _tail(path: Path, size: int) -> tuple[bytes, bool]:
-    """Return the complete lines in the last `size` bytes of a regular file, and whether these cover the file."""
-    try:
-        with open_regular(path) as file:
-            length = file.seek(0, 2)
-            file.seek(max(0, length - size))
-            data = file.read(size)
-    except (FileDamagedError, OSError):
-        return b"", True
-    begin = data.find(b"\n") + 1 if length > size else 0
-    return data[begin : data.rfind(b"\n") + 1], length <= size

@@ -20,8 +20,6 @@ from mutualrl.storage.rundir import RunDirectory, read_run_json
 
 R = TypeVar("R", bound=Stored)
 
-MOST_STEPS = 10**9
-
 
 def read_run(path: Path) -> Run:
     """Read a run directory in any state, without its logs (`runs.logs.read_logged`). Raises UsageError if it is not a
@@ -126,11 +124,6 @@ def _record(kind: type[R], value: JsonObject, where: str, notes: list[str]) -> R
         return None
     notes.append(f"{where}: left out of it: " + ", ".join(f"{name} ({text})" for name, text in wrong.items()))
     return kind.model_validate({name: field for name, field in value.items() if name not in wrong})
-
-
-def is_step(value: object) -> bool:
-    """Return whether a value is a step, which that of a damaged line need not be."""
-    return type(value) is int and 0 <= value <= MOST_STEPS
 
 
 def validation_of(value: object) -> Validation | None:

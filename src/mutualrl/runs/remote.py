@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from mutualrl.errors import FileDamagedError, UsageError
 from mutualrl.process.status import ELSEWHERE, status_file
-from mutualrl.runs.facts import accounts_of, policy_facts, rows_of, source_facts, values_of
+from mutualrl.runs.facts import accounts_of, policy_facts, source_facts, values_of
+from mutualrl.runs.lines import last_steps
 from mutualrl.runs.read import read_run
 from mutualrl.see.bucket import PROBE_SECONDS
 from mutualrl.see.liveness import HEARTBEAT, last_heartbeat
@@ -114,7 +115,7 @@ def _write_outcome(run: RunDirectory, info: RunInfo, policies: Sequence[str], st
     """Write the summary of a run whose policies have all finished, else its status."""
     results = {policy: policy_result(run.policy(policy).result, run.root) for policy in policies}
     finished, record = {}, read_run(run.root)
-    values = {policy: values_of(rows_of(run, policy)) for policy in policies}
+    values = {policy: values_of(last_steps(run.policy(policy).metrics)) for policy in policies}
     for policy, result in results.items():
         if result is not None:
             facts = policy_facts(values[policy], teaches=record.rule.teaches)
