@@ -20,7 +20,7 @@ from mutualrl.sources.recorded import read_recorded
 from mutualrl.sources.section import Columns
 from mutualrl.tasks.run_reader import read_trajectory
 from mutualrl.tasks.trajectories import plan, transcript
-from mutualrl.trajectory import ToolCall, Trajectory
+from mutualrl.trajectory import ToolCall
 
 PROMPTS = [Prompt(f"p{number}", f"{number} plus 2?", str(number + 2), "plus") for number in range(3)]
 TEXTS = {prompt.text: f"\\boxed{{{prompt.answer}}}" for prompt in PROMPTS}
@@ -36,14 +36,14 @@ def test_every_layout_gives_the_same_run(tmp_path: Path, layout: str) -> None:
     responses = dict(found.responses())
     assert list(responses) == ["p0", "p1", "p2"]
     for prompt in PROMPTS:
-        run = responses[prompt.id].trajectory.messages
-        assert [message.role for message in run][1:2] == ["tool"]
-        assert run[1].name == "calculate"
-        assert run[1].text == "3"
-        assert Trajectory(tuple(run)).calls == [ToolCall("calculate", CALL["arguments"])]
-        assert type(Trajectory(tuple(run)).calls[0].arguments["a"]) is int  # type: ignore[index]
-        assert run[0].reasoning == ("" if layout == "conversations" else "add")
-        assert Trajectory(tuple(run)).answer == responses[prompt.id].trajectory.text == TEXTS[prompt.trajectory.text]
+        run = responses[prompt.id].trajectory
+        assert [message.role for message in run.messages][1:2] == ["tool"]
+        assert run.messages[1].name == "calculate"
+        assert run.messages[1].text == "3"
+        assert run.calls == [ToolCall("calculate", CALL["arguments"])]
+        assert type(run.calls[0].arguments["a"]) is int  # type: ignore[index]
+        assert run.messages[0].reasoning == ("" if layout == "conversations" else "add")
+        assert run.answer == run.text == TEXTS[prompt.text]
         assert plan(run) == '1. calculate {"operation": "plus", "a": 1, "b": 2}'
         assert plan(run, answer=True).endswith(f"\nAnswer: {TEXTS[prompt.text]}")
         assert transcript(run).splitlines()[-2:] == ["[calculate] 3", TEXTS[prompt.text]]

@@ -195,9 +195,9 @@ def check_asked_sources(
                 model, answer = asyncio.run(preflight(source, key, None if resumed else first, seed))
                 models[section.name] = model
                 notes.append(f"source {section.name}: {clean(model, 100)} at {section.served}")
-                if first is not None and answer.asked:
+                if first is not None and answer.outcome != "left_out":
                     accounts[section.name] = first_account(answer, (section.system or "") + first.text)
-                if answer.asked and answer.failure is not None:
+                if answer.outcome == "failed":
                     problem = f"source {section.name!r}: no answer to a first question: {answer.failure}"
                     if section.on_source_loss == "fail":
                         raise MachineError(problem)

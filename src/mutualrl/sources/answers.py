@@ -86,7 +86,7 @@ def _name(round_index: int, question: Question) -> str:
 
 def counted_reasons(answers: Iterable[Answer]) -> dict[str, int]:
     """Return why questions that were asked have no answer, each reason with its number; rare ones as one."""
-    counts = Counter(answer.failure for answer in answers if answer.asked and answer.failure is not None)
+    counts = Counter(str(answer.failure) for answer in answers if answer.outcome == "failed")
     common = counts.most_common(MOST_REASONS)
     rest = counts.total() - sum(number for _, number in common)
     return {**dict(common), **({OTHER_REASONS: rest} if rest else {})}
@@ -99,8 +99,8 @@ def first_account(answer: Answer, text: str) -> Account:
         prompts=1,
         questions=1,
         requests=1,
-        failed=int(answer.failure is not None),
-        cut_off=int(answer.failure is None and not answer.ended),
+        failed=int(answer.outcome == "failed"),
+        cut_off=int(answer.outcome == "cut_off"),
         prompt_tokens=asked,
         completion_tokens=said,
         spent=asked + said,

@@ -65,7 +65,7 @@ class Asking:
         work = asyncio.create_task(self._ask_missing(round_index, questions, prompts, answers))
         await self._until_done(work, round_index)
         known = [answer or Answer(failure="not asked", asked=False) for answer in answers]
-        counts = Counter(_outcome(answer) for answer in known)
+        counts = Counter(answer.outcome for answer in known)
         texts = [self._text(prompts, question) for question in questions]
         tokens = [used_tokens(answer, text) for answer, text in zip(known, texts, strict=True)]
         spent = sum(spent_tokens(*each, self._most) for each in zip(known, texts, strict=True))
@@ -180,19 +180,19 @@ class Asking:
     def _say(self, round_index: int, answers: Sequence[Answer]) -> None:
         """Say what has no answer, with the first reason; once, that all were cut off and that the budget has ended."""
         source = self._store.source
-        failures = [answer.failure for answer in answers if answer.failure is not None and answer.asked]
+        failures = [answer.failure for answer in answers if answer.outcome == "failed"]
         if failures:
             notify(
                 f"source {source!r}, round {round_index}: {len(failures)} of {len(answers)} questions have no answer "
                 f"({failures[0]}); the run continues without them (on_source_loss: continue)"
             )
-        asked = [answer for answer in answers if answer.asked and answer.failure is None]
-        if asked and not any(answer.ended for answer in asked) and not self._said_cut_off:
+        outcomes = Counter(answer.outcome for answer in answers)
+        if outcomes["cut_off"] and not outcomes["answered"] and not self._said_cut_off:
             self._said_cut_off = True
             notify(
-                f"source {source!r}, round {round_index}: each of its {len(asked)} answers was cut off, and a text "
-                f"that was cut off is no success; raise sources.{source}.max_tokens ({self._model.source.max_tokens}), "
-                "or see whether the server knows the model's end tokens"
+                f"source {source!r}, round {round_index}: each of its {outcomes['cut_off']} answers was cut off, and a "
+                f"text that was cut off is no success; raise sources.{source}.max_tokens "
+                f"({self._model.source.max_tokens}), or see whether the server knows the model's end tokens"
             )
         if self._left_out and not self._said_budget:
             self._said_budget = True
@@ -212,11 +212,3 @@ async def _first_of(tasks: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
     for task in done:
         task.result()
     return pending
-
-
-def _outcome(answer: Answer) -> str:
-    if not answer.asked:
-        return "left_out"
-    if answer.failure is not None:
-        return "failed"
-    return "answered" if answer.ended else "cut_off"

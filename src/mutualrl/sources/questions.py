@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from mutualrl.records import Prompt
 from mutualrl.seeds import seed_of, seeded
@@ -33,6 +34,15 @@ class Answer:
     completion_tokens: int | None = None
     failure: str | None = None
     asked: bool = True
+
+    @property
+    def outcome(self) -> Literal["left_out", "failed", "cut_off", "answered"]:
+        """Return what became of the question."""
+        if not self.asked:
+            return "left_out"
+        if self.failure is not None:
+            return "failed"
+        return "answered" if self.ended else "cut_off"
 
 
 @dataclass(frozen=True, slots=True)
