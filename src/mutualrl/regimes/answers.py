@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from mutualrl.regimes.advantages import pool_advantages, standard_deviation, ungroup
 from mutualrl.regimes.gating import Candidate
-from mutualrl.regimes.round import Sample, Sampled
+from mutualrl.regimes.round import RoundView, Sample, Sampled
+from mutualrl.seeds import seeded
 from mutualrl.tasks.boxed import last_boxed
 
 
@@ -73,3 +76,54 @@ def longest_common_substring(a: Sequence[int], b: Sequence[int]) -> int:
         longest = max(longest, int(row.max()))
         before = row
     return longest
+
+
+def counted(answers: Sequence[HintedAnswer]) -> dict[str, int]:
+    """Return the number of answers of each prompt."""
+    counts: dict[str, int] = {}
+    for answer in answers:
+        counts[answer.sample.prompt_id] = counts.get(answer.sample.prompt_id, 0) + 1
+    return counts
+
+
+def of_another_prompt(drawn: Mapping[str, Candidate], view: RoundView) -> dict[str, Candidate]:
+    """Return for each prompt the success drawn for another one, every success used once: a cycle in random order. A
+    single prompt has no other: none."""
+    prompts = sorted(drawn)
+    if len(prompts) < 2:
+        return {}
+    order = seeded(view.run_seed, view.round, "shuffled hints", view.learner).permutation(len(prompts))
+    cycle = [prompts[place] for place in order]
+    return {prompt_id: drawn[cycle[place - 1]] for place, prompt_id in enumerate(cycle)}
+
+
+def pooled_advantages(view: RoundView, answers: Sequence[HintedAnswer]) -> tuple[tuple[float, ...], list[float]]:
+    """Return the own advantages and those of answers, over the group of a prompt's own rollouts and answers.
+
+    Own advantages change by the difference to those over the own rollouts alone, so that what a regime before this one
+    has changed stays. Whitened ones are computed anew (`whitened_plan` whitens them).
+    """
+    own = view.own_groups()
+    rewards: dict[str, list[float]] = {prompt_id: [] for prompt_id in own}
+    for answer in answers:
+        rewards[answer.sample.prompt_id].append(answer.drawn.reward)
+    everything = [*view.rewards, *(answer.drawn.reward for answer in answers)]
+    alone, together = standard_deviation(view.rewards), standard_deviation(everything)
+    changes: dict[str, list[float]] = {}
+    graded: dict[str, list[float]] = {}
+    for prompt_id, group in rewards.items():
+        mine, pool = own[prompt_id], [*own[prompt_id], *group]
+        local = pool_advantages(mine, mine, scale=view.scale, batch_standard_deviation=alone)
+        deviation = together if group else alone
+        pooled = pool_advantages(pool, pool, scale=view.scale, batch_standard_deviation=deviation)
+        changes[prompt_id] = (pooled[: len(mine)] - (0.0 if view.whiten else local)).tolist()
+        graded[prompt_id] = pooled[len(mine) :].tolist()
+    difference = ungroup(view.prompt_ids, changes)
+    before = [0.0] * len(difference) if view.whiten else view.advantages
+    advantages = tuple(old + new for old, new in zip(before, difference, strict=True))
+    of_answers, places = list[float](), Counter[str]()
+    for answer in answers:
+        key = answer.sample.prompt_id
+        of_answers.append(graded[key][places[key]])
+        places[key] += 1
+    return advantages, of_answers

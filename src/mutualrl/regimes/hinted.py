@@ -27,8 +27,8 @@ import numpy as np
 from pydantic import field_validator, model_validator
 
 from mutualrl.records import REWARDS_ONLY, PublishSchema, plain_ids
-from mutualrl.regimes.advantages import group_by_prompt, pool_advantages, standard_deviation, ungroup
-from mutualrl.regimes.answers import HintedAnswer, Shown
+from mutualrl.regimes.advantages import group_by_prompt
+from mutualrl.regimes.answers import HintedAnswer, Shown, counted, of_another_prompt, pooled_advantages
 from mutualrl.regimes.gating import AllFail, Candidate, gate, require_ordered, successes_of, unsolved_by
 from mutualrl.regimes.hints import FOR_AGENTS, KINDS, HintKind, first_words
 from mutualrl.regimes.needs import Needs
@@ -270,7 +270,7 @@ class Hinted(AllFail, Regime):
                 successes = sorted(able, key=lambda each: (each.policy, each.rollout))
                 drawn[prompt_id] = self._draw(view, prompt_id, successes)
         if self.kind.is_shuffled:
-            drawn = _of_another_prompt(drawn, view)
+            drawn = of_another_prompt(drawn, view)
         texts = {prompt_id: self.hint_of(success, view) for prompt_id, success in drawn.items()}
         return {prompt_id: Shown(text, drawn[prompt_id]) for prompt_id, text in texts.items() if text.strip()}
 
@@ -342,7 +342,7 @@ class Hinted(AllFail, Regime):
     def _nll(self, view: RoundView, confirmed: Sequence[HintedAnswer], shown: Mapping[str, Shown]) -> list[ExtraRow]:
         """Return the confirmed answers as rows under the prompt without the hint."""
         learnt = [answer for answer in confirmed if answer.drawn.tokens]
-        counts = _counts(learnt)
+        counts = counted(learnt)
         by_prompt = self.normalize == "prompts"
         rows = []
         for answer in learnt:
@@ -355,34 +355,12 @@ class Hinted(AllFail, Regime):
     def _policy_gradient(
         self, view: RoundView, answers: Sequence[HintedAnswer], shown: Mapping[str, Shown]
     ) -> tuple[list[ExtraRow], tuple[float, ...]]:
-        """Return answers as rows, and the own advantages. Both are over the group of a prompt's own rollouts and
-        answers: own advantages change by the difference to those over the own rollouts alone, so that what a regime
-        before this one has changed stays. Whitened ones are computed anew (`whitened_plan` whitens them)."""
-        own = view.own_groups()
+        """Return answers as rows, and the own advantages."""
         scored = [answer for answer in answers if not math.isnan(answer.drawn.reward)]
-        rewards: dict[str, list[float]] = {prompt_id: [] for prompt_id in own}
-        for answer in scored:
-            rewards[answer.sample.prompt_id].append(answer.drawn.reward)
-        everything = [*view.rewards, *(answer.drawn.reward for answer in scored)]
-        alone, together = standard_deviation(view.rewards), standard_deviation(everything)
-        changes: dict[str, list[float]] = {}
-        graded: dict[str, list[float]] = {}
-        for prompt_id, group in rewards.items():
-            mine, pool = own[prompt_id], [*own[prompt_id], *group]
-            local = pool_advantages(mine, mine, scale=view.scale, batch_standard_deviation=alone)
-            deviation = together if group else alone
-            pooled = pool_advantages(pool, pool, scale=view.scale, batch_standard_deviation=deviation)
-            changes[prompt_id] = (pooled[: len(mine)] - (0.0 if view.whiten else local)).tolist()
-            graded[prompt_id] = pooled[len(mine) :].tolist()
-        difference = ungroup(view.prompt_ids, changes)
-        before = [0.0] * len(difference) if view.whiten else view.advantages
-        advantages = tuple(old + new for old, new in zip(before, difference, strict=True))
-        places = dict.fromkeys(graded, 0)
+        advantages, graded = pooled_advantages(view, scored)
         rows = []
-        for answer in scored:
-            key = answer.sample.prompt_id
-            row = replace(self._row(view, answer, shown), advantage=graded[key][places[key]], mean="pool")
-            places[key] += 1
+        for answer, advantage in zip(scored, graded, strict=True):
+            row = replace(self._row(view, answer, shown), advantage=advantage, mean="pool")
             if self.kind.is_shown:
                 row = replace(row, logprobs=answer.drawn.logprobs, bound=UpperBound(self.cap))
             if view.mask_truncated and not answer.drawn.ended:
@@ -453,26 +431,7 @@ class Hinted(AllFail, Regime):
         passages = self._hint_passages(view, shown)
         values = [
             view.results.nll[passages[prompt_id]]
-            for prompt_id in _counts(confirmed)
+            for prompt_id in counted(confirmed)
             if prompt_id in passages and passages[prompt_id] in view.results.nll
         ]
         return {"hinted/hint_nll": float(np.mean(values))} if values else {}
-
-
-def _counts(answers: Sequence[HintedAnswer]) -> dict[str, int]:
-    """Return the number of answers of each prompt."""
-    counts: dict[str, int] = {}
-    for answer in answers:
-        counts[answer.sample.prompt_id] = counts.get(answer.sample.prompt_id, 0) + 1
-    return counts
-
-
-def _of_another_prompt(drawn: Mapping[str, Candidate], view: RoundView) -> dict[str, Candidate]:
-    """Return for each prompt the success drawn for another one, every success used once: a cycle in random order. A
-    single prompt has no other: none."""
-    prompts = sorted(drawn)
-    if len(prompts) < 2:
-        return {}
-    order = seeded(view.run_seed, view.round, "shuffled hints", view.learner).permutation(len(prompts))
-    cycle = [prompts[place] for place in order]
-    return {prompt_id: drawn[cycle[place - 1]] for place, prompt_id in enumerate(cycle)}
