@@ -1,7 +1,7 @@
 """The rollouts of one policy in one round, by column: the record of wire, disk, diagnostics and training.
 
 `COLUMNS` is the one place that maps a field of `Rollout` to its name and type on disk; the names there are the paper's.
-A new field is declared there and in `Rollout`.
+A new field is declared there and in `Rollout`. Its trajectory has two columns: the text, and of a run its messages.
 """
 
 from __future__ import annotations
@@ -196,9 +196,10 @@ class Rollouts(Sequence[Rollout]):
 
     def trajectories(self, rows: Sequence[int] | None = None) -> list[Trajectory | None]:
         """Return what was written in some rows, or in all; None where it was not published."""
+        if rows is None:
+            return list(self._field("trajectory"))  # type: ignore[arg-type]
         texts, messages = self._array("y_text"), self._array("messages")
-        chosen = range(len(self)) if rows is None else rows
-        return [Trajectory.of_stored(texts[row].as_py(), messages[row].as_py()) for row in chosen]
+        return [Trajectory.of_stored(texts[row].as_py(), messages[row].as_py()) for row in rows]
 
     # ---- other rollouts
 
@@ -249,7 +250,7 @@ class Rollouts(Sequence[Rollout]):
         if field not in (*LISTS, "trajectory"):
             return self._values(field)
         if field not in self._lists:
-            slices = self.trajectories() if field == "trajectory" else _slices(self._array(field))
+            slices = self.trajectories(range(len(self))) if field == "trajectory" else _slices(self._array(field))
             self._lists[field] = list(slices)
         return self._lists[field]
 

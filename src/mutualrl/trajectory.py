@@ -1,17 +1,18 @@
 """What a model wrote on a prompt: a text, or an agent's run with calls of tools and their results. One value for both.
 
-Who holds a `Trajectory` asks it; nobody asks what kind it is. It is parsed where a shard or a file is read
+Who holds a `Trajectory` asks it. It is parsed where a shard or a file is read
 (`Trajectory.of_stored`) and becomes JSON again where it is stored (`Trajectory.stored`), to the same bytes.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class ToolCall(NamedTuple):
@@ -67,26 +68,35 @@ class Trajectory:
 
     @classmethod
     def of_run(cls, messages: Iterable[Message]) -> Trajectory:
-        """Return a run, as it would be read where it is stored."""
-        text = json.dumps([as_chat(message) for message in messages], ensure_ascii=False)
+        """Return a run, as it would be read where it is stored. Arguments that are nested too deeply for JSON, which a
+        model may write, become a text that says so."""
+        listed = list(messages)
+        try:
+            text = json.dumps([as_chat(message) for message in listed], ensure_ascii=False)
+            json.loads(text)
+        except RecursionError:
+            flat = []
+            for message in listed:
+                calls = tuple(call._replace(arguments="nested too deeply") for call in message.tool_calls)
+                flat.append(as_chat(message._replace(tool_calls=calls)))
+            text = json.dumps(flat, ensure_ascii=False)
         return cls.of_json(text.encode("utf-8", "replace").decode())  # UTF-8 has no lone surrogates
 
     @classmethod
     def of_stored(cls, text: str | None, messages: str | None) -> Trajectory | None:
-        """Return what two columns of a shard hold: a run as JSON, or else a text; None for neither."""
-        if messages:
-            return cls.of_json(messages)
-        return None if text is None else cls.of_text(text)
+        """Return what two columns of a shard hold: a text, which is None where it was not published, or of a run with
+        what it said the messages as JSON."""
+        if text is None:
+            return None
+        return cls.of_text(text) if messages is None else cls.of_json(messages)
 
     @classmethod
     def of_json(cls, stored: str) -> Trajectory:
-        """Return a stored run; one without messages for a text that is no list of them."""
+        """Return a stored run; one without messages for anything that `as_chat` does not write."""
         try:
-            values = json.loads(stored)
-        except (ValueError, RecursionError):
-            values = []
-        chats = [each for each in values if isinstance(each, dict)] if isinstance(values, list) else []
-        run = cls(tuple(_message(each) for each in chats))
+            run = cls(tuple(_message(chat) for chat in json.loads(stored)))
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+            run = cls(())
         vars(run)["stored"] = stored
         return run
 
@@ -184,7 +194,7 @@ class Conversation:
     @property
     def run(self) -> Trajectory:
         """Return the trajectory from the model's first message on."""
-        return Trajectory.of_run(self.after)
+        return Trajectory(self.after)
 
     @property
     def prompts(self) -> list[str]:
@@ -228,7 +238,7 @@ def as_chat(message: Message) -> dict[str, object]:
             {
                 "type": "function",
                 **({"id": call.call_id} if call.call_id else {}),
-                "function": {"name": call.name, "arguments": call.arguments},
+                "function": {"name": call.name, "arguments": copy.deepcopy(call.arguments)},
             }
             for call in message.tool_calls
         ]
@@ -239,26 +249,27 @@ def as_chat(message: Message) -> dict[str, object]:
     return {**chat, "sampled": True} if message.sampled else chat
 
 
-def _message(chat: Mapping[str, object]) -> Message:
-    """Invert `as_chat`. A field of another type, which a foreign file may have, is as if it were not there."""
-    listed = chat.get("tool_calls")
+def _message(chat: Mapping[str, Any]) -> Message:
+    """Invert `as_chat`. Raises KeyError, TypeError or ValueError for anything else, which a foreign file may have."""
     calls = []
-    for each in listed if isinstance(listed, list) else ():
-        function = each.get("function") if isinstance(each, Mapping) else None
-        if isinstance(function, Mapping):
-            arguments = function.get("arguments")
-            given = arguments if isinstance(arguments, Mapping | str) else {}
-            calls.append(ToolCall(_string(function.get("name")), given, _string(each.get("id"))))
+    for each in chat.get("tool_calls", ()):
+        name, arguments = each["function"]["name"], each["function"]["arguments"]
+        if not isinstance(arguments, dict | str):
+            raise TypeError("arguments of another type")
+        calls.append(ToolCall(_string(name), arguments, _string(each.get("id", ""))))
+    reasoning = _string(chat.get("reasoning", ""))
     return Message(
-        _string(chat.get("role")),
-        _string(chat.get("content")),
-        _string(chat.get("reasoning")),
+        _string(chat["role"]),
+        _string(chat["content"]),
+        reasoning if reasoning.strip() else "",
         tuple(calls),
-        name=_string(chat.get("name")),
-        call_id=_string(chat.get("tool_call_id")),
-        sampled=chat.get("sampled") is True,
+        name=_string(chat.get("name", "")),
+        call_id=_string(chat.get("tool_call_id", "")),
+        sampled=chat.get("sampled", False) is True,
     )
 
 
 def _string(value: object) -> str:
-    return value if isinstance(value, str) else ""
+    if not isinstance(value, str):
+        raise TypeError(f"found {type(value).__name__}, expected a text")
+    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import gzip
 import json
 import shutil
@@ -450,3 +451,14 @@ def test_first_rounds_that_a_policy_lost_are_named(recorded_run: Path, tmp_path:
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["notes"] == ["policy ada: rounds before 1 are missing (pruned, or lost)"]
     assert "policy ada: rounds before 1 are missing" in result.stderr
+
+
+def test_runs_with_arguments_that_json_lacks_are_read(tmp_path: Path) -> None:
+    """Parquet has dates; a call may have one."""
+    from mutualrl.diagnostics.rollout_reader import _rows
+
+    call = {"function": {"name": "f", "arguments": {"day": datetime.date(2026, 1, 2)}}}
+    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "let me", "tool_calls": [call]}]
+    row = {"messages": [*said, {"role": "tool", "content": "3"}, {"role": "assistant", "content": "it is 3"}]}
+    pq.write_table(pa.Table.from_pylist([{**row, "reward": 1.0}]), tmp_path / "runs.parquet")
+    assert [row["completion"] for _, row in _rows(tmp_path / "runs.parquet")] == ["let me\nit is 3"]

@@ -207,6 +207,38 @@ def test_regimes_check_reports_the_error(tmp_path: Path, cli_here: Cli, plan: st
     assert any(INVALID_PLANS[plan] in f"{check['check']}: {check['found']}" for check in failed), report
 
 
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("def publishes(self):\n        return None", "has publishes, which nobody asks; expected needs()"),
+        ("def late(self):\n        return True", "has late, which nobody asks"),
+        ("def needs(self):\n        return {'peers': False}", "needs() returned dict, expected"),
+    ],
+)
+def test_what_a_regime_says_of_itself_in_another_way_is_refused(
+    tmp_path: Path, cli_here: Cli, body: str, problem: str
+) -> None:
+    """Unasked, it would share nothing, without a word."""
+    path = tmp_path / "own.py"
+    path.write_text(f"{HEAD}class Own(Regime):\n    name = 'own'\n    {body}\n")
+    result = cli_here("train", "--regime", f"{path}:Own", "--pool", "tiny", "--dry-run")
+    assert result.returncode == 2
+    assert problem in result.stderr
+
+
+def test_needs_that_are_asked_before_settings_are_known_may_not_depend_on_them(tmp_path: Path, cli_here: Cli) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(
+        f"{HEAD}from mutualrl.regimes import Needs\nclass Own(Regime):\n    name = 'own'\n    alone: bool = False\n"
+        "    def needs(self):\n        return Needs(peers=not self.alone)\n"
+    )
+    arguments = ("train", "--regime", f"{path}:Own", "--pool", "tiny", "--dry-run")
+    assert cli_here(*arguments).returncode == 0
+    result = cli_here(*arguments, "--set", "regime.alone=true")
+    assert result.returncode == 2
+    assert "needs(): peers depends on settings" in result.stderr
+
+
 @pytest.mark.parametrize("name", ["grpo", "grpo-noise", "xgrpo", "prp", "sgt", REGIME, ADVANTAGES])
 def test_regimes_check_passes_for_shipped_regimes(cli_here: Cli, name: str) -> None:
     result = cli_here("regimes", "check", name, "--json")

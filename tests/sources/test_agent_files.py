@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from agent_files import CALL, LAYOUTS, chat, messages, traces, write
 
+from mutualrl.errors import DataError
 from mutualrl.records import Prompt
 from mutualrl.sources.layouts import reward_of
 from mutualrl.sources.prepare import claimed_rewards
@@ -113,6 +114,12 @@ def test_runs_that_differ_only_in_their_calls_are_two(tmp_path: Path) -> None:
     found = read(write(tmp_path / "runs.jsonl", [{"messages": chat(prompt, "\\boxed{2}")}, {"messages": other}]))
     assert len(list(found.responses())) == 2
     assert found.counts["duplicates"] == 0
+
+
+def test_a_lone_surrogate_in_a_run_is_refused_by_name(tmp_path: Path) -> None:
+    path = write(tmp_path / "runs.jsonl", [{"messages": chat(PROMPTS[0].text, "it \ud800 is")}])
+    with pytest.raises(DataError, match=r"runs\.jsonl.*a lone surrogate"):
+        read(path)
 
 
 #: reads a file that is far larger than the memory that reading it may add

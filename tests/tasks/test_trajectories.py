@@ -64,6 +64,52 @@ def test_runs_are_equal_if_they_are_stored_as_the_same(arguments: list[str]) -> 
         assert Trajectory(again.messages).stored == run.stored  # to the same bytes
 
 
+GOOD = {"role": "assistant", "content": "it is 3"}
+CALLED = {"function": {"name": "f", "arguments": {"a": 1}}}
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        [{"content": "no role"}],
+        [{"role": "assistant", "content": 3}],
+        [{"role": "assistant", "content": [{"type": "text", "text": "parts"}]}],
+        [GOOD, 3],
+        [{**GOOD, "tool_calls": [{"name": "f", "arguments": {}}]}],
+        [{**GOOD, "tool_calls": [{"function": {"name": "f", "arguments": [1]}}]}],
+        [{**GOOD, "tool_calls": 3}],
+    ],
+)
+def test_what_we_do_not_write_is_no_run(stored: list[object]) -> None:
+    """A foreign shard of a bucket may have any JSON: a part of it must not be taken for the run."""
+    assert Trajectory.of_json(json.dumps([GOOD])).text == "it is 3"
+    assert Trajectory.of_json(json.dumps(stored)).messages == ()
+
+
+def test_columns_of_a_shard() -> None:
+    run = json.dumps([{**GOOD, "reasoning": "\n", "tool_calls": [CALLED]}])
+    assert Trajectory.of_stored(None, run) is None  # not published
+    read = Trajectory.of_stored("it is 3", run)
+    assert read is not None and read.messages[0].reasoning == ""  # no template writes blank reasoning
+    assert Trajectory.of_stored("it is 3", "") == Trajectory.of_json("")
+
+
+@pytest.mark.parametrize("depth", [100, 900, 985, 990, 1100])
+def test_arguments_nested_as_deeply_as_a_model_likes(depth: int) -> None:
+    deep: object = 1
+    for _ in range(depth):
+        deep = [deep]
+    run = Trajectory.of_run([Message("assistant", "so", tool_calls=(ToolCall("f", {"a": deep}),))])
+    assert (run.text, [call.name for call in run.calls]) == ("so", ["f"])
+    assert Trajectory.of_json(str(run.stored)) == run
+
+
+def test_a_reward_that_changes_its_messages_changes_no_run() -> None:
+    run = Trajectory.of_run([Message("assistant", "", tool_calls=(ToolCall("f", {"a": 1}),))])
+    run.chats[0]["tool_calls"][0]["function"]["arguments"].pop("a")  # type: ignore[index]
+    assert run.calls == [ToolCall("f", {"a": 1})]
+
+
 def test_the_beginning_of_a_run() -> None:
     assert RUN.first(None) is RUN
     assert RUN.first(1).messages == MESSAGES_OF_A_RUN[:1]

@@ -20,7 +20,6 @@ from mutualrl.diagnostics.gates import Thresholds
 from mutualrl.diagnostics.statistics import Floats, intervals, ratio
 from mutualrl.errors import DataError
 from mutualrl.records import Prompt
-from mutualrl.rollouts import Rollouts
 from mutualrl.sources.matching import PromptIndex
 from mutualrl.sources.prepare import Prepared
 
@@ -195,11 +194,9 @@ def _texts_for(source: Prepared, learner: str, success: float, longest: int | No
         return _Texts(solved, solved & known.prompts, known.lengths, verified, context=known.context)
     if longest is None:
         return _Texts(solved, set(), {}, verified, known=False)
-    short = set()
-    for rollout in Rollouts(source.source.table).rows("text"):
-        written = rollout.trajectory
-        if written is None or not written.is_text or len(written.text) <= longest:
-            short.add(rollout.prompt_id)
+    table = source.source.table
+    columns = (table[key].to_pylist() for key in ("prompt_id", "y_text", "messages"))
+    short = {key for key, text, run in zip(*columns, strict=True) if run is not None or len(text or "") <= longest}
     return _Texts(solved, solved & short, {}, verified, longest)
 
 

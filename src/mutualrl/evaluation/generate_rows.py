@@ -115,7 +115,7 @@ class AnsweringModel:
                 raise FileDamagedError(
                     f"{where}: row {number} is of prompt {row['prompt_id']!r}, expected {prompt.id!r}"
                 )
-            written = Trajectory.of_stored(row["y_text"], row["messages"]) or NO_TEXT
+            written = Trajectory.of_stored(row["y_text"], row["messages"] or None) or NO_TEXT
             answered.append((prompt, Completion(tuple(row["token_ids"] or ()), written, row["ended"])))
         if task.turns is not None and task.turns.environment is not None:
             return rows  # judged by what the environment was, which is gone

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import pyarrow.compute as pc
 
 from mutualrl.console.display import clean
 from mutualrl.errors import ModelError
@@ -92,9 +93,8 @@ def _require_calls(policy: str, renderer: Renderer, regime: str) -> None:
 
 def _runs_of(source: StoredSource) -> list[tuple[str, Trajectory]]:
     """Return the first runs of a source with their prompts' ids."""
-    rows = Rollouts(source.table).rows("text")
-    runs = ((each.prompt_id, each.trajectory) for each in rows if each.trajectory and not each.trajectory.is_text)
-    return list(itertools.islice(runs, LOOKED_AT))
+    runs = source.table.filter(pc.is_valid(source.table["messages"])).slice(0, LOOKED_AT)
+    return [(each.prompt_id, each.trajectory) for each in Rollouts(runs).rows("text") if each.trajectory]
 
 
 def _tool_names(recipe: Recipe) -> frozenset[str]:

@@ -118,6 +118,13 @@ def get_regime(name: str) -> type[Regime]:
     raise RegimeError(f"unknown regime {name!r}; expected one of: {', '.join(known)}{hint}; or {FORM}")
 
 
+#: what a regime said of itself before it had `needs`
+GONE = (
+    *("traits", "publishes", "late", "same_prompts", "needs_source", "renders_trajectories", "uses_ratios"),
+    *("changes_advantages", "moves_advantages", "asks_everywhere"),
+)
+
+
 def _checked(regime: object, name: str) -> type[Regime]:
     if not isinstance(regime, type) or not issubclass(regime, Regime):
         raise RegimeError(
@@ -130,13 +137,20 @@ def _checked(regime: object, name: str) -> type[Regime]:
     except ValidationError as error:
         key = ".".join(map(str, error.errors()[0]["loc"]))
         raise RegimeError(f"regime {name!r}: setting {key!r} has no default; every setting needs one") from None
+    if gone := [old for old in GONE if old in dir(regime)]:
+        raise RegimeError(
+            f"regime {name!r}: has {', '.join(gone)}, which nobody asks; expected needs(), which returns a Needs with "
+            "what they said (docs/extending.md)"
+        )
+    if not isinstance(needs := regime().needs(), Needs):
+        raise RegimeError(f"regime {name!r}: needs() returned {type(needs).__name__}, expected mutualrl.regimes.Needs")
     if regime.name in regimes():
         raise RegimeError(f"regime {name!r}: name {regime.name!r} belongs to a regime of mutualrl; choose another name")
     return regime
 
 
 def __getattr__(name: str) -> object:
-    if name in ("RegimeSpec", "RegimeSettings"):
+    if name in ("RegimeSpec", "RegimeSettings", "RegimeTraits"):
         raise ImportError(
             f"mutualrl.regimes.{name} is gone: a regime is a class with its settings as fields and its functions as "
             "methods; write `class Mine(Regime)` with `name` and `plan(self, view)`, and name it as FILE.py:Mine "

@@ -74,6 +74,8 @@ class Needs:
         )
 
 
+#: asked of a regime's defaults, of combinations and before a recipe is resolved: no setting may change them
+WHATEVER_THE_SETTINGS = ("advantages", "weighs_groups", "shares", "peers", "guides", "selections")
 _FOR_ONE = (
     *("weighs_groups", "shares", "peers", "guides", "all_texts", "samples", "ratios", "nll_rows"),
     *("runs", "renders_runs", "selections", "source", "everywhere"),

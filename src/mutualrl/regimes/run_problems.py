@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mutualrl.regimes import regimes
+from mutualrl.regimes.needs import WHATEVER_THE_SETTINGS
 from mutualrl.regimes.ratios import aggregation_problem, ratio_problems
 from mutualrl.regimes.regime import Problem, Regime, Settings
 from mutualrl.traits import SourceTraits
@@ -66,10 +67,17 @@ def setting_problems(regime: Regime, facts: RunFacts) -> list[Problem]:
         problems.append(("whiten_advantages", problem))
     if facts.staleness and not needs.late:
         problems.append(("staleness", _staleness_problem(regime, facts.staleness)))
+    problems += [("regime", f"needs(): {name} depends on settings; expected one value") for name in _varying(regime)]
     problems += turns_problems(regime, turns=facts.turns)
     problems += [("resample", problem) for problem in _resample_problems(regime, facts)]
     problems += [(f"regime.{key}", problem) for key, problem in regime.ineffective_settings()]
     return problems
+
+
+def _varying(regime: Regime) -> list[str]:
+    """Return what is asked of a regime before its settings are known, and differs with them."""
+    known, needs = type(regime)().needs(), regime.needs()
+    return [name for name in WHATEVER_THE_SETTINGS if getattr(known, name) != getattr(needs, name)]
 
 
 def turns_problems(regime: Regime, *, turns: bool) -> list[Problem]:

@@ -70,7 +70,9 @@ class UnavailableTransfer:
 
     def __getattr__(self, name: str) -> NoReturn:
         """Raise UsageError: there is no tokenizer, nor a chat template."""
-        if name.startswith("__"):
+        if name not in vars(Transfer):
             raise AttributeError(name)
-        what = "the peers' tokenizers (Sharing.over(..., tokenizers={...}))" if name == "align" else "a `transfer`"
-        raise UsageError(f"this round has no tokenizer: give RoundView {what}")
+        if name == "align":
+            given = "give the peers' tokenizers (Sharing.over(..., tokenizers={...}))"
+            raise UsageError(f"this regime aligns traces: {given}")
+        raise UsageError("this round has no tokenizer: give RoundView a `transfer`")

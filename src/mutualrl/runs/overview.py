@@ -65,7 +65,11 @@ def _ends(path: Path, *, needs_accuracy: bool) -> tuple[int, Validation | None]:
     """Return the last step in a metrics.jsonl and, if needed, the last validation, read from its end."""
     size = TAIL_BYTES
     while True:
-        rows, complete = last_steps(path, size), not path.is_file() or path.stat().st_size <= size
+        try:
+            complete = path.stat().st_size <= size
+        except OSError:
+            complete = True
+        rows = last_steps(path, size)
         validations = [validation_of(row.get("validation")) for row in rows]
         known = [each for each in validations if measured(each) is not None]
         if known or complete or (rows and not needs_accuracy):

@@ -197,7 +197,7 @@ def read_row(row: DatasetRow, layout: Layout, reasoning: Reasoning, *, turns: bo
             elif turns and read.is_run:
                 kept = [_without_thoughts(message) for message in read.after] if reasoning == "drop" else read.after
                 runs[len(texts)] = Trajectory.of_run(kept)
-                value = runs[len(texts)].text or " "
+                value = Trajectory(tuple(kept)).text or " "
             else:
                 value = _only_answer([message for message in read.after if message.role == "assistant"], skipped)
         found = _texts(row, column, value)

@@ -449,5 +449,5 @@ def unpack(packed: JsonObject) -> ExtraRow:
     values = {key: value for key, value in packed.items() if key not in ("text", "messages")}
     values |= {"token_ids": packed["token_ids"].numpy(), "source": RowSource(*packed["source"]), "bound": kind(**bound)}
     return ExtraRow(
-        **{**values, **arrays}, trajectory=Trajectory.of_stored(packed["text"], packed["messages"]) or NO_TEXT
+        **{**values, **arrays}, trajectory=Trajectory.of_stored(packed["text"], packed["messages"] or None) or NO_TEXT
     )

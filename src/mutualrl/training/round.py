@@ -510,7 +510,7 @@ class Rounds:
         """Raise RegimeError for a regime that requests samples without saying so: nobody has checked whether it may."""
         if not self.sharing.regime.needs().samples:
             name = self.sharing.regime.name
-            raise RegimeError(f"regime {name!r} requests samples: its class must have requests_samples = True")
+            raise RegimeError(f"regime {name!r} requests samples: its needs() must say samples=True")
 
     def _planned(self, view: RoundView, peers: PeerRounds) -> Plan:
         """Return the plan with the metrics of the exchange."""

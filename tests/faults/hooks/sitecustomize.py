@@ -109,7 +109,7 @@ def trainer(module: ModuleType) -> None:
     around(module, "write_state", before="checkpoint-files", after="checkpoint-written")
 
 
-def rounds(module: ModuleType) -> None:
+def guides(module: ModuleType) -> None:
     around(module, "act_again", after="in-a-replay")
 
 
@@ -136,7 +136,7 @@ def resume(module: ModuleType) -> None:
 POINTS = {
     "mutualrl.training.adapters": adapters,
     "mutualrl.training.resume": resume,
-    "mutualrl.training.round": rounds,
+    "mutualrl.training.guides": guides,
     "mutualrl.training.validation": validation,
     "mutualrl.see.exchange": exchange,
     "mutualrl.see.store": store,
