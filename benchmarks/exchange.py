@@ -335,7 +335,7 @@ def by_pool(root: Path, repeats: int) -> list[dict[str, Any]]:
     """Return a learner's cost per round of each regime's fields, by number of policies; simulated in one process."""
     rows = []
     for regime in ("xgrpo", "sgt", "prp"):
-        schema = get_regime(regime)().publishes()
+        schema = get_regime(regime)().needs().reads
         for tokens in (150, TOKENS, 2400):
             full = records(PROMPTS, ROLLOUTS, tokens, 1)
             trimmed = Rollouts.of(full).published(schema)
