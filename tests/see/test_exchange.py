@@ -26,7 +26,8 @@ RUN = "run-1"
 
 
 def record(n: int, **fields: object) -> Rollout:
-    return Rollout(f"prompt-{n // 2}", n % 2, float(n % 2), True, **{"text": f"text {n}", **fields})  # type: ignore[arg-type]
+    values = {"trajectory": Trajectory.of_text(f"text {n}"), **fields}
+    return Rollout(f"prompt-{n // 2}", n % 2, float(n % 2), True, **values)  # type: ignore[arg-type]
 
 
 RECORDS = [record(n) for n in range(6)]

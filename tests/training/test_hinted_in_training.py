@@ -480,5 +480,5 @@ def test_a_regime_that_requests_samples_must_say_so(tiny: dict[str, Path], tmp_p
     from mutualrl.training.sharing import Sharing
 
     shared = Sharing(PeerLink(Exchange(tmp_path / "x", "ada", "script"), ()), Undeclared(), None)
-    with pytest.raises(RegimeError, match="'undeclared' requests samples: its class must have requests_samples = True"):
+    with pytest.raises(RegimeError, match=r"'undeclared' requests samples: its needs\(\) must say samples=True"):
         train(MutualGRPOTrainer, tiny["ada"], tmp_path / "a", shared, max_steps=1)
