@@ -6,7 +6,6 @@ Who holds a `Trajectory` asks it. It is parsed where a shard or a file is read
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -72,15 +71,16 @@ class Trajectory:
         model may write, become a text that says so."""
         listed = list(messages)
         try:
-            text = json.dumps([as_chat(message) for message in listed], ensure_ascii=False)
-            json.loads(text)
+            run = cls.of_json(_as_json(listed))
         except RecursionError:
+            run = cls(())
+        if listed and not run.messages:  # too deep to be written, or to be read
             flat = []
             for message in listed:
                 calls = tuple(call._replace(arguments="nested too deeply") for call in message.tool_calls)
-                flat.append(as_chat(message._replace(tool_calls=calls)))
-            text = json.dumps(flat, ensure_ascii=False)
-        return cls.of_json(text.encode("utf-8", "replace").decode())  # UTF-8 has no lone surrogates
+                flat.append(message._replace(tool_calls=calls))
+            run = cls.of_json(_as_json(flat))
+        return run
 
     @classmethod
     def of_stored(cls, text: str | None, messages: str | None) -> Trajectory | None:
@@ -153,8 +153,9 @@ class Trajectory:
 
     @property
     def chats(self) -> list[dict[str, object]]:
-        """Return the messages in the form of chats, as TRL has them."""
-        return as_chats(self.messages)
+        """Return the messages in the form of chats, as TRL has them; who gets them may change them."""
+        chats: list[dict[str, object]] = json.loads(json.dumps(as_chats(self.messages)))
+        return chats
 
     @property
     def _places(self) -> list[int]:
@@ -238,7 +239,7 @@ def as_chat(message: Message) -> dict[str, object]:
             {
                 "type": "function",
                 **({"id": call.call_id} if call.call_id else {}),
-                "function": {"name": call.name, "arguments": copy.deepcopy(call.arguments)},
+                "function": {"name": call.name, "arguments": call.arguments},
             }
             for call in message.tool_calls
         ]
@@ -247,6 +248,12 @@ def as_chat(message: Message) -> dict[str, object]:
     if message.call_id:
         chat["tool_call_id"] = message.call_id
     return {**chat, "sampled": True} if message.sampled else chat
+
+
+def _as_json(messages: Iterable[Message]) -> str:
+    """Return messages as a run stores them; UTF-8 has no lone surrogates. Raises RecursionError."""
+    text = json.dumps([as_chat(message) for message in messages], ensure_ascii=False)
+    return text.encode("utf-8", "replace").decode()
 
 
 def _message(chat: Mapping[str, Any]) -> Message:

@@ -101,6 +101,9 @@ def test_arguments_nested_as_deeply_as_a_model_likes(depth: int) -> None:
         deep = [deep]
     run = Trajectory.of_run([Message("assistant", "so", tool_calls=(ToolCall("f", {"a": deep}),))])
     assert (run.text, [call.name for call in run.calls]) == ("so", ["f"])
+    assert isinstance(run.calls[0].arguments, dict) or depth > 900  # what JSON can hold stays as it is
+    assert isinstance(run.calls[0].arguments, str) or depth < 990
+    assert run.chats[0]["tool_calls"][0]["function"]["arguments"] == run.calls[0].arguments  # type: ignore[index]
     assert Trajectory.of_json(str(run.stored)) == run
 
 

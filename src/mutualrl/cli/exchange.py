@@ -50,7 +50,7 @@ def show(options: ExchangeShow) -> None:
             continue
         rows = [row for row in shard.rows("prompt", "text", "length") if options.prompt in (None, row.prompt_id)]
         rows.sort(key=lambda row: row.text is None)
-        most = None if options.as_json else SHOWN_BYTES
+        most = ALL_BYTES if options.as_json else SHOWN_BYTES
         found += [_shown(name, shard.marker.round, row, most) for row in rows[: options.limit]]
     if options.as_json:
         emit({"rollouts": found})
@@ -63,18 +63,13 @@ def show(options: ExchangeShow) -> None:
 SHOWN_BYTES, ALL_BYTES = 4_000, 2**62
 
 
-def _shown(member: str, round_index: int, row: Rollout, most: int | None) -> JsonObject:
-    """Return a rollout, of its text or turns at most this many bytes (None: all, for programs)."""
+def _shown(member: str, round_index: int, row: Rollout, most: int) -> JsonObject:
+    """Return a rollout, of its text or turns at most this many bytes."""
     value: JsonObject = {"policy": member, "round": round_index, "prompt_id": row.prompt_id, "rollout": row.index}
     value |= {"reward": row.reward if isfinite(row.reward) else None, "length": row.length, "prompt": row.prompt}
     if row.trajectory is None:
         return {**value, "text": None}
-    written = shown(row.trajectory, ALL_BYTES if most is None else most, _whole if most is None else cut)
-    return {**value, "text" if row.trajectory.is_text else "turns": written}
-
-
-def _whole(text: str, _: int) -> str:
-    return text
+    return {**value, "text" if row.trajectory.is_text else "turns": shown(row.trajectory, most, cut)}
 
 
 def _as_text(row: JsonObject) -> str:

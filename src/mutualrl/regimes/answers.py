@@ -78,14 +78,6 @@ def longest_common_substring(a: Sequence[int], b: Sequence[int]) -> int:
     return longest
 
 
-def counted(answers: Sequence[HintedAnswer]) -> dict[str, int]:
-    """Return the number of answers of each prompt."""
-    counts: dict[str, int] = {}
-    for answer in answers:
-        counts[answer.sample.prompt_id] = counts.get(answer.sample.prompt_id, 0) + 1
-    return counts
-
-
 def of_another_prompt(drawn: Mapping[str, Candidate], view: RoundView) -> dict[str, Candidate]:
     """Return for each prompt the success drawn for another one, every success used once: a cycle in random order. A
     single prompt has no other: none."""

@@ -19,6 +19,7 @@ bias is derived in `design/hinted.md`.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -28,7 +29,7 @@ from pydantic import field_validator, model_validator
 
 from mutualrl.records import REWARDS_ONLY, PublishSchema, plain_ids
 from mutualrl.regimes.advantages import group_by_prompt
-from mutualrl.regimes.answers import HintedAnswer, Shown, counted, of_another_prompt, pooled_advantages
+from mutualrl.regimes.answers import HintedAnswer, Shown, of_another_prompt, pooled_advantages
 from mutualrl.regimes.gating import AllFail, Candidate, gate, require_ordered, successes_of, unsolved_by
 from mutualrl.regimes.hints import FOR_AGENTS, KINDS, HintKind, first_words
 from mutualrl.regimes.needs import Needs
@@ -342,7 +343,7 @@ class Hinted(AllFail, Regime):
     def _nll(self, view: RoundView, confirmed: Sequence[HintedAnswer], shown: Mapping[str, Shown]) -> list[ExtraRow]:
         """Return the confirmed answers as rows under the prompt without the hint."""
         learnt = [answer for answer in confirmed if answer.drawn.tokens]
-        counts = counted(learnt)
+        counts = Counter(answer.sample.prompt_id for answer in learnt)
         by_prompt = self.normalize == "prompts"
         rows = []
         for answer in learnt:
@@ -431,7 +432,7 @@ class Hinted(AllFail, Regime):
         passages = self._hint_passages(view, shown)
         values = [
             view.results.nll[passages[prompt_id]]
-            for prompt_id in counted(confirmed)
+            for prompt_id in dict.fromkeys(answer.sample.prompt_id for answer in confirmed)
             if prompt_id in passages and passages[prompt_id] in view.results.nll
         ]
         return {"hinted/hint_nll": float(np.mean(values))} if values else {}

@@ -1,4 +1,4 @@
-"""The one reader of a run's growing files: metrics.jsonl, rescues.jsonl, samples.jsonl and logs."""
+"""Lines of a run's growing files, and what is a row of metrics.jsonl."""
 
 from __future__ import annotations
 
