@@ -291,7 +291,7 @@ def test_invalid_rollouts_file_is_rejected_by_name(
         (("complementarity", "--rollouts", "nowhere.jsonl"), "rollouts file not found"),
         (("complementarity", "--rollouts", "empty"), "has no file of rollouts (.jsonl, .json, .parquet, .csv, .tsv)"),
         (("complementarity", "--rollouts", "text.parquet"), "not readable as Parquet"),
-        (("complementarity", "--rollouts", "words.parquet"), "field 'reward': found a column of string"),
+        (("complementarity", "--rollouts", "words.parquet"), "row 1, field 'reward': found '1', expected a number"),
         (("complementarity", "--run", "empty"), "is not a run directory"),
         (("complementarity", "--pool", "one.yaml"), "a pool of two or more is needed"),
         (("complementarity", "--pool", "tiny", "--save", "r.jsonl"), "expected a name that ends in .parquet"),

@@ -7,51 +7,37 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 
 from mutualrl.console.lines import notify
 from mutualrl.console.user_path import user_path
 from mutualrl.errors import DataError
-from mutualrl.rollouts import SCHEMA, widest
+from mutualrl.rollouts import LISTS, SCHEMA, widest
 from mutualrl.sources.layouts import find_layout, reward_of
 from mutualrl.sources.prepare import malformed_note
 from mutualrl.sources.section import Columns
 from mutualrl.storage.parquet import read_table
 from mutualrl.tasks.base import Row, normalized
+from mutualrl.tasks.columns import COLUMNS, IDS, PROMPTS
 from mutualrl.tasks.files import EXPECTED, FORMATS, columns_of, data_files, file_rows, format_of, suffix_of
-from mutualrl.tasks.run_reader import CONVERSATIONS, is_conversation, read_trajectory, trajectory_of
+from mutualrl.tasks.run_reader import CONVERSATIONS, is_conversation, trajectory_of
 
-#: accepted names of the columns, in order of preference
-ALIASES = {
-    "policy": ("policy", "model"),
-    "prompt_id": ("prompt_id", "id", "example_id", "doc_id", "prompt", "input"),  # without an id, the prompt's text
-    "x_text": ("x_text", "prompt", "input"),
-    "y_text": ("y_text", "completion", "text", "output"),
-}
-#: columns that are read, in the widest type of their kind: a user's numbers are not rounded
+#: types of the columns that are read, the widest of their kind: a user's numbers are not rounded
 TYPES: dict[str, pa.DataType] = {
-    **{
-        name: widest(SCHEMA.field(name).type) for name in ("policy", "round", "prompt_id", "rollout", "reward", "ended")
-    },
-    "task": pa.string(),
-    "group": pa.string(),
-    **{name: widest(SCHEMA.field(name).type) for name in ("x_text", "y_text", "tokens", "token_ids", "logprobs")},
+    name: pa.string() if name in ("task", "group") else widest(SCHEMA.field(name).type) for name in COLUMNS
 }
-TEXT_IDS = ("prompt", "input")  # columns of texts, which are ids but for their whitespace
-NEEDED = ("policy", "prompt_id", "reward")
-TEXTS = ("prompt_id", "x_text", "y_text")  # also read from messages
 #: columns of dumps of training runs, one file per step: TRL's `log_completions`, with one more column per reward
 #: function, and verl's
 TRL, VERL = frozenset({"step", "prompt", "completion"}), frozenset({"step", "input", "output"})
 #: columns that tell the environment of a prompt: ids are counted anew in each of them
 ENVIRONMENTS = ("env_name", "env_id", "environment", "task_name", "data_source", "task", "dataset")
-#: columns of ids that may be counted so; those of texts, and ours, identify a prompt by themselves
-COUNTED_IDS = ("id", "example_id", "doc_id")
+#: columns of ids that may be counted so; ours, and the texts of prompts, identify a prompt by themselves
+COUNTED_IDS = IDS[1:]
 #: column of a table of rollouts with `_environment`
 ENVIRONMENT = "prompt_environment"
 #: column that tells several verdicts on one response apart, of lm-evaluation-harness
@@ -125,16 +111,121 @@ def read_rollouts(paths: Sequence[Path], reward: str | None = None) -> pa.Table:
     return pa.concat_tables([*others, _last_steps(pa.concat_tables(dumped))] if dumped else others)
 
 
+@dataclass
+class _Rows:
+    """The rows of a file as they are. `fields`, `values`: by column of COLUMNS the field in which each row has it, and
+    what is there. `errors`: which rollouts an error ended. `environments`: what an id is counted in."""
+
+    numbers: Sequence[int]
+    fields: Mapping[str, Sequence[str | None]]
+    values: Mapping[str, Sequence[object] | pa.ChunkedArray]
+    errors: Sequence[bool]
+    environments: Sequence[str | None]
+    is_dump: bool
+
+
 def _table(path: Path, reward: str | None) -> pa.Table:
-    """Return a file's rollouts; of Parquet column by column, unless a row says more than each of its columns."""
-    if suffix_of(path) != ".parquet":
-        return _lines(path, reward)
-    names = columns_of(path)
+    """Return a file's rollouts, checked; of Parquet read by column, unless a row says more than each of its columns."""
+    names = columns_of(path) if suffix_of(path) == ".parquet" else []
     runs = "y_text" not in names and any(is_conversation(name, names) for name in names)
-    counted = _field("prompt_id", names, reward, (), path) in COUNTED_IDS and any(
-        name in ENVIRONMENTS for name in names
-    )
-    return _lines(path, reward) if runs or counted or FILTER in names else _parquet(path, reward)
+    counted = COLUMNS["prompt_id"].find(names) in COUNTED_IDS and any(name in ENVIRONMENTS for name in names)
+    by_row = not names or runs or counted or FILTER in names
+    rows = _by_row(path, reward) if by_row else _by_column(path, reward)
+    if not rows.numbers:
+        raise DataError(f"{path}: none of its rows is a rollout of the model in training")
+    if lost := sum(rows.errors):
+        notify(f"{path.name}: {lost:,} of {len(rows.numbers):,} rollouts were ended by an error and have no reward")
+    arrays = {name: _array(name, rows, path) for name in COLUMNS}
+    present = {name: array for name, array in arrays.items() if COLUMNS[name].required or len(array) > array.null_count}
+    if rows.is_dump:
+        present["step"] = present["round"]
+    present[ENVIRONMENT] = pa.array(rows.environments, pa.string())
+    present["line"] = pa.array(rows.numbers, pa.int64())
+    return pa.table(present, metadata={"id": rows.fields["prompt_id"][-1] or ""})
+
+
+def _by_row(path: Path, reward: str | None) -> _Rows:
+    """Return the rows of a file, each of which may have other fields."""
+    fields: dict[str, list[str | None]] = {name: [] for name in COLUMNS}
+    values: dict[str, list[object]] = {name: [] for name in COLUMNS}
+    numbers, errors, environments = list[int](), list[bool](), list[str | None]()
+    layouts: dict[tuple[str, ...], dict[str, str | None]] = {}
+    for number, row in _rows(path):
+        names = tuple(row)
+        if names not in layouts or is_dump(names):  # in a dump, the values tell which column has the rewards
+            numeric = [name for name, value in row.items() if isinstance(value, int | float)]
+            layouts[names] = _layout(names, numeric, reward, path, number)
+        for name, field in layouts[names].items():
+            fields[name].append(field)
+            values[name].append(None if field is None else row[field])
+        told = [value for name in ENVIRONMENTS if isinstance(value := row.get(name), str) and value]
+        counted = layouts[names]["prompt_id"] in COUNTED_IDS
+        environments.append("/".join(dict.fromkeys(told)) if told and counted else None)
+        errors.append(errored(row))
+        numbers.append(number)
+    return _Rows(numbers, fields, values, errors, environments, any(map(is_dump, layouts)))
+
+
+def _by_column(path: Path, reward: str | None) -> _Rows:
+    """Return the rows of a Parquet file, all of which have the same fields."""
+    table = read_table(path)
+    if not len(table):
+        raise DataError(f"{path}: the file has no rows")
+    names, nothing = table.column_names, [None] * len(table)
+    numeric = [field.name for field in table.schema if _is_number(field.type)]
+    layout = _layout(names, numeric, reward, path, 1)
+    fields = {name: [field] * len(table) for name, field in layout.items()}
+    values = {name: nothing if field is None else table[field] for name, field in layout.items()}
+    errors = [False] * len(table)
+    if kept := [name for name in (ERROR, STOPPED) if name in names]:
+        errors = [errored(row) for row in table.select(kept).to_pylist()]
+    return _Rows(range(1, len(table) + 1), fields, values, errors, nothing, is_dump(names))
+
+
+def _layout(
+    names: Sequence[str], numeric: Collection[str], reward: str | None, path: Path, number: int
+) -> dict[str, str | None]:
+    """Return the field of each column of COLUMNS. Raises DataError if a required one has none."""
+    layout = {name: _field(name, names, reward, numeric, path) for name in COLUMNS}
+    for name, column in COLUMNS.items():
+        if column.required and layout[name] is None:
+            fields = ", ".join(sorted(names)[:12])[:200] or "none"
+            other = f" (or '{column.names[1]}')" if len(column.names) > 1 else ""
+            raise DataError(
+                f"{path}, row {number}: no field '{name}'{other} (found: {fields}); each rollout needs a prompt id and "
+                "a reward"
+            )
+    return layout
+
+
+def _array(name: str, rows: _Rows, path: Path) -> pa.Array:
+    """Return a column of which each value was checked. Raises DataError naming file, row and field."""
+    column, values = COLUMNS[name], rows.values[name]
+    if name in LISTS and isinstance(values, pa.ChunkedArray) and pa.types.is_list(values.type):
+        return values.cast(TYPES[name]).combine_chunks()  # no object per token
+    if isinstance(values, pa.ChunkedArray):
+        values = values.to_pylist()
+    checked: list[object] = []
+    for number, field, value, error in zip(rows.numbers, rows.fields[name], values, rows.errors, strict=True):
+        where = f"{path}, row {number}"
+        if field is None or value is None or (error and name == "reward"):
+            if field is not None and value is None and not column.nullable:
+                raise DataError(f"{where}: field '{field}' is null, expected {column.expected}")
+            checked.append(None)
+            continue
+        try:
+            read = column.read(value)
+            checked.append(normalized(str(read)) if name == "prompt_id" and field in PROMPTS else read)
+        except (ValueError, OverflowError) as problem:
+            if name in ("x_text", "y_text") and not isinstance(value, str):  # usable where the task's prompts are known
+                checked.append(None)
+                continue
+            expected = "Unicode text" if isinstance(problem, UnicodeError) else column.expected
+            raise DataError(f"{where}, field '{field}': found {repr(value)[:80]}, expected {expected}") from None
+    if name == "policy" and None in checked and any(checked):
+        number = rows.numbers[checked.index(None)]
+        raise DataError(f"{path}, row {number}: no field 'policy' (or 'model'), which other rows have")
+    return pa.array(checked, TYPES[name])
 
 
 def _of_step(table: pa.Table, file: Path) -> pa.Table:
@@ -159,7 +250,7 @@ def _identified(tables: Sequence[pa.Table]) -> list[pa.Table]:
         ids, told, texts = _columns(table, "prompt_id", ENVIRONMENT, "x_text")
         rounds, policies = _columns(table, "round", "policy")
         known = [normalized(text) for text in texts if text]
-        own = (table.schema.metadata or {}).get(b"id") == b"id" and len(ids) == len(set(ids))
+        own = (table.schema.metadata or {}).get(b"id") in (b"id", b"uuid") and len(ids) == len(set(ids))
         if own and len(known) == len(ids) > 2 * len(set(known)):
             ids = known
         elif any(len(environments[prompt_id]) > 1 for prompt_id in ids):
@@ -249,12 +340,12 @@ def _field(name: str, names: Collection[str], reward: str | None, numeric: Colle
     if name == "round" and is_dump(names):
         return "step"
     if name != "reward" or (reward is None and "reward" in names):
-        return next((alias for alias in ALIASES.get(name, (name,)) if alias in names), None)
+        return COLUMNS[name].find(names)
     if reward is not None:
         if reward not in names:
             raise DataError(f"{path}: no column {reward!r} (--reward), found: {', '.join(sorted(names))[:200]}")
         return reward
-    known = {*TRL, *VERL, "advantage", *TYPES, *(alias for aliases in ALIASES.values() for alias in aliases)}
+    known = {*TRL, *VERL, "advantage", *(alias for column in COLUMNS.values() for alias in column.names)}
     functions = sorted(set(numeric) - known) if is_dump(names) else []
     if len(functions) > 1:
         raise DataError(
@@ -262,21 +353,6 @@ def _field(name: str, names: Collection[str], reward: str | None, numeric: Colle
             f"--reward {functions[0]}"
         )
     return functions[0] if functions else None
-
-
-def _of_messages(name: str, value: object) -> object:
-    """Return the text of messages: as an id all of them, else the user's last one, or all if there is none; any other
-    value as it is. Of content in parts, the parts that are text."""
-    if name not in TEXTS or not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
-        return value
-    read = read_trajectory(value)
-    if read is None:
-        return None
-    if name == "y_text" and not read.prompt and read.is_run:
-        return read.run.text
-    users = [message.text for message in read.messages if message.role == "user" and message.text]
-    conversation = "\n".join(message.text for message in read.messages)
-    return users[-1] if users and name != "prompt_id" else conversation or None
 
 
 def _of_run(row: Row, malformed: Counter[str]) -> Row:
@@ -337,182 +413,18 @@ def _rows(path: Path) -> Iterator[tuple[int, Row]]:
         notify(f"{path.name}: {malformed_note(malformed)}: their rewards count, their texts can teach nothing")
 
 
-def _lines(path: Path, reward: str | None) -> pa.Table:
-    columns: dict[str, list[object]] = {}
-    numbers: list[int] = []
-    dump, lost, id_field = False, 0, ""
-    for number, row in _rows(path):
-        id_field = _id_field(row)
-        dump = dump or is_dump(row)
-        lost += errored(row)
-        numeric = [name for name, value in row.items() if isinstance(value, int | float)]
-        for name in TYPES:
-            field = _field(name, row.keys(), reward, numeric, path)
-            value = None if field is None else _of_messages(name, row[field])
-            if name == "reward" and errored(row):
-                value = None
-            if field in TEXT_IDS and isinstance(value, str) and name == "prompt_id":
-                value = normalized(value)
-            if name == "round" and isinstance(value, str) and value.isdecimal():
-                value = int(value)
-            if name in NEEDED and value is None and (field is None or name != "reward") and (name != "policy" or field):
-                raise DataError(f"{path}, row {number}: {_missing(name, row, field)}")
-            if value is not None and not _fits(name, value):
-                if name in ("x_text", "y_text"):  # a conversation: usable only where the task's prompts are known
-                    value = None
-                else:
-                    raise DataError(
-                        f"{path}, row {number}, field '{field}': found {repr(value)[:80]}, expected {_EXPECTED[name]}"
-                    )
-            columns.setdefault(name, []).append(str(value) if name == "prompt_id" and value is not None else value)
-        columns.setdefault(ENVIRONMENT, []).append(_environment(row))
-        numbers.append(number)
-    present = {n: values for n, values in columns.items() if n in NEEDED[1:] or any(v is not None for v in values)}
-    if not numbers:
-        raise DataError(f"{path}: none of its rows is a rollout of the model in training")
-    if None in present.get("policy", ()):
-        number = numbers[present["policy"].index(None)]
-        raise DataError(f"{path}, row {number}: no field 'policy' (or 'model'), which other rows have")
-    kinds = {**TYPES, ENVIRONMENT: pa.string()}
-    arrays = {name: _array(values, kinds[name], path, name, numbers) for name, values in present.items()}
-    if dump:
-        arrays["step"] = arrays["round"]
-    _say_errored(path, lost, len(numbers))
-    return pa.table({**arrays, "line": pa.array(numbers, pa.int64())}, metadata={"id": id_field})
-
-
-def _environment(row: Row) -> str | None:
-    """Return what an id of the row is counted in: the values of all columns that tell its environment; None for an id
-    that identifies a prompt by itself."""
-    found = [value for name in ENVIRONMENTS if isinstance(value := row.get(name), str) and value]
-    return "/".join(dict.fromkeys(found)) if _id_field(row) in COUNTED_IDS and found else None
-
-
-def _id_field(names: Collection[str]) -> str:
-    """Return the column with the ids of prompts."""
-    return next((alias for alias in ALIASES["prompt_id"] if alias in names), "")
-
-
 def _value(column: str, text: object) -> object:
     """Return a value of a file without types: none for an empty one, and a number, truth value or list as JSON writes
     it, except in columns of texts."""
     if not text or not isinstance(text, str):
         return None
-    if any(column in (name, *ALIASES.get(name, ())) for name, kind in TYPES.items() if kind == pa.string()):
+    if any(column in each.names for each in COLUMNS.values() if each.texts):
         return text
     try:
         value: object = json.loads(text.lower() if text in ("True", "False") else text)
     except ValueError:
         return text
     return value
-
-
-def _missing(name: str, row: Row, field: str | None) -> str:
-    if field is not None:
-        return f"field '{field}' is null, expected {_EXPECTED[name]}"
-    fields = ", ".join(sorted(row)[:12])[:200] or "none"
-    other = f" (or '{ALIASES[name][1]}')" if name in ALIASES else ""
-    return f"no field '{name}'{other} (found: {fields}); each rollout needs a prompt id and a reward"
-
-
-_EXPECTED = {
-    "policy": "a string",
-    "round": "a non-negative integer",
-    "prompt_id": "a string or an integer",
-    "rollout": "a non-negative integer",
-    "reward": "a number",
-    "ended": "true or false",
-    "task": "a string",
-    "group": "a string",
-    "x_text": "a string",
-    "y_text": "a string",
-    "tokens": "a non-negative integer",
-    "token_ids": "a list of non-negative integers",
-    "logprobs": "a list of numbers",
-}
-
-
-def _fits(name: str, value: Any) -> bool:
-    if name in ("token_ids", "logprobs"):
-        kinds: tuple[type, ...] = (int,) if name == "token_ids" else (int, float)
-        fits = isinstance(value, list) and all(isinstance(v, kinds) and not isinstance(v, bool) for v in value)
-        return fits and (name == "logprobs" or min(value, default=0) >= 0)
-    if name == "reward":
-        return isinstance(value, int | float)
-    if name == "ended":
-        return isinstance(value, bool)
-    if name in ("round", "rollout", "tokens"):
-        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    return isinstance(value, str) or (name == "prompt_id" and type(value) is int)
-
-
-def _array(values: Sequence[object], kind: pa.DataType, path: Path, name: str, numbers: list[int]) -> pa.Array:
-    try:
-        return _typed(values, kind)
-    except _CONVERSION_ERRORS as error:
-        for number, value in zip(numbers, values, strict=True):
-            try:
-                _typed([value], kind)
-            except _CONVERSION_ERRORS:
-                raise DataError(f"{path}, row {number}, field '{name}': {str(error)[:200]}") from None
-        raise
-
-
-_CONVERSION_ERRORS = (pa.ArrowException, UnicodeEncodeError, OverflowError)
-
-
-def _typed(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    if kind == pa.float64():
-        values = [None if value is None else float(value) for value in values]
-    return pa.array(values, kind)
-
-
-def _parquet(path: Path, reward: str | None) -> pa.Table:
-    table = read_table(path)
-    if not len(table):
-        raise DataError(f"{path}: the file has no rows")
-    columns: dict[str, pa.ChunkedArray] = {}
-    numeric = [field.name for field in table.schema if _is_number(field.type)]
-    for name, kind in TYPES.items():
-        field = _field(name, table.column_names, reward, numeric, path)
-        if field is None:
-            if name in NEEDED and name != "policy":
-                raise DataError(f"{path}, row 1: {_missing(name, dict.fromkeys(table.column_names), None)}")
-            continue
-        column = table.column(field)
-        if name == "prompt_id" and field in TEXT_IDS and pa.types.is_string(column.type):
-            ids = [None if value is None else normalized(value) for value in column.to_pylist()]
-            column = pa.chunked_array([ids], pa.string())
-        if name in TEXTS and pa.types.is_list(column.type):
-            texts = [_of_messages(name, value) for value in column.to_pylist()]
-            column = pa.chunked_array([[text if isinstance(text, str) else None for text in texts]], pa.string())
-        if name in NEEDED and name != "reward" and column.null_count:
-            row = int(np.flatnonzero(np.asarray(column.is_null()))[0]) + 1
-            raise DataError(f"{path}, row {row}: field '{field}' is null, expected {_EXPECTED[name]}")
-        try:
-            if name == "reward" and not _is_number(column.type):
-                raise pa.ArrowInvalid(f"{column.type}")
-            columns[name] = column.cast(kind)
-        except pa.ArrowException:
-            if name in ("x_text", "y_text"):
-                continue
-            raise DataError(
-                f"{path}, field '{field}': found a column of {column.type}, expected {_EXPECTED[name]} in each row"
-            ) from None
-    if is_dump(table.column_names):
-        columns["step"] = columns["round"]
-    kept = [name for name in (ERROR, STOPPED) if name in table.column_names]
-    if kept:
-        lost = pa.array([errored(row) for row in table.select(kept).to_pylist()])
-        columns["reward"] = pa.chunked_array([pa.compute.if_else(lost, None, columns["reward"].combine_chunks())])
-        _say_errored(path, int(pa.compute.sum(lost).as_py() or 0), len(table))
-    columns["line"] = pa.array(np.arange(1, len(table) + 1))
-    return pa.table(columns, metadata={"id": _id_field(table.column_names)})
-
-
-def _say_errored(path: Path, count: int, rows: int) -> None:
-    if count:
-        notify(f"{path.name}: {count:,} of {rows:,} rollouts were ended by an error and have no reward")
 
 
 def _is_number(kind: pa.DataType) -> bool:

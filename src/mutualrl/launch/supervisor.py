@@ -6,27 +6,19 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from mutualrl.console.display import print_text
 from mutualrl.errors import MutualRLError, RunInterruptedError
-from mutualrl.launch.checks import (
-    check_sources,
-)
+from mutualrl.launch.checks import check_sources
 from mutualrl.launch.group import GRACE_SECONDS, ProcessTag, end
 from mutualrl.launch.joining import claim_exchange, fetch_checkpoint, install_checkpoint, require_run
 from mutualrl.launch.plan import model_digests, plan, plan_resumption
 from mutualrl.launch.policy_supervisor import PolicySupervisor
 from mutualrl.launch.ray_launcher import run_on_cluster
 from mutualrl.launch.rewind import readmit, rewind
-from mutualrl.launch.session import (
-    Launch,
-    next_session,
-    resume_run,
-    start_run,
-)
+from mutualrl.launch.session import Launch, next_session, resume_run, start_run
 from mutualrl.launch.stop import request_stop, stopped
 from mutualrl.machine.devices import Machine, this_machine
 from mutualrl.machine.ray_cluster import join_cluster
@@ -37,16 +29,13 @@ from mutualrl.recipes import Recipe
 from mutualrl.recipes.run_sources import restore, store
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.reporting.progress import Progress
-from mutualrl.runs.facts import accounts_of, policy_facts, silence_note, source_facts, values_of
+from mutualrl.runs.facts import accounts_of, results_of, silence_note
 from mutualrl.runs.lines import last_steps
 from mutualrl.runs.notes import notes_of
 from mutualrl.see.location import record_store
 from mutualrl.storage.files import try_stat, write_checksummed
-from mutualrl.storage.run_info import Summary, is_accuracy, policy_result
+from mutualrl.storage.run_info import Summary, is_accuracy
 from mutualrl.storage.rundir import RunDirectory, clean_run, directory_is_gone, hold, require_creatable
-
-if TYPE_CHECKING:
-    pass
 
 POLL_SECONDS = 0.2
 
@@ -182,32 +171,15 @@ def watch_directory(run: RunDirectory) -> Callable[[], None]:
 
 def summarize(run: RunDirectory, recipe: Recipe, names: Sequence[str], seconds: float) -> Summary:
     """Return the summary of a finished run, from the policies' results. Lost policies have no result and are listed."""
-    policies, lost = {}, []
-    for name in names:
-        result = policy_result(run.policy(name).result, run.root)
-        if result is not None:
-            policies[name] = result
-        elif recipe.run.on_peer_loss == "continue":
-            lost.append(name)
-        else:
-            raise MutualRLError(f"policy {name!r} ended without a result; logs: {run.policy(name).logs}")
     info, notes = run.info(), list[str]()
-    rows = {name: last_steps(run.policy(name).metrics) for name in names}
-    values = {name: values_of(each) for name, each in rows.items()}
-    teaches = RegimeInfo.of(recipe.regime_class).teaches
-    for name, result in policies.items():
-        policies[name] = result.model_copy(update={"facts": policy_facts(values[name], teaches=teaches)})
     accounts = accounts_of(record_store(run), info.asked_sources, notes)
-    sources = {
-        each.name: source_facts(
-            each.name,
-            values,
-            accounts.get(each.name),
-            recipe.readers_of(each),
-            each.prices,
-        )
-        for each in recipe.active_sources
-    }
+    asked = {each.name: (recipe.readers_of(each), each.prices) for each in recipe.active_sources}
+    teaches = RegimeInfo.of(recipe.regime_class).teaches
+    policies, sources = results_of(run, names, asked, accounts, teaches=teaches)
+    lost = [name for name in names if name not in policies]
+    if lost and recipe.run.on_peer_loss != "continue":
+        raise MutualRLError(f"policy {lost[0]!r} ended without a result; logs: {run.policy(lost[0]).logs}")
+    rows = {name: last_steps(run.policy(name).metrics) for name in names}
     silences = [note for name, facts in sources.items() if (note := silence_note(name, facts)) is not None]
     return Summary(
         regime=recipe.regime_class.name,

@@ -11,12 +11,14 @@ from dataclasses import asdict
 
 from mutualrl.console.display import counted
 from mutualrl.errors import ExchangeDamagedError, FileDamagedError
+from mutualrl.runs.lines import last_steps
 from mutualrl.see.store import ExchangeStore
 from mutualrl.sources.answers import read_account, stored_accounts, stored_first_account
 from mutualrl.storage.accounts import Account, SourceFacts
 from mutualrl.storage.files import JsonObject, finite_number
 from mutualrl.storage.metrics import DEAD, EXTRA_ROWS, EXTRA_TOKENS, REVIVED, TAUGHT, of_source
-from mutualrl.storage.run_info import PolicyFacts
+from mutualrl.storage.run_info import PolicyFacts, PolicyResult, policy_result
+from mutualrl.storage.rundir import RunDirectory
 
 #: measured values of a metric of one policy, in the order of its steps
 Values = Callable[[str], Sequence[float]]
@@ -31,6 +33,28 @@ def values_of(rows: Iterable[JsonObject]) -> Values:
         return [number for number in numbers if number is not None]
 
     return values
+
+
+def results_of(
+    run: RunDirectory,
+    policies: Sequence[str],
+    sources: Mapping[str, tuple[Collection[str], Sequence[float] | None]],
+    accounts: Mapping[str, Account],
+    *,
+    teaches: bool,
+) -> tuple[dict[str, PolicyResult], dict[str, SourceFacts]]:
+    """Return the results of the policies that have finished, each with its facts, and the facts of the sources.
+    `sources`: by name, the policies that read it and its prices; `accounts`: of those that were asked."""
+    values = {name: values_of(last_steps(run.policy(name).metrics)) for name in policies}
+    results = {}
+    for name in policies:
+        if (result := policy_result(run.policy(name).result, run.root)) is not None:
+            results[name] = result.model_copy(update={"facts": policy_facts(values[name], teaches=teaches)})
+    facts = {
+        name: source_facts(name, values, accounts.get(name), readers, prices)
+        for name, (readers, prices) in sources.items()
+    }
+    return results, facts
 
 
 def policy_facts(values: Values, *, teaches: bool) -> PolicyFacts:

@@ -12,8 +12,7 @@ from pydantic import ValidationError
 
 from mutualrl.errors import FileDamagedError, UsageError
 from mutualrl.process.status import ELSEWHERE, status_file
-from mutualrl.runs.facts import accounts_of, policy_facts, source_facts, values_of
-from mutualrl.runs.lines import last_steps
+from mutualrl.runs.facts import accounts_of, results_of
 from mutualrl.runs.read import read_run
 from mutualrl.see.bucket import PROBE_SECONDS
 from mutualrl.see.liveness import HEARTBEAT, last_heartbeat
@@ -22,7 +21,7 @@ from mutualrl.see.mirror import RUN_JSON, mirrored, policy_files
 from mutualrl.see.store import RemoteStore, remote_store
 from mutualrl.storage.bucket_url import is_bucket, redacted, require_url
 from mutualrl.storage.files import JsonObject, parse_checksummed, write_atomic, write_checksummed, write_json
-from mutualrl.storage.run_info import RunInfo, Summary, policy_result
+from mutualrl.storage.run_info import RunInfo, Summary
 from mutualrl.storage.rundir import RunDirectory
 
 
@@ -113,16 +112,12 @@ def _asked(store: RemoteStore, source: str, stored: JsonObject) -> JsonObject:
 
 def _write_outcome(run: RunDirectory, info: RunInfo, policies: Sequence[str], store: RemoteStore) -> None:
     """Write the summary of a run whose policies have all finished, else its status."""
-    results = {policy: policy_result(run.policy(policy).result, run.root) for policy in policies}
-    finished, record = {}, read_run(run.root)
-    values = {policy: values_of(last_steps(run.policy(policy).metrics)) for policy in policies}
-    for policy, result in results.items():
-        if result is not None:
-            facts = policy_facts(values[policy], teaches=record.rule.teaches)
-            finished[policy] = result.model_copy(update={"facts": facts})
-    if len(finished) == len(results):
-        plan, notes = info.fingerprint, list[str]()
-        accounts = accounts_of(store, info.asked_sources, notes)
+    record, notes = read_run(run.root), list[str]()
+    accounts = accounts_of(store, info.asked_sources, notes)
+    sources = dict.fromkeys(accounts, (policies, None))
+    finished, facts = results_of(run, policies, sources, accounts, teaches=record.rule.teaches)
+    if len(finished) == len(policies):
+        plan = info.fingerprint
         summary = Summary(
             regime=info.regime,
             mean_reward=not record.measures_accuracy,
@@ -132,7 +127,7 @@ def _write_outcome(run: RunDirectory, info: RunInfo, policies: Sequence[str], st
             steps=int(plan.get("steps", 0)),
             seconds=max(result.train_seconds for result in finished.values()),
             policies=finished,
-            source_facts={name: source_facts(name, values, account, values) for name, account in accounts.items()},
+            source_facts=facts,
             notes=notes,
         )
         write_checksummed(run.summary, summary.to_json(), root=run.root)

@@ -20,20 +20,15 @@ from typing import TypeGuard
 from mutualrl.errors import DataError
 from mutualrl.sources.section import Columns, Reasoning
 from mutualrl.tasks.base import unicode_text
+from mutualrl.tasks.columns import IDS, PROMPTS, RESPONSES, is_messages, texts_of, truth_of
 from mutualrl.tasks.messages import from_text, is_cut_off, opens_reasoning, without_end, without_reasoning
 from mutualrl.tasks.rows import DatasetRow
 from mutualrl.tasks.run_reader import CONVERSATIONS, is_conversation, read_trajectory, tools_of
 from mutualrl.trajectory import Conversation, Message, Trajectory
 
-#: names of columns, in order of preference
-IDS = ("prompt_id", "uuid", "problem_id", "example_id", "doc_id", "id")
-PROMPTS = ("prompt", "x_text", "problem", "question", "instruction", "query", "input")
+#: names of columns of several responses, in order of preference
 LISTS = ("generations", "completions", "responses", "solutions", "outputs")
 NUMBERED = re.compile(r"(?:[a-z0-9]+_)?(?:solution|completion|response|generation|output)_\d+")
-SINGLE = (
-    *("completion", "y_text", "response", "llm_response", "generation", "generated_solution", "output"),
-    *("text", "solution"),
-)
 #: columns with the reason why a text ended
 REASONS = ("finish_reason", "finish_reasons", "stop_reason")
 #: columns that say whether a text is complete, and the truth value that says it is not; `calls`: of a trace, the calls
@@ -46,7 +41,6 @@ CUT: Mapping[str, bool | None] = {
     "truncated": True,
     "is_truncated": True,
 }
-_TRUE, _FALSE = ("true", "yes", "1", "1.0"), ("false", "no", "0", "0.0")
 LONGEST = 1_000_000  # characters of a text
 #: columns with the reward of a run
 REWARDS = ("reward", "score")
@@ -119,7 +113,7 @@ def conversation_texts(rows: Sequence[Mapping[str, object]]) -> list[str]:
     """Return the columns of single responses that hold whole conversations, prompt and marks included: they are no
     responses."""
     columns = []
-    for name in SINGLE:
+    for name in RESPONSES:
         values = [value for row in rows if isinstance(value := row.get(name), str) and value.strip()]
         if values and sum(any(mark in value for mark in _TURNS) for value in values) > len(values) / 2:
             columns.append(name)
@@ -156,7 +150,7 @@ def find_layout(names: Sequence[str], columns: Columns, where: str) -> Layout:
 def _text_columns(names: Sequence[str]) -> tuple[str, ...]:
     numbered = sorted((name for name in names if NUMBERED.fullmatch(name)), key=_by_number)
     lists = [name for name in LISTS if name in names]
-    single = [name for name in SINGLE if name in names]
+    single = [name for name in RESPONSES if name in names]
     conversation = any(name in names for name in CONVERSATIONS)
     if numbered or lists:
         return tuple(numbered or lists[:1])
@@ -180,14 +174,15 @@ def read_row(row: DatasetRow, layout: Layout, reasoning: Reasoning, *, turns: bo
     skipped: Counter[str] = Counter()
     malformed: Counter[str] = Counter()
     if layout.prompt is not None and (value := _value(row, layout.prompt)) is not None:
-        prompts += _prompt_texts(row, layout.prompt, value)
+        known = texts_of(value)
+        prompts += row.refuse(layout.prompt, value, "a string or a list of messages") if known is None else known
     texts: list[str | None] = []
     runs: dict[int, Trajectory] = {}
     for column in layout.texts:
         value = _value(row, column)
         if column == "y_text" and row.values.get("messages") is not None:  # a run, in an exported exchange
             value = from_text(row.values["messages"])
-        if layout.conversation or _is_messages(value):
+        if layout.conversation or is_messages(value):
             read = _trajectory(row, column, value)
             skipped["branches"] += read.branches
             prompts += read.prompts if layout.conversation and value is not None else []
@@ -286,17 +281,6 @@ def _ids(row: DatasetRow, layout: Layout) -> tuple[str, ...]:
     return tuple(ids)
 
 
-def _prompt_texts(row: DatasetRow, column: str, value: object) -> list[str]:
-    """Return the texts by which a prompt may be known: the text itself; of messages, the last of the user, and all."""
-    if isinstance(value, str):
-        return [value]
-    if not _is_list(value):
-        row.refuse(column, value, "a string or a list of messages")
-    messages = _trajectory(row, column, value).messages
-    users = [message.text for message in messages if message.role == "user"]
-    return [*users[-1:], "\n".join(message.text for message in messages)]
-
-
 def _trajectory(row: DatasetRow, column: str, value: object) -> Conversation:
     """Return the conversation in a value, without messages if that is null. Raises DataError for a value that is
     none."""
@@ -310,11 +294,6 @@ def _trajectory(row: DatasetRow, column: str, value: object) -> Conversation:
         row.refuse(column, value, "a list of messages")
     odd = next(each for each in listed if read_trajectory([each]) is None)
     return row.refuse(column, odd, "a message with 'role' and 'content', or 'from' and 'value', both strings")
-
-
-def _is_messages(value: object) -> bool:
-    """Return whether a value is a list of messages."""
-    return _is_list(value) and any(isinstance(item, Mapping) for item in value)
 
 
 def _texts(row: DatasetRow, column: str, value: object) -> list[str | None]:
@@ -342,7 +321,7 @@ def _are_cut(row: DatasetRow, layout: Layout, column: str, count: int) -> list[b
     values = _per_text(row, column, value, count)
     if column in REASONS and column not in layout.named:
         return list(map(is_cut_off, values))
-    if column in REASONS and any(isinstance(item, str) and _truth(item) is None for item in values):
+    if column in REASONS and any(isinstance(item, str) and truth_of(item) is None for item in values):
         return list(map(is_cut_off, values))
     incomplete = CUT.get(column, False)
     return [_checked_truth(row, layout, column, item) is incomplete for item in values]
@@ -368,15 +347,10 @@ def _per_text(row: DatasetRow, column: str, value: object, count: int) -> list[o
 def _checked_truth(row: DatasetRow, layout: Layout, column: str, value: object) -> bool | None:
     """Return a truth value, None if there is none. Raises DataError for another value in a column that the user
     named."""
-    truth = _truth(value)
+    truth = truth_of(value)
     if truth is None and value not in (None, "") and column in layout.named:
         row.refuse(column, value, "true or false")
     return truth
-
-
-def _truth(value: object) -> bool | None:
-    text = str(value).strip().lower() if isinstance(value, bool | int | float | str) else ""
-    return True if text in _TRUE else False if text in _FALSE else None
 
 
 def _is_list(value: object) -> TypeGuard[Sequence[object]]:
