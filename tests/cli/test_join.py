@@ -18,7 +18,7 @@ from endpoint import Endpoint, served, teacher
 
 from buckets import Server, reachable, serving
 from conftest import PATIENCE, Cli, on_core
-from mutualrl.launch.plan import plan
+from mutualrl.launch.plan import rehearse
 from mutualrl.launch.session import Launch
 from mutualrl.machine.devices import Machine
 from mutualrl.recipes import Request, resolve, templates
@@ -294,13 +294,12 @@ def test_a_source_that_joins_needs_nothing_of_the_policies(tmp_path: Path) -> No
             assignments=(*settings, "hardware.gpus=8", f"exchange.url=file://{tmp_path}/bucket"),
         )
     )
-    made = plan(recipe, Machine((), 2), Launch(member="teacher"), rehearsed=True)
+    made = rehearse(recipe, Machine((), 2), Launch(member="teacher"))
     assert made.problems == []
     assert made.missing == []
-    assert made.batch is not None
     assert (made.batch.prompts, made.batch.rollouts) == (6, 2)
-    assert [each.policy for each in made.placed.sources] == ["teacher"]
-    assert made.placed.allocations == ()
+    assert [each.policy for each in made.placement.sources] == ["teacher"]
+    assert made.placement.allocations == ()
 
 
 REJECTED = {

@@ -22,11 +22,13 @@ from conftest import PATIENCE, REPOSITORY, Cli, on_core, xdist_worker_number
 from mutualrl.errors import PlanMismatchError, RunDirectoryError, SourceLostError, UsageError
 from mutualrl.records import Rollout
 from mutualrl.regimes import get_regime
+from mutualrl.see import Exchange, Heartbeat
 from mutualrl.sources.answers import read_account
 from mutualrl.sources.script import served_source
 from mutualrl.storage.accounts import Account
 from mutualrl.storage.rundir import RunDirectory, hold
 from mutualrl.training import MutualGRPOTrainer, Sharing
+from mutualrl.training.member import Member
 from mutualrl.training.script_callback import ScriptRun, cut_after
 from runs import wait_until
 
@@ -241,7 +243,10 @@ def test_wrong_names_and_settings_are_refused(tmp_path: Path, changed: dict[str,
 
 
 def script_run(root: Path, run_id: str = "script", **settings: object) -> ScriptRun:
-    return ScriptRun(RunDirectory(root), run_id, ("a", "b"), get_regime("sgt")(**settings), seed=0)
+    run = RunDirectory(root)
+    exchange = Exchange(run.exchange, "a", run_id)
+    member = Member(run=run, exchange=exchange, heartbeat=Heartbeat(exchange.store, "a"))
+    return ScriptRun(member, ("a", "b"), get_regime("sgt")(**settings), seed=0)
 
 
 def test_scripts_that_differ_are_refused_by_key(tmp_path: Path) -> None:

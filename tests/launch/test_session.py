@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mutualrl.errors import FileDamagedError, RecipeError, UsageError
-from mutualrl.launch.plan import StartPlan, model_digests
+from mutualrl.errors import DataError, FileDamagedError, RecipeError, UsageError
+from mutualrl.launch.plan import StartPlan, known, plan, rehearse
 from mutualrl.launch.rewind import readmit
 from mutualrl.launch.session import (
     Launch,
@@ -23,7 +23,7 @@ from mutualrl.launch.session import (
     start_run,
 )
 from mutualrl.machine.devices import Machine
-from mutualrl.mwra.placement import place
+from mutualrl.mwra.placement import Placement, place
 from mutualrl.recipes import Recipe, Request, load_run, resolve, stored, stored_recipe, validation
 from mutualrl.recipes.differences import changed_keys
 from mutualrl.recipes.free import may_differ
@@ -103,9 +103,10 @@ def test_directory_is_not_a_change_and_steps_derived_from_epochs_are_compared_la
 
 def started_run(root: Path, *assignments: str) -> tuple[RunDirectory, Recipe]:
     resolved = recipe(*assignments, run_dir=root)
-    plan = StartPlan(resolved, False, {"two": place(resolved, TWO)}, fingerprint={"prompts": "x", "seed": 0})
+    plan = StartPlan(resolved, Launch(), None, TWO, {"two": TWO}, online=False)
+    plan.__dict__.update(fingerprint={"prompts": "x", "seed": 0}, models=MODELS)  # facts that are known
     with ExitStack() as stack:
-        run = start_run(resolved, plan.run_info(MODELS), stack)
+        run = start_run(resolved, plan.run_info(), stack)
     return run, resolved
 
 
@@ -180,11 +181,39 @@ def test_resume_readmits_all_peers_and_clears_the_stop_request(tmp_path: Path) -
 
 def test_digests_of_models_have_the_frozen_sources(tmp_path: Path) -> None:
     _, resolved = started_run(tmp_path / "r", "sources=[{name: old, frozen: 'tiny:ada'}]")
-    digests = model_digests(resolved, Launch())
+    digests = StartPlan(resolved, Launch(), None, TWO, {}, online=False).models
     assert list(digests) == ["ada", "bob", "old"]
     assert digests["old"] == digests["ada"] != digests["bob"]
     for member in ("bob", "old"):  # of a member that joins, only its own
-        assert model_digests(resolved, Launch(member=member)) == {member: digests[member]}
+        alone = StartPlan(resolved, Launch(member=member), None, TWO, {}, online=False)
+        assert alone.models == {member: digests[member]}
+
+
+def test_a_fact_that_fails_is_looked_for_once_and_stops_what_rests_on_it(tmp_path: Path) -> None:
+    """A check that rests on the data raises the data's problem, not one of its own."""
+    absent = recipe("task.name=dataset", f"task.data={tmp_path / 'absent.jsonl'}", run_dir=tmp_path / "r")
+    made = StartPlan(absent, Launch(), None, TWO, {"two": TWO}, online=False)
+    problems = []
+    for fact in ("inputs", "counted", "fingerprint", "inputs"):
+        with pytest.raises(DataError, match=r"absent\.jsonl") as raised:
+            getattr(made, fact)
+        problems.append(raised.value)
+    assert len(set(map(id, problems))) == 1
+    assert made.recipe is absent
+    (tmp_path / "absent.jsonl").write_text('{"prompt": "p", "answer": "1"}\n')
+    assert known(lambda: made.inputs) is None  # a plan is of one moment
+    assert isinstance(made.placement, Placement)
+
+
+def test_a_rehearsal_collects_each_problem_once() -> None:
+    made = rehearse(recipe("task.name=dataset", "task.data=absent.jsonl", "hardware.gpus=3"), TWO, Launch())
+    assert list(made.placements) == ["the recipe's hardware: 3 GPUs", "this machine: 0 GPUs, 2 CPU cores"]
+    assert [str(problem).partition(":")[0] for problem in made.problems] == ["data file not found"]
+    assert [line.partition(" (")[0] for line in made.missing] == ["3 of the 3 GPUs of the recipe"]
+    with pytest.raises(DataError, match=r"absent\.jsonl"):
+        made.require()
+    with pytest.raises(DataError, match=r"absent\.jsonl"):
+        plan(recipe("task.name=dataset", "task.data=absent.jsonl"), TWO, Launch())
 
 
 def test_resume_readmits_the_learners_that_a_source_had_given_up(tmp_path: Path) -> None:

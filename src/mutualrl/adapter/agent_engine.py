@@ -7,6 +7,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -26,7 +27,6 @@ from mutualrl.tasks.rewarding import rewards_of
 from mutualrl.tasks.rewards import load_rewards
 from mutualrl.tasks.turns import load_environment, load_tools
 from mutualrl.thl import decode_completion, ended
-from mutualrl.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from mutualrl.tasks.prompting import Template
@@ -85,16 +85,12 @@ class AgentEngine:
     def _batch(self, trainer: HookedGRPOTrainer, prompts: Sequence[Prompt]) -> list[AgentRun]:
         rows = list(as_dataset(prompts, self.engine.tokenizer))
         generation = sampled_and_scored(trainer, rows, self._environments)
+        decode = partial(decode_completion, tokenizer=self.engine.tokenizer)
         completions, sampled = [], []
         for place, ids in enumerate(generation.completion_ids):
-            done = ended(ids, trainer.eos_token_ids)
-            if generation.turns is None:  # an environment without tools
-                written = Trajectory.of_text(decode_completion(ids, self.engine.tokenizer))
-                sampled.append(len(ids))
-            else:
-                written = generation.turns[place].run
-                sampled.append(sum(generation.turns[place].mask))
-            completions.append(Completion(tuple(ids), written, done))
+            written, mask = generation.written(place, decode)
+            sampled.append(len(ids) if mask is None else sum(mask))
+            completions.append(Completion(tuple(ids), written, ended(ids, trainer.eos_token_ids)))
         if self.turns.environment is None:
             answered = list(zip(prompts, completions, strict=True))
             rewards = rewards_of(self.rewards, self.weights, answered, self.engine.tokenizer, self.timeout)

@@ -133,7 +133,17 @@ class GenerationBatch(NamedTuple):
     rewards: torch.Tensor
     indices: list[int] | None = None
     dropped: tuple[Dropped, ...] = ()
-    turns: list[Turns] | None = None
+    turns: Sequence[Turns] = ()
+
+    def written(self, row: int, decode: Callable[[Sequence[int]], str]) -> tuple[Trajectory, tuple[bool, ...] | None]:
+        """Return what a row wrote, and which tokens of its completion were sampled (None: all). `decode`: of a text."""
+        if not self.turns:
+            return Trajectory.of_text(decode(self.completion_ids[row])), None
+        return self.turns[row].run, tuple(map(bool, self.turns[row].mask))
+
+    def begun_with(self, row: int) -> Sequence[int]:
+        """Return the tokens of the replayed turns with which a row began; none for any other."""
+        return self.turns[row].replay.ids if self.turns else ()
 
 
 class Dropped(NamedTuple):
@@ -209,8 +219,8 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
         score = super()._calculate_rewards
-        turns = self._turns_of(completions) if self.tools else None  # first: reward functions may change messages
-        if turns is not None and self._replayed is not None:  # rewards judge the whole run
+        turns = self._turns_of(completions) if self.tools else []  # first: reward functions may change messages
+        if turns and self._replayed is not None:  # rewards judge the whole run
             completions = [[*as_chats(row.replay.messages), *of] for row, of in zip(turns, completions, strict=True)]
         rewards = self.compute_rewards(lambda: score(inputs, prompts, completions, completion_ids_list))
         self._pending = GenerationBatch(inputs, completion_ids_list, rewards, turns=turns)

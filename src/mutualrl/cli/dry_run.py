@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +12,8 @@ from rich.table import Table
 
 from mutualrl.cli.output import emit, screen, show_table
 from mutualrl.console.display import clean, print_text
-from mutualrl.launch.checks import CheckedData
-from mutualrl.launch.plan import StartPlan, models_are_local, plan, plan_resumption
+from mutualrl.errors import MutualRLError
+from mutualrl.launch.plan import StartPlan, known, models_are_local, plan_resumption, rehearse
 from mutualrl.launch.session import Launch
 from mutualrl.machine.devices import this_machine
 from mutualrl.mwra.fit import Estimates, format_estimate
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-@dataclass
+@dataclass(frozen=True)
 class Rehearsal:
     """Plan of a start that is not made, with what only people read of it."""
 
     plan: StartPlan
-    trials: dict[str, list[Trial]] = field(default_factory=dict)
+    trials: Mapping[str, list[Trial]] = field(default_factory=dict)
     """Reward trials by policy."""
     untried: str = ""
     """The reason for no trials."""
@@ -51,15 +51,12 @@ def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
     """Print the recipe, its placement on the hardware it names, and its placement on this machine; then what a start
     would be refused for."""
     if launch.resume:
-        resumption = plan_resumption(recipe, this_machine(), launch)
-        made = resumption.plan
-        made.placements = {"this machine": made.placed}
-        made.notes = resumption.notes
-        _print(Rehearsal(replace(made, predicted={}, inputs=None)), as_json=as_json)
+        _, made = plan_resumption(recipe, this_machine(), launch)
+        _print(Rehearsal(made), as_json=as_json)
         return
     if recipe.run.dir is not None:
         require_creatable(Path(recipe.run.dir), clean=launch.clean)
-    rehearsal = rehearse(recipe, launch)
+    rehearsal = try_out(recipe, launch)
     problems = rehearsal.plan.problems
     if not problems or not as_json:  # else the object is the error
         _print(rehearsal, as_json=as_json)
@@ -76,28 +73,25 @@ def _print(rehearsal: Rehearsal, *, as_json: bool) -> None:
     show_plan(rehearsal)
 
 
-def rehearse(recipe: Recipe, launch: Launch) -> Rehearsal:
+def try_out(recipe: Recipe, launch: Launch) -> Rehearsal:
     """Make the plan of a start without starting it, estimate its memory, and try the reward."""
-    made = plan(recipe, this_machine(), launch, rehearsed=True)
-    rehearsal = Rehearsal(made)
-    inputs = made.inputs
-    if inputs is not None and not made.problems:
-        made.check(lambda: _try_rewards(rehearsal, inputs))
-    elif not made.problems:
-        rehearsal.untried = "the data are not on this machine"
-    return rehearsal
-
-
-def _try_rewards(rehearsal: Rehearsal, inputs: CheckedData) -> None:
-    """Try the reward functions, and count the prompts that fit."""
-    made = rehearsal.plan
-    require_columns(load_rewards(made.recipe.task.reward), columns_of(inputs.prompts))
-    local = models_are_local(made.recipe) and not made.recipe.task.has_turns
-    tokenizers = load_tokenizers(made.recipe) if local else None
-    if tokenizers is not None:
-        made.notes += _prompt_notes(made.recipe, inputs.prompts, tokenizers)
-    rehearsal.trials, rehearsal.untried = _reward_trials(made.recipe, inputs.prompts, tokenizers)
-    made.notes += flat_note([trial for each in rehearsal.trials.values() for trial in each])
+    made = rehearse(recipe, this_machine(), launch)
+    inputs = known(lambda: made.inputs)
+    if made.problems or inputs is None:
+        return Rehearsal(made, untried="" if made.problems else "the data are not on this machine")
+    try:
+        recipe = made.recipe
+        require_columns(load_rewards(recipe.task.reward), columns_of(inputs.prompts))
+        local = models_are_local(recipe) and not recipe.task.has_turns
+        tokenizers = load_tokenizers(recipe) if local else None
+        if tokenizers is not None:
+            made.notes.extend(_prompt_notes(recipe, inputs.prompts, tokenizers))
+        trials, untried = _reward_trials(recipe, inputs.prompts, tokenizers)
+        made.notes.extend(flat_note([trial for each in trials.values() for trial in each]))
+        return Rehearsal(made, trials, untried)
+    except MutualRLError as error:
+        made.problems.append(error)
+        return Rehearsal(made)
 
 
 def _prompt_notes(
@@ -112,19 +106,20 @@ def _prompt_notes(
 
 def plan_json(rehearsal: Rehearsal) -> dict[str, object]:
     """Return a plan as a JSON object."""
-    made = rehearsal.plan
-    memory = {}
-    for label, estimates in made.memory.items():
+    made, memory = rehearsal.plan, {}
+    for label, estimates in (known(lambda: made.memory) or {}).items():
         memory[label] = {policy: estimate and memory_json(estimate) for policy, estimate in estimates.items()}
+    inputs = known(lambda: made.inputs)
+    predicted = known(lambda: made.predicted) or {}
     return {
         "recipe": made.recipe.model_dump(mode="json"),
-        "placement": _placements_json(made.placements),
+        "placement": _placements_json(known(lambda: made.placements) or {}),
         "memory": memory,
         "missing_requirements": made.missing,
         "notes": made.notes,
-        "data": {} if made.inputs is None else made.inputs.data,
+        "data": {} if inputs is None else inputs.data,
         "exchange": requests(made.recipe),
-        "asked_sources": {name: asdict(each) for name, each in made.predicted.items()},
+        "asked_sources": {name: asdict(each) for name, each in predicted.items()},
         "rewards": {policy: [_trial_json(trial) for trial in trials] for policy, trials in rehearsal.trials.items()},
     }
 
@@ -138,11 +133,12 @@ def show_plan(rehearsal: Rehearsal) -> None:
     """Print a plan without its recipe."""
     made = rehearsal.plan
     console, recipe = screen(), made.recipe
-    for label, placement in made.placements.items():
-        if isinstance(placement, str):
-            print_text(console, f"Placement on {label}: {placement}")
+    memory = known(lambda: made.memory) or {}
+    for label, placement in (known(lambda: made.placements) or {}).items():
+        if isinstance(placement, Placement):
+            show_table(_placement_table(label, placement, memory.get(label, {}), recipe))
         else:
-            show_table(_placement_table(label, placement, made.memory.get(label, {}), recipe))
+            print_text(console, f"Placement on {label}: {placement}")
     if recipe.bucket is not None:
         counts = requests(recipe)
         message = (
@@ -151,7 +147,7 @@ def show_plan(rehearsal: Rehearsal) -> None:
             f"at least {counts['gets_per_round']} gets per round; during a wait at most one get per second per peer"
         )
         print_text(console, message)
-    if (waits := waiting(recipe, made.placement)) is not None:
+    if (waits := waiting(recipe, known(lambda: made.placement))) is not None:
         print_text(console, waits)
     for policy, trials in rehearsal.trials.items():
         show_table(_trial_table(policy, recipe.task.reward, trials))
@@ -271,11 +267,11 @@ def requests(recipe: Recipe) -> dict[str, int]:
     }
 
 
-def _placements_json(planned: dict[str, Placement | str]) -> dict[str, object]:
+def _placements_json(planned: Mapping[str, Placement | MutualRLError]) -> dict[str, object]:
     placements: dict[str, object] = {}
     for label, placement in planned.items():
-        if isinstance(placement, str):
-            placements[label] = {"problem": placement}
+        if not isinstance(placement, Placement):
+            placements[label] = {"problem": str(placement)}
         else:
             allocations = [asdict(allocation) for allocation in placement.allocations]
             placements[label] = {"allocations": allocations, "notes": list(placement.notes)}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import typer
 
-from mutualrl.cli.dry_run import Rehearsal, plan_json, rehearse, show_plan
+from mutualrl.cli.dry_run import Rehearsal, plan_json, show_plan, try_out
 from mutualrl.cli.output import emit, prose
 from mutualrl.console.display import clean, print_text
 from mutualrl.console.user_path import user_path
@@ -239,7 +239,7 @@ def _check(pool: Path, *, as_json: bool, accept_unsafe: bool = False) -> Rehears
             emit({"safe": False, "reasons": reasons, "ways_on": ways, "files": []})
         raise typer.Exit(3)
     lines = _prompt_lines(recipe)
-    rehearsal = rehearse(recipe, Launch())
+    rehearsal = try_out(recipe, Launch())
     rehearsal.plan.require()
     if not as_json:
         if checks:

@@ -51,7 +51,7 @@ def sweep(options: SweepRequest) -> None:
 def _require_startable(of: Sweep, made: SweepPlan) -> None:
     """Rehearse the start of each pool and arm that has missing pieces, as `train --dry-run` does. Raises UsageError
     with every reason for which a piece would be refused: hours later, it would fail alone."""
-    from mutualrl.cli.dry_run import rehearse  # here: a sweep whose pieces are done starts nothing
+    from mutualrl.cli.dry_run import try_out  # here: a sweep whose pieces are done starts nothing
     from mutualrl.launch.session import Launch
 
     arms = {(piece.pool, of.file.arms[piece.arm].distill or piece.arm) for piece in made.missing}
@@ -59,7 +59,7 @@ def _require_startable(of: Sweep, made: SweepPlan) -> None:
     warned: dict[str, None] = {}
     with contextlib.chdir(of.path.parent):  # the pieces run in it
         for pool, arm in sorted(arms):
-            start = rehearse(of.recipes[pool, arm], Launch()).plan
+            start = try_out(of.recipes[pool, arm], Launch()).plan
             reasons = [*map(str, start.problems), *(f"this machine lacks {each}" for each in start.missing)]
             refused += [f"arm {arm!r} on {pool!r}: {reason}" for reason in reasons]
             few = None if start.inputs is None else few_held_out(start.inputs.data)

@@ -20,7 +20,6 @@ from mutualrl.regimes.info import RegimeInfo
 from mutualrl.rollouts import Rollouts
 from mutualrl.see import Exchange
 from mutualrl.sources.prepare import Prepared, prepare_sources
-from mutualrl.storage.files import write_atomic
 from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import RunDirectory, command_line, create, require_creatable, versions
 
@@ -46,7 +45,6 @@ def import_texts(request: ImportRequest) -> tuple[RunDirectory, Prepared]:
     rollouts = [replace(rollout, prompt=texts[rollout.prompt_id]) for rollout in Rollouts(prepared.source.table)]
     with ExitStack() as held:
         run = create(path, _info(recipe, {section.name: prepared}), held)
-        write_atomic(run.recipe, run.info().recipe.encode())
         Exchange(run.exchange, section.name, run.info().run_id).publish(0, rollouts, 0)
     return run, prepared
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from mutualrl.engines.model_files import is_local, model_digest
 from mutualrl.errors import DataUnavailableError, MachineError, MutualRLError, UsageError
 from mutualrl.launch.checks import (
+    AskedSources,
     CheckedData,
     check_asked_sources,
     check_batch,
@@ -61,71 +63,159 @@ from mutualrl.tiny import resolve_path
 if TYPE_CHECKING:
     from mutualrl.sources.prepare import Prepared
 
-R = TypeVar("R")
+F = TypeVar("F")
 
 #: prompts with the most characters, of which the tokens are counted
 LONGEST = 8
 
 
-@dataclass
-class StartPlan:
-    """What a start will do, and what stands against it."""
+class fact(cached_property[F]):  # noqa: N801  (a decorator, as the one that it extends)
+    """Cached property whose error is kept as its value is: what could not be found is not looked for again."""
 
-    recipe: Recipe
-    """The recipe, with its epochs converted to steps once the data are known."""
-    rehearsed: bool
-    """Whether nothing starts: problems are collected, and no server is asked. Otherwise the first one is raised."""
-    placements: dict[str, Placement | str] = field(default_factory=dict)
-    """Placement by machine, or why there is none: on the hardware that the recipe names, if any, then on this machine.
-    A start has that of its machine only."""
-    machines: dict[str, Machine] = field(default_factory=dict)
-    """The machines that have a placement."""
-    memory: dict[str, Estimates] = field(default_factory=dict)
-    """Memory of each policy on GPUs, by machine; None where the model's configuration is not available."""
-    batch: BatchPlan | None = None
-    """How a round is divided; None without a placement."""
-    fingerprint: Fingerprint = field(default_factory=dict)
-    """What all policies of the run must share."""
-    inputs: CheckedData | None = None
-    """The checked data; None where they cannot be read."""
-    sources: dict[str, Prepared] = field(default_factory=dict)
-    """The recorded sources, read and verified; empty for a run that is resumed, which has them."""
-    predicted: dict[str, Prediction] = field(default_factory=dict)
-    """What the sources that are asked will do."""
-    asked: list[str] = field(default_factory=list)
-    """Notes on the sources that are asked."""
+    def __get__(self, facts: object, owner: type | None = None) -> F:  # type: ignore[override]
+        """Return the value of an instance, or raise its error."""
+        failed = f"{self.attrname} failed"
+        if failed in facts.__dict__:
+            raise facts.__dict__[failed]
+        try:
+            return super().__get__(facts, owner)
+        except MutualRLError as error:
+            facts.__dict__[failed] = error
+            raise
+
+
+@dataclass(frozen=True)
+class StartPlan:
+    """What a start rests on, and will do. A fact is found when a check first asks for it, and raises what stands
+    against it."""
+
+    given: Recipe
+    """The recipe as it was resolved."""
+    launch: Launch
+    resumed: RunDirectory | None
+    """The run that is resumed; None for a new one."""
+    machine: Machine
+    hardware: Mapping[str, Machine]
+    """The machines to place the members on, by label. The first one decides."""
+    online: bool
+    """Whether servers, the hub and the cluster are asked."""
     notes: list[str] = field(default_factory=list)
-    """Other notes for the user."""
-    missing: list[str] = field(default_factory=list)
-    """What this machine lacks, one line each with what to type."""
+    """What the checks say, for the user."""
     problems: list[MutualRLError] = field(default_factory=list)
     """Why the start would be refused, in the order of the checks."""
 
     @property
-    def placement(self) -> Placement | None:
-        """Return the first placement that is possible; None if there is none."""
-        return next((each for each in self.placements.values() if isinstance(each, Placement)), None)
+    def recipe(self) -> Recipe:
+        """Return the recipe, with its epochs converted to steps once the data are known."""
+        counted = known(lambda: self.counted)
+        return self.given if counted is None else counted[0]
 
-    @property
-    def placed(self) -> Placement:
-        """Return the placement of a start, which has one."""
-        return next(each for each in self.placements.values() if isinstance(each, Placement))
+    @fact
+    def names(self) -> list[str]:
+        """Return the policies that the start begins."""
+        return self.launch.policies(self.given)
 
-    def check(self, step: Callable[[], R]) -> R | None:
-        """Return what a check returns. A rehearsal collects its error, and returns None."""
-        try:
-            return step()
-        except DataUnavailableError as error:
-            if not self.rehearsed:
-                raise
-            self.missing.append(f"the data of task {self.recipe.task.name!r}: {error}")
-        except MutualRLError as error:
-            if not self.rehearsed:
-                raise
-            self.problems.append(error)
-        return None
+    @fact
+    def here(self) -> Recipe:
+        """Return the recipe with the members that the start begins."""
+        return only(self.given, self.names, self.launch.sources(self.given))
 
-    def run_info(self, models: dict[str, str], run_id: str | None = None, joined: str | None = None) -> RunInfo:
+    @fact
+    def missing(self) -> list[str]:
+        """Return what the machine lacks for these members, one line each with what to type."""
+        return [*busy_ports(self.here), *missing_requirements(self.here, self.machine)]
+
+    @fact
+    def placements(self) -> dict[str, Placement | MutualRLError]:
+        """Return the placement of the members by machine, or why there is none."""
+        if not self.here.policies:
+            return {"this machine": Placement((), (), source_devices(self.here, self.machine))}
+        pins = None if self.launch.device_map is None else read_device_map(self.launch.device_map)
+        before = {} if self.resumed is None else self.resumed.info().placement
+        recorded = {name: allocation.strategy for name, allocation in before.items()}
+        found: dict[str, Placement | MutualRLError] = {}
+        for label, machine in self.hardware.items():
+            try:
+                found[label] = place(self.here, machine, pins, recorded)
+            except MutualRLError as error:
+                found[label] = error
+        return found
+
+    @fact
+    def placement(self) -> Placement:
+        """Return the first placement that is possible."""
+        for placement in self.placements.values():
+            if isinstance(placement, Placement):
+                return placement
+        raise next(each for each in self.placements.values() if isinstance(each, MutualRLError))
+
+    @fact
+    def batch(self) -> BatchPlan:
+        """Return how a round is divided."""
+        return self.placement.allocations[0].batch if self.here.policies else _batch_of_run(self.given)
+
+    @fact
+    def inputs(self) -> CheckedData:
+        """Return the data."""
+        return check_inputs(self.given)
+
+    @fact
+    def counted(self) -> tuple[Recipe, Fingerprint]:
+        """Return the recipe with its epochs converted to steps, and what all policies of the run must share."""
+        return check_batch(self.given, self.batch, self.inputs)
+
+    @fact
+    def memory(self) -> dict[str, Estimates]:
+        """Return the memory of each policy by machine with GPUs."""
+        on_gpus = {
+            label: placement
+            for label, placement in self.placements.items()
+            if isinstance(placement, Placement) and any(each.gpus for each in placement.allocations)
+        }
+        longest = self._longest_prompt() if on_gpus else 0
+        return {label: estimates(self.here, placement, longest) for label, placement in on_gpus.items()}
+
+    @fact
+    def asked(self) -> AskedSources:
+        """Return the sources that are asked, those of this machine with their keys."""
+        info, here = None if self.resumed is None else self.resumed.info(), self.launch.sources(self.given)
+        return check_asked_sources(self.given, self.inputs, here, contact=self.online, resumed=info)
+
+    @fact
+    def predicted(self) -> dict[str, Prediction]:
+        """Return what the sources that are asked will do."""
+        return predictions(self.counted[0], self.batch, self.asked if self.online else None)
+
+    @fact
+    def sources(self) -> dict[str, Prepared]:
+        """Return the recorded sources, read and verified; none for a run that is resumed, which has them, and offline
+        none without the models, whose tokenizers they need."""
+        readable = self.resumed is None and (self.online or models_are_local(self.given))
+        return check_sources(self.given, self.inputs) if readable else {}
+
+    @fact
+    def fingerprint(self) -> Fingerprint:
+        """Return what all policies of the run must share, its recorded sources too."""
+        digests = {name: source.digest for name, source in self.sources.items()}
+        if self.resumed is not None:
+            digests = recorded_digests(self.resumed.info(), self.given)
+        return self.counted[1] | source_digests(digests)
+
+    @fact
+    def models(self) -> dict[str, str]:
+        """Return the digest of the model of each policy, and of each frozen source, that the start begins. Raises
+        ModelError if a file cannot be read."""
+        here = [*self.names, *self.launch.sources(self.given)]
+        models = {name: model for name, model in self.given.models.items() if name in here}
+        digests = {key: model_digest(resolve_path(key.path), key.revision) for key in set(models.values())}
+        return {name: digests[key] for name, key in models.items()}
+
+    def require(self) -> None:
+        """Raise the first problem."""
+        if self.problems:
+            raise self.problems[0]
+
+    def run_info(self, run_id: str | None = None, joined: str | None = None) -> RunInfo:
         """Return what run.json has of this start. `joined`: the member that joins an exchange alone."""
         recipe = self.recipe
         text = recipe_text(recipe)
@@ -139,92 +229,120 @@ class StartPlan:
             regime_info=RegimeInfo.of(recipe.regime_class).model_dump(mode="json"),
             pool=recipe.pool,
             fingerprint=self.fingerprint,
-            data={} if self.inputs is None else dict(self.inputs.data),
+            data=dict(self.inputs.data),
             sources=described(self.sources),
             asked_sources={name: asdict(each) for name, each in self.predicted.items()},
-            models=models,
-            placement=by_policy(self.placed),
+            models=self.models,
+            placement=by_policy(self.placement),
             exchange="" if recipe.bucket is None else recipe.bucket.url,
             joined=joined or "",
             recipe=text,
             recipe_sha256=sha256_of(text),
         )
 
-    def require(self) -> None:
-        """Raise the first problem."""
-        if self.problems:
-            raise self.problems[0]
+    def _longest_prompt(self) -> int:
+        """Return the tokens of the longest prompt, by the tokenizers where they and the data are here; else the most
+        that the recipe allows."""
+        limit, inputs = self.given.task.max_prompt_tokens, known(lambda: self.inputs)
+        if inputs is None or not models_are_local(self.given):
+            return limit
+        longest = sorted(inputs.prompts, key=lambda prompt: len(str(prompt.content)))[-LONGEST:]
+        contents = [prompt.content for prompt in longest]
+        rows = [prompt_ids(contents, each, {}) for each in load_tokenizers(self.given).values()]
+        return min(limit, max(len(ids) for each in rows for ids in each))
 
 
-def plan(
-    recipe: Recipe, machine: Machine, launch: Launch, resumed: RunDirectory | None = None, *, rehearsed: bool = False
-) -> StartPlan:
-    """Return the plan of a start, or of the resumption of a run. Cheap checks come first, a question to a server and
-    the rewards of recorded texts last. Without `rehearsed` the first problem is raised."""
-    made, names = StartPlan(recipe, rehearsed), launch.policies(recipe)
-    here = only(recipe, names, launch.sources(recipe))
-    _check_machine(made, here, machine)
-    _place(made, here, machine, launch, resumed)
-    made.inputs = made.check(lambda: check_inputs(recipe))
-    if made.inputs is not None:
-        made.notes += made.inputs.notes
-        made.check(lambda: _count_steps(made))
-        made.check(lambda: _try_turns(made))
-    made.check(lambda: check_models(recipe, names))
-    made.check(lambda: _check_memory(made, here))
-    made.check(lambda: check_training(recipe, names))
-    if made.inputs is not None:
-        made.check(lambda: _check_asked(made, launch, resumed))
-        if resumed is None:
-            made.check(lambda: _prepare_recorded(made))
-            made.check(lambda: _check_trajectories(made))
-    if not rehearsed:
-        digests = {name: source.digest for name, source in made.sources.items()}
-        made.fingerprint |= source_digests(digests if resumed is None else recorded_digests(resumed.info(), recipe))
-    return made
+def known(find: Callable[[], F]) -> F | None:
+    """Return a fact; None if something stands against it."""
+    try:
+        return find()
+    except MutualRLError:
+        return None
 
 
-def _check_machine(made: StartPlan, recipe: Recipe, machine: Machine) -> None:
-    """Note what the machine lacks for the members that it runs; a start is refused for it."""
-    made.missing += [*busy_ports(recipe), *missing_requirements(recipe, machine)]
-    if made.rehearsed:
-        made.missing += absent_models(recipe)
-    elif made.missing:
-        raise MachineError("this machine lacks " + "; ".join(made.missing))
+# ---- checks: each returns its notes, and raises the problem that it finds
 
 
-def _place(made: StartPlan, recipe: Recipe, machine: Machine, launch: Launch, resumed: RunDirectory | None) -> None:
-    """Place the members on this machine; a rehearsal also on the hardware that the recipe names, whose problem is the
-    start's there."""
-    if not recipe.policies:
-        made.placements["this machine"] = Placement((), (), source_devices(recipe, machine))
-        made.batch = _batch_of_run(made.recipe)
-        return
-    pins = None if launch.device_map is None else read_device_map(launch.device_map)
-    before = {} if resumed is None else resumed.info().placement
-    recorded = {name: allocation.strategy for name, allocation in before.items()}
-    machines = {f"this machine: {len(machine.gpus)} GPUs, {machine.cores} CPU cores": machine}
-    if made.rehearsed and recipe.hardware.gpus:
-        count, size = recipe.hardware.gpus, recipe.hardware.gpu_memory
-        named = Machine(
-            tuple(str(i) for i in range(count)), machine.cores, () if size is None else (int(size * GIB),) * count
-        )
-        machines = {f"the recipe's hardware: {recipe.hardware.gpus} GPUs": named, **machines}
-    for number, (label, candidate) in enumerate(machines.items()):
+def _placed(start: StartPlan) -> list[str]:
+    first = next(iter(start.placements.values()))
+    if isinstance(first, MutualRLError):
+        raise first
+    if start.online and start.launch.ray is not None:
+        require_capacity(bundles(first))
+    return (
+        [lock_note(lock) for lock in build_locks()]
+        if any(each.sharding.stage is not None for each in first.allocations)
+        else []
+    )
+
+
+def _read(start: StartPlan) -> list[str]:
+    return list(start.inputs.notes)
+
+
+def _counted(start: StartPlan) -> list[str]:
+    """Note what dynamic sampling may cost."""
+    recipe, _ = start.counted
+    if recipe.round.resample is None:
+        return []
+    rows = start.batch.prompts * start.batch.rollouts
+    most = rows * (1 + recipe.round.resample.max_attempts)
+    return [f"dynamic sampling: a round samples {rows:,} to {most:,} rollouts, and trains on {rows:,} (round.resample)"]
+
+
+def _turns(start: StartPlan) -> list[str]:
+    check_turns(start.given, start.inputs)
+    return []
+
+
+def _models(start: StartPlan) -> list[str]:
+    check_models(start.given, start.names)
+    return []
+
+
+def _memory(start: StartPlan) -> list[str]:
+    """Note where the memory may not suffice. Raises MachineError for the first machine, for which the recipe is."""
+    notes: list[str] = []
+    refused: MachineError | None = None
+    for number, (label, machine) in enumerate(start.hardware.items()):
+        placement = start.placements.get(label)
+        if label not in start.memory or not isinstance(placement, Placement):
+            continue
         try:
-            placement = place(recipe, candidate, pins, recorded)
-            made.placements[label] = placement
-            made.batch = made.batch or placement.allocations[0].batch
-            made.machines[label] = candidate
-        except MutualRLError as error:
-            if not made.rehearsed:
-                raise
-            made.placements[label] = str(error)
-            made.problems += [error] if number == 0 else []
-    if not made.rehearsed and launch.ray is not None:
-        require_capacity(bundles(made.placed))
-    if not made.rehearsed and any(allocation.sharding.stage is not None for allocation in made.placed.allocations):
-        made.notes += [lock_note(lock) for lock in build_locks()]
+            notes += fit_notes(start.here, placement, machine, start.memory[label])
+        except MachineError as error:
+            refused = refused or (error if number == 0 else None)
+            notes += [] if number == 0 else [f"{label}: {error}"]
+    if refused is not None:
+        raise refused
+    return notes
+
+
+def _training(start: StartPlan) -> list[str]:
+    check_training(start.given, start.names)
+    return []
+
+
+def _asked(start: StartPlan) -> list[str]:
+    return [*start.asked.notes, *(each.note(name) for name, each in start.predicted.items())]
+
+
+def _recorded(start: StartPlan) -> list[str]:
+    return [source.note for source in start.sources.values()]
+
+
+def _trajectories(start: StartPlan) -> list[str]:
+    """Check what chat templates keep of the runs that policies learn, where the models, whose tokenizers it needs, are
+    here."""
+    if start.resumed is not None or not models_are_local(start.given):
+        return []
+    return check_trajectories(start.given, start.inputs.prompts, start.sources)
+
+
+#: cheap ones first, a question to a server and the rewards of recorded texts last
+CHECKS: tuple[Callable[[StartPlan], list[str]], ...] = (
+    *(_placed, _read, _counted, _turns, _models, _memory, _training, _asked, _recorded, _trajectories),
+)
 
 
 def _batch_of_run(recipe: Recipe) -> BatchPlan:
@@ -245,84 +363,40 @@ def _batch_of_run(recipe: Recipe) -> BatchPlan:
     return BatchPlan(recipe.round.prompts, rollouts, recipe.round.prompts * rollouts, 1, recipe.round.optimizer_steps)
 
 
-def _try_turns(made: StartPlan) -> None:
-    if made.inputs is not None:
-        check_turns(made.recipe, made.inputs)
+def plan(recipe: Recipe, machine: Machine, launch: Launch, resumed: RunDirectory | None = None) -> StartPlan:
+    """Return the plan of a start, or of the resumption of a run. Raises the first problem."""
+    start = StartPlan(recipe, launch, resumed, machine, {_label(machine): machine}, online=True)
+    if start.missing:
+        raise MachineError("this machine lacks " + "; ".join(start.missing))
+    for check in CHECKS:
+        start.notes.extend(check(start))
+    return start
 
 
-def _check_memory(made: StartPlan, recipe: Recipe) -> None:
-    """Estimate each policy's memory, and note where it may not suffice. A rehearsal is refused for the first machine
-    only, for which the recipe is."""
-    prompt: int | None = None
-    refused: MachineError | None = None
-    for number, (label, machine) in enumerate(made.machines.items()):
-        placement = made.placements[label]
-        if isinstance(placement, str) or not any(each.gpus for each in placement.allocations):
-            continue
-        prompt = _longest_prompt(made) if prompt is None else prompt
-        made.memory[label] = estimates(recipe, placement, prompt)
+def rehearse(recipe: Recipe, machine: Machine, launch: Launch) -> StartPlan:
+    """Return the plan of a start on the hardware that the recipe names, and on this machine, with all its problems and
+    what is missing here. No server is asked."""
+    hardware = {_label(machine): machine}
+    if (count := recipe.hardware.gpus) is not None:
+        size = recipe.hardware.gpu_memory
+        memory = () if size is None else (int(size * GIB),) * count
+        named = Machine(tuple(map(str, range(count))), machine.cores, memory)
+        hardware = {f"the recipe's hardware: {count} GPUs": named, **hardware}
+    start = StartPlan(recipe, launch, None, machine, hardware, online=False)
+    start.missing.extend(absent_models(start.here))
+    for check in CHECKS:
         try:
-            made.notes += fit_notes(recipe, placement, machine, made.memory[label])
-        except MachineError as error:
-            refused = refused or (error if number == 0 else None)
-            made.notes += [] if number == 0 else [f"{label}: {error}"]
-    if refused is not None:
-        raise refused
+            start.notes.extend(check(start))
+        except DataUnavailableError as error:
+            unavailable = f"the data of task {recipe.task.name!r}: {error}"
+            start.missing.extend([] if unavailable in start.missing else [unavailable])
+        except MutualRLError as error:  # what rests on a fact raises that fact's error
+            start.problems.extend([] if error in start.problems else [error])
+    return start
 
 
-def _longest_prompt(made: StartPlan) -> int:
-    """Return the tokens of the longest prompt, by the tokenizers where they and the data are here; else the most that
-    the recipe allows."""
-    limit = made.recipe.task.max_prompt_tokens
-    if made.inputs is None or not models_are_local(made.recipe):
-        return limit
-    longest = sorted(made.inputs.prompts, key=lambda prompt: len(str(prompt.content)))[-LONGEST:]
-    contents = [prompt.content for prompt in longest]
-    rows = [prompt_ids(contents, each, {}) for each in load_tokenizers(made.recipe).values()]
-    return min(limit, max(len(ids) for each in rows for ids in each))
-
-
-def _count_steps(made: StartPlan) -> None:
-    """Convert the recipe's epochs to steps, and make the fingerprint."""
-    if made.batch is not None and made.inputs is not None:
-        made.recipe, made.fingerprint = check_batch(made.recipe, made.batch, made.inputs)
-        made.notes += _resample_notes(made.recipe, made.batch)
-
-
-def _resample_notes(recipe: Recipe, batch: BatchPlan) -> list[str]:
-    """Return what dynamic sampling may cost; nothing without it."""
-    if recipe.round.resample is None:
-        return []
-    rows = batch.prompts * batch.rollouts
-    most = rows * (1 + recipe.round.resample.max_attempts)
-    note = f"a round samples {rows:,} to {most:,} rollouts, and trains on {rows:,}"
-    return [f"dynamic sampling: {note} (round.resample)"]
-
-
-def _check_asked(made: StartPlan, launch: Launch, resumed: RunDirectory | None) -> None:
-    """Check the sources that are asked, those of this machine with their keys, and predict what they will do."""
-    if made.batch is None or made.inputs is None:
-        return
-    info, here = None if resumed is None else resumed.info(), launch.sources(made.recipe)
-    asked = check_asked_sources(made.recipe, made.inputs, here, contact=not made.rehearsed, resumed=info)
-    made.predicted = predictions(made.recipe, made.batch, None if made.rehearsed else asked)
-    made.asked = asked.notes
-    made.notes += [*asked.notes, *(each.note(name) for name, each in made.predicted.items())]
-
-
-def _prepare_recorded(made: StartPlan) -> None:
-    """Read and verify the recorded sources; a rehearsal only where the models, whose tokenizers it needs, are here."""
-    if made.inputs is None or (made.rehearsed and not models_are_local(made.recipe)):
-        return
-    made.sources = check_sources(made.recipe, made.inputs)
-    made.notes += [source.note for source in made.sources.values()]
-
-
-def _check_trajectories(made: StartPlan) -> None:
-    """Check what chat templates keep of the runs that policies learn, where the models, whose tokenizers it needs, are
-    here."""
-    if made.inputs is not None and models_are_local(made.recipe):
-        made.notes += check_trajectories(made.recipe, made.inputs.prompts, made.sources)
+def _label(machine: Machine) -> str:
+    return f"this machine: {len(machine.gpus)} GPUs, {machine.cores} CPU cores"
 
 
 def models_are_local(recipe: Recipe) -> bool:
@@ -347,37 +421,17 @@ def only(recipe: Recipe, names: Sequence[str], sources: Sequence[str]) -> Recipe
     return recipe.model_copy(update={"policies": policies, "sources": kept, "launch": launch})
 
 
-@dataclass(frozen=True, slots=True)
-class Resumption:
-    """Checked resumption of a run: nothing is changed yet."""
-
-    run: RunDirectory
-    plan: StartPlan
-    models: dict[str, str]
-    """Digest of each policy's base model, and of each frozen source."""
-    notes: list[str]
-    """What is different from the run's start, without harm, and what asked sources have to say."""
-
-
-def plan_resumption(recipe: Recipe, machine: Machine, launch: Launch) -> Resumption:
-    """Check that a run can be resumed under a recipe. Raises UsageError, FileDamagedError, and the errors of `plan`."""
+def plan_resumption(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[RunDirectory, StartPlan]:
+    """Return a run and the plan of its resumption, with notes on what is different from its start, without harm.
+    Nothing is changed yet. Raises UsageError, FileDamagedError, and the errors of `plan`."""
     if recipe.run.dir is None:
         raise UsageError("--resume: name the run with --run-dir DIR (the command that began it printed the directory)")
     run = open_resumable_run(Path(recipe.run.dir), joining=launch.member is not None)
     stored = load_run(run, run_code=True)
     accept_changes(stored, recipe)  # before the data are loaded: another task may have others
     made = plan(recipe, machine, launch, run)
-    models = model_digests(made.recipe, launch)
     changes = accept_changes(stored, made.recipe)
-    changes += require_same_plan(run.info(), made.placed, made.fingerprint, models)
+    changes += require_same_plan(run.info(), made.placement, made.fingerprint, made.models)
     verify_finished_policies(run, made.recipe)
-    return Resumption(run, made, models, [*made.placed.notes, *changes, *made.asked])
-
-
-def model_digests(recipe: Recipe, launch: Launch) -> dict[str, str]:
-    """Return the digest of the model of each policy, and of each frozen source, that this session starts. Raises
-    ModelError if a file cannot be read."""
-    here = [*launch.policies(recipe), *launch.sources(recipe)]
-    models = {name: model for name, model in recipe.models.items() if name in here}
-    digests = {key: model_digest(resolve_path(key.path), key.revision) for key in set(models.values())}
-    return {name: digests[key] for name, key in models.items()}
+    made.notes[:] = [*made.placement.notes, *changes, *made.asked.notes]
+    return run, made

@@ -122,10 +122,16 @@ def counted(recipe: Recipe, batch: BatchPlan, prompts: int) -> Recipe:
 
 
 def start_run(recipe: Recipe, info: RunInfo, held: ExitStack) -> RunDirectory:
-    """Claim a new run directory, locked while `held` is open, and write the files that the workers read."""
-    run = _claim(recipe, info, held)
-    write_atomic(run.recipe, info.recipe.encode())
-    return run
+    """Claim a new run directory, locked while `held` is open: the requested one, or an unused one under runs/."""
+    if recipe.run.dir is not None:
+        return create(Path(recipe.run.dir), info, held)
+    while True:
+        path = default_path(recipe.regime_class.name, recipe.pool or "pool")
+        try:
+            return create(path, info, held)
+        except RunDirectoryError:
+            if not path.exists():  # not taken by another run, so not writable
+                raise
 
 
 def by_policy(placement: Placement) -> dict[str, Allocation]:
@@ -142,19 +148,6 @@ def recipe_text(recipe: Recipe) -> str:
 def sha256_of(text: str) -> str:
     """Return the sha256 of a text."""
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _claim(recipe: Recipe, info: RunInfo, held: ExitStack) -> RunDirectory:
-    """Return the locked run directory: the requested one, or an unused one under runs/."""
-    if recipe.run.dir is not None:
-        return create(Path(recipe.run.dir), info, held)
-    while True:
-        path = default_path(recipe.regime_class.name, recipe.pool or "pool")
-        try:
-            return create(path, info, held)
-        except RunDirectoryError:
-            if not path.exists():  # not taken by another run, so not writable
-                raise
 
 
 def open_resumable_run(path: Path, *, joining: bool = False) -> RunDirectory:

@@ -14,7 +14,7 @@ from mutualrl.errors import MutualRLError, RunInterruptedError
 from mutualrl.launch.checks import check_sources
 from mutualrl.launch.group import GRACE_SECONDS, ProcessTag, end
 from mutualrl.launch.joining import claim_exchange, fetch_checkpoint, install_checkpoint, require_run
-from mutualrl.launch.plan import model_digests, plan, plan_resumption
+from mutualrl.launch.plan import plan, plan_resumption
 from mutualrl.launch.policy_supervisor import PolicySupervisor
 from mutualrl.launch.ray_launcher import run_on_cluster
 from mutualrl.launch.rewind import readmit, rewind
@@ -77,13 +77,13 @@ def _open(
     if path is not None:
         require_creatable(path, clean=launch.clean)
     made = plan(recipe, machine, launch)
-    recipe, placement = made.recipe, made.placed
-    models = model_digests(recipe, launch)
+    recipe, placement = made.recipe, made.placement
+    models = made.models  # before anything is claimed
     run_id = None if recipe.bucket is None else claim_exchange(recipe, made.fingerprint, launch, console)
     if launch.clean and path is not None:
         clean_run(path, held)
     staged = None if run_id is None or path is None else fetch_checkpoint(recipe, launch, run_id, path, models)
-    run = start_run(recipe, made.run_info(models, run_id, launch.member), held)
+    run = start_run(recipe, made.run_info(run_id, launch.member), held)
     store(run, made.sources)
     fetched = [] if staged is None else [install_checkpoint(staged, run)]
     return run, recipe, placement, [*placement.notes, *made.notes, *fetched]
@@ -92,19 +92,18 @@ def _open(
 def _reopen(
     recipe: Recipe, machine: Machine, launch: Launch, console: Console, held: ExitStack
 ) -> tuple[RunDirectory, Recipe, Placement, list[str]]:
-    resumption = plan_resumption(recipe, machine, launch)
-    run, models, notes = resumption.run, resumption.models, resumption.notes
-    recipe, placement, inputs = resumption.plan.recipe, resumption.plan.placed, resumption.plan.inputs
+    run, made = plan_resumption(recipe, machine, launch)
+    recipe, placement, notes = made.recipe, made.placement, made.notes
     if recipe.bucket is not None:
         require_run(recipe.bucket, run.info().run_id, launch.member, console)
     held.enter_context(hold(run.lock, str(run.root)))
-    if recipe.recorded_sources and inputs is not None:
-        restore(run, recipe, lambda names: check_sources(recipe, inputs, names))
+    if recipe.recorded_sources:
+        restore(run, recipe, lambda names: check_sources(recipe, made.inputs, names))
     if launch.member is None:
         rewind(run, recipe, console)
-    staged = fetch_checkpoint(recipe, launch, run.info().run_id, run.root, models)
+    staged = fetch_checkpoint(recipe, launch, run.info().run_id, run.root, made.models)
     readmit(run, recipe, [each.policy for each in (*placement.allocations, *placement.sources)])
-    resume_run(run, recipe, placement, models, launch)
+    resume_run(run, recipe, placement, made.models, launch)
     if staged is not None:
         notes.append(install_checkpoint(staged, run))
     return run, recipe, placement, notes

@@ -21,12 +21,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from mutualrl.errors import DiskError, FileDamagedError, MachineError, RunDirectoryError, UsageError
-from mutualrl.storage.files import (
-    JsonObject,
-    read_checksummed,
-    read_json,
-    write_checksummed,
-)
+from mutualrl.storage.files import JsonObject, create_checksummed, read_checksummed, read_json, write_atomic
 from mutualrl.storage.format import other_format
 from mutualrl.storage.run_info import RunInfo
 
@@ -402,7 +397,7 @@ def holder_of(lock: Path) -> str | None:
 
 
 def create(path: Path, info: RunInfo, held: ExitStack) -> RunDirectory:
-    """Claim `path` for a run: create it, hold its lock while `held` is open, and write run.json first.
+    """Claim `path` for a run: create it, hold its lock while `held` is open, and write run.json, then its recipe.
 
     Raises RunDirectoryError if it is taken (even by a run that starts at the same time) or not writable.
     """
@@ -412,13 +407,21 @@ def create(path: Path, info: RunInfo, held: ExitStack) -> RunDirectory:
         run.root.mkdir(parents=True, exist_ok=True)
         held.enter_context(hold(run.lock, str(path)))
         check_free(run.root)  # the previous holder of the lock may have created a run
-        write_checksummed(run.run_json, info.to_json(), root=run.root)
+        begin(run, info)
     except (OSError, DiskError) as error:
         raise RunDirectoryError(
             f"run directory {path} cannot be written: {getattr(error, 'strerror', None) or error}; name another with "
             "--run-dir"
         ) from None
     return run
+
+
+def begin(run: RunDirectory, info: RunInfo) -> bool:
+    """Write a run's first files, run.json and then its recipe; return whether it had none."""
+    if not create_checksummed(run.run_json, info.to_json(), root=run.root):
+        return False
+    write_atomic(run.recipe, info.recipe.encode())
+    return True
 
 
 def versions() -> dict[str, str]:

@@ -17,7 +17,7 @@ TRUE, FALSE = ("true", "yes", "1", "1.0"), ("false", "no", "0", "0.0")
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class FileColumn:
     """A column of users' rows. `names`: accepted in files, in order of preference. `read`: returns a value as the
     column's kind; raises ValueError for any other. `required`: a row without it is refused. `nullable`: a null says
     something, so that a row that has the column may have none. `texts`: it holds text, which nothing parses."""
@@ -124,17 +124,19 @@ _PROMPTS = ("x_text", "prompt", "problem", "question", "instruction", "query", "
 _IDS = ("prompt_id", "id", "example_id", "doc_id", "problem_id", "uuid")
 
 #: by the name that a column has in this project's own files
-COLUMNS: Mapping[str, Column] = {
-    "policy": Column(("policy", "model"), "a string", _string, nullable=False, texts=True),
-    "round": Column(("round",), "a non-negative integer", _step),
-    "prompt_id": Column((*_IDS, *_PROMPTS), "a string or an integer", _id, required=True, nullable=False, texts=True),
-    "rollout": Column(("rollout",), "a non-negative integer", _count),
-    "reward": Column(("reward",), "a number", _number, required=True),
-    "ended": Column(("ended",), "true or false", _truth),
-    "task": Column(("task",), "a string", _string, texts=True),
-    "group": Column(("group",), "a string", _string, texts=True),
-    "x_text": Column(_PROMPTS, "a string", _prompt, texts=True),
-    "y_text": Column(
+COLUMNS: Mapping[str, FileColumn] = {
+    "policy": FileColumn(("policy", "model"), "a string", _string, nullable=False, texts=True),
+    "round": FileColumn(("round",), "a non-negative integer", _step),
+    "prompt_id": FileColumn(
+        (*_IDS, *_PROMPTS), "a string or an integer", _id, required=True, nullable=False, texts=True
+    ),
+    "rollout": FileColumn(("rollout",), "a non-negative integer", _count),
+    "reward": FileColumn(("reward",), "a number", _number, required=True),
+    "ended": FileColumn(("ended",), "true or false", _truth),
+    "task": FileColumn(("task",), "a string", _string, texts=True),
+    "group": FileColumn(("group",), "a string", _string, texts=True),
+    "x_text": FileColumn(_PROMPTS, "a string", _prompt, texts=True),
+    "y_text": FileColumn(
         (
             *("y_text", "completion", "response", "llm_response", "generation", "generated_solution", "output"),
             *("text", "solution"),
@@ -143,8 +145,8 @@ COLUMNS: Mapping[str, Column] = {
         _response,
         texts=True,
     ),
-    "tokens": Column(("tokens",), "a non-negative integer", _count),
-    "token_ids": Column(("token_ids",), "a list of non-negative integers", _counts),
-    "logprobs": Column(("logprobs",), "a list of numbers", _numbers),
+    "tokens": FileColumn(("tokens",), "a non-negative integer", _count),
+    "token_ids": FileColumn(("token_ids",), "a list of non-negative integers", _counts),
+    "logprobs": FileColumn(("logprobs",), "a list of numbers", _numbers),
 }
 IDS, PROMPTS, RESPONSES = _IDS, _PROMPTS, COLUMNS["y_text"].names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
@@ -32,7 +32,6 @@ from mutualrl.recipes.run_sources import read, recorded_digests
 from mutualrl.recipes.trainer_table import Settings, defaults
 from mutualrl.records import columns_of
 from mutualrl.regimes.regime import publish_schema
-from mutualrl.see import MissingPeers, ReadLog
 from mutualrl.seeds import policy_seed
 from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.tasks.rewards import load_rewards, require_columns
@@ -40,8 +39,7 @@ from mutualrl.tasks.section import TaskSection
 from mutualrl.tasks.turns import load_environment, load_tools, visible_tools
 from mutualrl.tiny import resolve_path
 from mutualrl.training.config import grpo_config
-from mutualrl.training.member import Member
-from mutualrl.training.peers import PeerLink
+from mutualrl.training.member import PlannedMember
 from mutualrl.training.rescues import RescueLog
 from mutualrl.training.safe_deepspeed import enforce_weights_only_load
 from mutualrl.training.sample_log import SampleLog
@@ -55,16 +53,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class BuiltTrainer(NamedTuple):
-    """Result of `build_trainer`: the trainer, its sharing, and the prompts that fit every policy."""
-
-    trainer: MutualGRPOTrainer
-    sharing: Sharing
-    prompts: FittingPrompts
-
-
-def build_trainer(member: Member) -> BuiltTrainer:
-    """Build one policy's trainer, after checking that its fingerprint matches the run's."""
+def build_trainer(member: PlannedMember) -> tuple[MutualGRPOTrainer, Sharing, FittingPrompts]:
+    """Return one policy's trainer, built after checking that its fingerprint matches the run's, its sharing, and the
+    prompts that fit every policy."""
     logging.disable_progress_bar()
     policy, run, info, recipe, exchange = member.name, member.run, member.info, member.recipe, member.exchange
     allocation = info.placement[policy]
@@ -96,14 +87,8 @@ def build_trainer(member: Member) -> BuiltTrainer:
     recorded = [source.name for source in sources if not source.asked]
     asked = {source.name: source.traits for source in sources if source.asked}
     sharing = Sharing(
-        link=PeerLink(
-            exchange=exchange,
-            peers=[*(p.name for p in recipe.policies if p.name != policy), *asked],
-            heartbeat=member.heartbeat,
-            stopping=member.stopping,
-            missing_peers=MissingPeers(exchange.store, policy),
-            staleness=recipe.exchange.staleness,
-            reads=ReadLog(exchange.store, policy),
+        link=member.link(
+            [p.name for p in recipe.policies if p.name != policy], asked=asked, staleness=recipe.exchange.staleness
         ),
         regime=recipe.regime_of(policy),
         schema=publish_schema(regimes, recipe.run.publish),
@@ -146,7 +131,7 @@ def build_trainer(member: Member) -> BuiltTrainer:
     _warn_context_length(policy, trainer, max(map(len, rows)))
     on_engine_step(trainer, sharing.link.advance)
     trainer.remove_callback(PrinterCallback)  # metrics.jsonl has every step
-    return BuiltTrainer(trainer, sharing, fitting)
+    return trainer, sharing, fitting
 
 
 def _warn_context_length(policy: str, trainer: MutualGRPOTrainer, longest: int) -> None:

@@ -55,20 +55,10 @@ class AlreadyTrainedError(Exception):
     """Raised if the loaded checkpoint is of the last step; transformers would continue without a step to train."""
 
 
-class FirstStepCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transformers are followed as Any
-    """Callback that records whether a step has begun, so that the checkpoint, if any, is loaded."""
-
-    def __init__(self) -> None:
-        self.begun = False
-
-    def on_step_begin(self, args: Args, state: State, control: Control, **kwargs: object) -> None:
-        """Record it."""
-        self.begun = True
-
-
 class StopCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transformers are followed as Any
     """Callback that records generator states and the token count at the end of each step, and stops training with a
-    checkpoint once the main rank receives a stop request.
+    checkpoint once the main rank receives a stop request. `begun`: a step has begun, so that the checkpoint, if any, is
+    loaded.
 
     All ranks follow the main rank, so that they stop after the same step.
     """
@@ -76,6 +66,11 @@ class StopCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transforme
     def __init__(self, trainer: GRPOTrainer, stopping: Callable[[], bool]) -> None:
         self._trainer = trainer
         self._stopping = stopping
+        self.begun = False
+
+    def on_step_begin(self, args: Args, state: State, control: Control, **kwargs: object) -> None:
+        """Record that a step has begun."""
+        self.begun = True
 
     def on_train_begin(self, args: Args, state: State, control: Control, **kwargs: object) -> None:
         """Record the generator states. Raises AlreadyTrainedError if the loaded checkpoint is of the last step."""

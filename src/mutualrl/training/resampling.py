@@ -160,12 +160,13 @@ def resampled_round(
 
 
 class RolloutRow(NamedTuple):
-    """A rollout on its way into another batch: its values by key, without padding, its data row, and its turns."""
+    """A rollout on its way into another batch: its values by key, without padding, its data row, and with tools its
+    turns."""
 
     values: dict[str, torch.Tensor]
     data: Inputs
     completion_ids: list[int]
-    turns: Turns | None = None
+    turns: Sequence[Turns] = ()
 
 
 def _put_together(attempts: Attempts) -> tuple[Inputs, GenerationBatch]:
@@ -189,7 +190,7 @@ def _put_together(attempts: Attempts) -> tuple[Inputs, GenerationBatch]:
         rewards,
         of_rank(trainer, [indices[number][row] for number, row in places]),
         _dropped(trainer, sampled, places, indices),
-        [row.turns for row in rows if row.turns is not None] or None,
+        [turns for row in rows for turns in row.turns],
     )
     return batch, generation
 
@@ -275,8 +276,7 @@ def _row(batch: Inputs, generation: GenerationBatch, row: int) -> RolloutRow:
                 f"round.resample: TRL's batch has {key!r}, which cannot be put together anew; expected prompts of text "
                 "(leave round.resample out)"
             )
-    turns = None if generation.turns is None else generation.turns[row]
-    return RolloutRow(values, generation.inputs[row], ids, turns)
+    return RolloutRow(values, generation.inputs[row], ids, generation.turns[row : row + 1])
 
 
 def _batch(trainer: HookedGRPOTrainer, rows: Sequence[RolloutRow], like: Inputs) -> Inputs:

@@ -17,11 +17,12 @@ from mutualrl.see.checkpoint_copies import copied
 from mutualrl.see.location import record_store
 from mutualrl.storage.artifacts import FileDigest
 from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints, oldest_needed
-from mutualrl.storage.files import write_atomic
+from mutualrl.storage.files import JsonObject, write_atomic
 from mutualrl.storage.run_info import PolicyResult, Validation
 from mutualrl.storage.run_logs import LOGS, current_sums, log_paths, verify_log
-from mutualrl.storage.rundir import PolicyFiles, RunDirectory
+from mutualrl.storage.rundir import PolicyFiles
 from mutualrl.training.checkpointing import Checkpointer
+from mutualrl.training.member import Member
 from mutualrl.training.sharing import Sharing
 
 if TYPE_CHECKING:
@@ -34,15 +35,15 @@ NOTHING = FileDigest(0, hashlib.sha256().hexdigest())
 class PolicyProgress:
     """Progress of a policy across restarts: initial validation, training time, checkpoints it resumed from."""
 
-    def __init__(self, run: RunDirectory, policy: str, attempt: int, sharing: Sharing) -> None:
-        self.run = run
-        self.policy = policy
-        self.attempt = attempt
+    def __init__(self, member: Member, sharing: Sharing) -> None:
+        self.run = member.run
+        self.policy = member.name
+        self.attempt = member.exchange.attempt
         self.sharing = sharing
         self.initial_validation: Validation | None = None
         self.began: float | None = None
         self._seconds = 0.0
-        self._resumed_from: list[int] = []
+        self.resumed_from: list[int] = []
 
     def checkpointer(self, recipe: Recipe, run_id: str) -> Checkpointer:
         """Return the writer of this policy's checkpoints. Each checkpoint prunes the policy's rounds, and the sources',
@@ -83,7 +84,7 @@ class PolicyProgress:
         return {
             "initial_validation": None if self.initial_validation is None else self.initial_validation.to_json(),
             "train_seconds": self.train_seconds,
-            "resumed_from": self._resumed_from,
+            "resumed_from": self.resumed_from,
             LOGS: current_sums(self.run.policy(self.policy)),
         }
 
@@ -92,7 +93,7 @@ class PolicyProgress:
         validation = marker.progress["initial_validation"]
         self.initial_validation = None if validation is None else Validation.model_validate(validation)
         self._seconds = marker.progress["train_seconds"]
-        self._resumed_from = [*marker.progress["resumed_from"], marker.step]
+        self.resumed_from = [*marker.progress["resumed_from"], marker.step]
 
     def end(self) -> None:
         """Stop counting training time."""
@@ -103,10 +104,10 @@ class PolicyProgress:
         """Return the seconds of training in all attempts so far."""
         return self._seconds + (0.0 if self.began is None else time.monotonic() - self.began)
 
-    def result(self, validation: Validation, steps: int) -> PolicyResult:
-        """Return the policy's result, for the end of training."""
+    def result(self, validation: Validation | None, steps: int) -> JsonObject:
+        """Return the policy's result, for the end of training, with the digests of its logs."""
         sharing, link = self.sharing, self.sharing.link
-        return PolicyResult(
+        result = PolicyResult(
             initial_validation=self.initial_validation,
             validation=validation,
             steps=steps,
@@ -117,8 +118,9 @@ class PolicyProgress:
             waited_for_seconds=dict(sorted(link.waited_for.items())),
             lost_peers=link.missing_peers.current(),
             attempts=self.attempt + 1,
-            resumed_from=self._resumed_from,
+            resumed_from=self.resumed_from,
         )
+        return {**result.to_json(), LOGS: current_sums(self.run.policy(self.policy))}
 
 
 def resume_point(trainer: GRPOTrainer, progress: PolicyProgress, files: PolicyFiles) -> str | None:

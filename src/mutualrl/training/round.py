@@ -175,7 +175,7 @@ class Rounds:
             return {}
         chats: dict[str, Any] = {}
         for part in (generation, *(dropped.generation for dropped in generation.dropped)):
-            chats |= {row_id(row): turns.prompt for row, turns in zip(part.inputs, part.turns or (), strict=False)}
+            chats |= {row_id(row): turns.prompt for row, turns in zip(part.inputs, part.turns, strict=False)}
         return chats
 
     def _rollouts(self, batch: Inputs, generation: GenerationBatch, prompts: Prompts) -> list[Rollout]:
@@ -195,7 +195,7 @@ class Rounds:
             prefix = 0 if trainer.prefixes is None else len(trainer.prefixes[row])
             key = row_id(example)
             shown = prompt_ids[row][prompt_mask[row] != 0].astype(np.int32)
-            if generation.turns is not None and (given := generation.turns[row].replay.ids):
+            if given := generation.begun_with(row):
                 shown, prefix = shown[: -len(given)], len(given)
                 ids = np.array([*given, *ids], dtype=np.int32)
             remember(prompts, key, shown, environment_name(trainer, row))
@@ -212,12 +212,12 @@ class Rounds:
                 logprobs=None if traces is None or prefix else traces[row][: len(ids)].float().numpy(),
                 prefix=prefix,
             )
-            rollouts.append(rollout if generation.turns is None else self._with_turns(rollout, generation.turns[row]))
+            rollouts.append(self._with_turns(rollout, generation.turns[row]) if generation.turns else rollout)
         return rollouts
 
     def _published_texts(self, rewards: Sequence[float], generation: GenerationBatch) -> dict[int, Trajectory]:
         """Return the texts to be published, by row; runs with tools are at hand."""
-        if generation.turns is not None:
+        if generation.turns:
             return {}
         rows = [row for row, reward in enumerate(rewards) if self.sharing.publishes_text(reward)]
         texts = self.decoder.decode(generation.completion_ids[row] for row in rows)

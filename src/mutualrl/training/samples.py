@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +29,6 @@ from mutualrl.regimes.transfer import EncodedRun
 from mutualrl.tasks.trajectories import own_words
 from mutualrl.thl import decode_completion, ended
 from mutualrl.training.tensors import as_batch, as_tensor, concatenated
-from mutualrl.trajectory import Trajectory
 
 
 def sampling_problems(trainer: HookedGRPOTrainer) -> list[str]:
@@ -166,11 +166,9 @@ def _sampled(
         if not shown.usable[place]:
             drawn.append(None)
             continue
-        ids, mask, words = completions[place], None, None
-        if generation.turns is None:
-            written = Trajectory.of_text(decode_completion(ids, tokenizer))
-        else:
-            written, mask = generation.turns[place].run, tuple(map(bool, generation.turns[place].mask))
+        ids, words = completions[place], None
+        written, mask = generation.written(place, partial(decode_completion, tokenizer=tokenizer))
+        if mask is not None:
             words = tuple(tokenizer(own_words(written), add_special_tokens=False)["input_ids"])
         trace = traces[place] if traces is not None and row.sample.logprobs else None
         done = ended(ids, trainer.eos_token_ids)

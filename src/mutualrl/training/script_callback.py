@@ -13,10 +13,10 @@ from transformers import TrainerState as State
 from transformers import TrainingArguments as Args
 
 from mutualrl.regimes.resample import Resample
-from mutualrl.storage.files import parse_or_none, write_atomic, write_checksummed
-from mutualrl.storage.run_info import PolicyResult
-from mutualrl.storage.run_logs import LOGS, current_sums, log_paths
+from mutualrl.storage.files import parse_or_none, write_atomic
+from mutualrl.storage.run_logs import log_paths
 from mutualrl.storage.rundir import hold
+from mutualrl.training.resume import PolicyProgress
 from mutualrl.training.script_run import ScriptRun
 from mutualrl.training.sharing import Sharing
 
@@ -36,8 +36,7 @@ class ScriptRunCallback(TrainerCallback):  # type: ignore[misc]  # TRL and trans
         self._reward_names = reward_names
         self._resample = resample
         self._held = ExitStack()
-        self._began = 0.0
-        self._resumed_from: list[int] = []
+        self._progress: PolicyProgress
 
     def on_train_begin(self, args: Args, state: State, control: Control, **kwargs: object) -> None:
         """Hold the policy's lock, join the run, and cut the logs back to the step from which training continues."""
@@ -46,43 +45,29 @@ class ScriptRunCallback(TrainerCallback):  # type: ignore[misc]  # TRL and trans
         sharing, script = self._sharing, self._script
         served = [source.settle(args.max_completion_length) for source in sharing.threads]
         script.join(script.info(state.max_steps, self._reward_names(), self._resample, served))
-        files = script.run.policy(sharing.link.policy)
+        files = script.member.files
         files.root.mkdir(parents=True, exist_ok=True)
-        self._held.enter_context(hold(files.lock, f"{script.run.root}, policy {sharing.link.policy!r},"))
+        self._held.enter_context(hold(files.lock, f"{script.member.run.root}, policy {script.member.name!r},"))
         files.result.unlink(missing_ok=True)
         for path in log_paths(files):
             cut_after(path, state.global_step)
-        self._resumed_from = [state.global_step] if state.global_step else []
+        self._progress = PolicyProgress(script.member, sharing)
         if state.global_step:
+            self._progress.resumed_from = [state.global_step]
             rounds = state.global_step * args.gradient_accumulation_steps
             sharing.link.missing_peers.readmit_all(rounds // (args.steps_per_generation * args.num_iterations))
         for source in sharing.threads:
             source.start()
-        self._began = time.monotonic()
+        self._progress.began = time.monotonic()
 
     def on_train_end(self, args: Args, state: State, control: Control, **kwargs: object) -> None:
         """Write the result if no step is left, and release the lock."""
         if not state.is_world_process_zero:
             return
-        sharing = self._sharing
-        for source in sharing.threads:
+        for source in self._sharing.threads:
             source.stop()
-        link, files = sharing.link, self._script.run.policy(sharing.link.policy)
         if state.global_step >= state.max_steps:
-            result = PolicyResult(
-                initial_validation=None,
-                validation=None,
-                steps=state.global_step,
-                rescued_pairs=sum(sharing.memory.uses.values()),
-                rescued_prompts=len(sharing.memory.uses),
-                train_seconds=time.monotonic() - self._began,
-                wait_seconds=link.wait_seconds,
-                waited_for_seconds=dict(sorted(link.waited_for.items())),
-                lost_peers=link.missing_peers.current(),
-                attempts=link.exchange.attempt + 1,
-                resumed_from=self._resumed_from,
-            )
-            write_checksummed(files.result, {**result.to_json(), LOGS: current_sums(files)}, root=self._script.run.root)
+            self._script.member.finish(self._progress.result(None, state.global_step))
         self._held.close()
 
 

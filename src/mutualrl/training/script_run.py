@@ -19,18 +19,18 @@ from mutualrl.regimes import Regime
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.regimes.resample import Resample
 from mutualrl.sources.section import ServedSource
-from mutualrl.storage.files import JsonObject, create_checksummed, write_atomic
+from mutualrl.storage.files import JsonObject
 from mutualrl.storage.run_info import RunInfo
-from mutualrl.storage.rundir import RunDirectory, command_line, versions
+from mutualrl.storage.rundir import begin, command_line, versions
+from mutualrl.training.member import Member
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptRun:
-    """What the scripts of one run share: its directory and id, all policies, the regime with its settings, the seed of
-    the regime's draws, whether advantages are whitened."""
+    """What one script and the others of its run share: `member`, the policy that this one trains; all policies, the
+    regime with its settings, the seed of the regime's draws, whether advantages are whitened."""
 
-    run: RunDirectory
-    run_id: str
+    member: Member
     policies: tuple[str, ...]
     regime: Regime
     seed: int
@@ -60,7 +60,7 @@ class ScriptRun:
             }
         )
         return RunInfo(
-            run_id=self.run_id,
+            run_id=self.member.exchange.run_id,
             created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             command=command_line(),
             versions=versions(),
@@ -74,16 +74,16 @@ class ScriptRun:
     def join(self, info: RunInfo) -> None:
         """Write run.json, or compare it with that of the script that began first. Raises UsageError naming the keys
         that differ, RunDirectoryError if the directory is a run of `mutualrl train`."""
-        self.run.root.mkdir(parents=True, exist_ok=True)
-        if create_checksummed(self.run.run_json, info.to_json(), root=self.run.root):
-            write_atomic(self.run.recipe, info.recipe.encode())
+        run = self.member.run
+        run.root.mkdir(parents=True, exist_ok=True)
+        if begin(run, info):
             return
-        other = self.run.info()
+        other = run.info()
         if not other.scripts:
             raise RunDirectoryError(
-                f"{self.run.root} is a run of `mutualrl train`; give Sharing.over a directory of its own"
+                f"{run.root} is a run of `mutualrl train`; give Sharing.over a directory of its own"
             )
-        where = str(self.run.run_json)
+        where = str(run.run_json)
         theirs = by_dotted_key({"run_id": other.run_id, **_decisive(yaml_file.parse_mapping(other.recipe, where))})
         ours = by_dotted_key({"run_id": info.run_id, **_decisive(yaml_file.parse_mapping(info.recipe, where))})
         differing = []
@@ -92,7 +92,7 @@ class ScriptRun:
                 differing.append(f"{key}: found {json.dumps(theirs.get(key))}, here {json.dumps(ours.get(key))}")
         if differing:
             raise UsageError(
-                f"the scripts of {self.run.root} must agree and differ: {'; '.join(differing)}. Settings of one policy "
+                f"the scripts of {run.root} must agree and differ: {'; '.join(differing)}. Settings of one policy "
                 "alone need a recipe (mutualrl train)"
             )
 

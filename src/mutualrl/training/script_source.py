@@ -16,7 +16,7 @@ from mutualrl.console.lines import notify
 from mutualrl.errors import MachineError, MutualRLError, RoundAbortedError, RunDirectoryError, SourceLostError
 from mutualrl.records import Rollout
 from mutualrl.regimes import Regime
-from mutualrl.see import Exchange, Heartbeat, MissingPeers
+from mutualrl.see import Exchange, Heartbeat
 from mutualrl.see.exchange import claimed_attempt
 from mutualrl.see.liveness import Phase
 from mutualrl.sources.questions import Budget
@@ -25,6 +25,7 @@ from mutualrl.sources.section import ServedSource
 from mutualrl.storage.accounts import Account
 from mutualrl.storage.files import try_read_json, write_json
 from mutualrl.storage.rundir import RunDirectory, hold
+from mutualrl.training.member import Member
 from mutualrl.training.peers import PeerLink
 from mutualrl.training.source_member import Answering, Served, SourceMember, budget_left
 
@@ -33,12 +34,12 @@ RETRY_SECONDS = 0.5  # between two attempts to hold the lock
 
 @dataclass
 class ScriptSource:
-    """The thread of one script for one source. `link`: the script's own, with the run's exchange and its time-outs;
-    `learners`: all policies; `regime`: theirs."""
+    """The thread of one script for one source. `own`: the exchange of the script's policy; `learners`: all policies;
+    `regime`: theirs."""
 
     rows: ServedRows
     run: RunDirectory
-    link: PeerLink
+    own: Exchange
     learners: Sequence[str]
     regime: Regime
     run_seed: int
@@ -70,14 +71,15 @@ class ScriptSource:
         if self._thread is not None:
             self._thread.join()
 
-    def require(self) -> None:
+    def failed(self) -> bool:
         """Raise what ended the thread: a question without an answer under `on_source_loss: fail`, or an error of its
-        own. A server that is away ends nothing under `continue`."""
+        own. A server that is away ends nothing under `continue`. Return false otherwise."""
         if isinstance(self.failure, MutualRLError):
             raise self.failure
         if self.failure is not None:
             name = type(self.failure).__name__
             raise SourceLostError(f"source {self.name!r}: {name}: {self.failure}") from self.failure
+        return False
 
     def _run(self) -> None:
         directory = self.run.asked_source(self.name)
@@ -96,31 +98,28 @@ class ScriptSource:
 
     def _answer(self) -> None:
         """Answer one round after the other until the script ends."""
-        own = self.link.exchange
-        store = own.store
-        attempt = claimed_attempt(store, self.name)
-        exchange = Exchange(
-            store, self.name, own.run_id, attempt=0 if attempt is None else attempt + 1, timeouts=own.timeouts
-        )
+        own, store = self.own, self.own.store
+        claimed = claimed_attempt(store, self.name)
+        attempt = 0 if claimed is None else claimed + 1
+        exchange = Exchange(store, self.name, own.run_id, attempt=attempt, timeouts=own.timeouts)
         exchange.claim()
         heartbeat = Heartbeat(store, self.name)
         heartbeat.set(Phase.LOADING)
         heartbeat.start()
-        first = max(exchange.rounds(self.name), default=-1) + 1
-        missing = MissingPeers(store, self.name)
-        missing.readmit_all(first)
-        link = PeerLink(exchange, self.learners, heartbeat, self._ended.is_set, missing)
+        member = Member(run=self.run, exchange=exchange, heartbeat=heartbeat, stopping=self._ended.is_set)
+        first, link = max(exchange.rounds(self.name), default=-1) + 1, member.link(self.learners)
+        link.missing_peers.readmit_all(first)
         section = self._settled()
         budget = Budget(section.budget_tokens, budget_left(exchange, section, {first}).used)
         regimes = dict.fromkeys(self.learners, self.regime)
-        member = SourceMember(section, link, regimes, self.rows.prompts, Unreachable(), self.run_seed)
+        source = SourceMember(section, link, regimes, self.rows.prompts, Unreachable(), self.run_seed)
         try:
             for number in count(first):
-                if isinstance(member.answering, Unreachable):
-                    member.answering = self._opened(section, link, budget)
-                member.run_round(number)
+                if isinstance(source.answering, Unreachable):
+                    source.answering = self._opened(section, link, budget)
+                source.run_round(number)
         finally:
-            member.answering.close()
+            source.answering.close()
             heartbeat.stop(Phase.FINISHED)
 
     def _opened(self, section: ServedSource, link: PeerLink, budget: Budget) -> Answering:

@@ -19,12 +19,13 @@ from mutualrl.references import POLICY_NAME, name_problem
 from mutualrl.regimes import Regime, get_regime
 from mutualrl.regimes.regime import SELECTION, publish_schema
 from mutualrl.regimes.run_problems import RunFacts, member_problems
-from mutualrl.see import Exchange, Heartbeat, MissingPeers, ReadLog, WaitTimeouts
+from mutualrl.see import Exchange, Heartbeat, WaitTimeouts
 from mutualrl.sources.script import ServedRows
 from mutualrl.sources.source import Source
 from mutualrl.storage.files import JsonObject
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.training.background import Background
+from mutualrl.training.member import Member
 from mutualrl.training.memory import Memory
 from mutualrl.training.peers import PeerLink
 from mutualrl.training.rescues import RescueLog
@@ -136,30 +137,24 @@ class Sharing:
                 f"regime {configured.name!r} aligns the peers' traces and needs their tokenizers: none passed for "
                 f"{', '.join(missing)} (Sharing.over(..., tokenizers={{{missing[0]!r}: ...}}))"
             )
-        link = PeerLink(
-            exchange,
-            [*peers, *asked],
-            Heartbeat(exchange.store, policy),
-            missing_peers=MissingPeers(exchange.store, policy) if asked else MissingPeers(),
-            asked=tuple(asked),
+        learners = tuple(sorted({policy, *peers}))
+        threads = [ScriptSource(source, run, exchange, learners, configured, run_seed) for source in served]
+        member = Member(
+            run=run,
+            exchange=exchange,
+            heartbeat=Heartbeat(exchange.store, policy),
+            stopping=lambda: any(thread.failed() for thread in threads),
+        )
+        link = member.link(
+            peers,
+            asked=asked,
             staleness=staleness,
-            reads=ReadLog(exchange.store, policy),
             how_to_start=(
                 f"Start its script in another process, with the same data, order, seed and batch: Sharing.over("
                 f"Path({str(root)!r}), policy=ITS_NAME, peers=[{policy!r}, ...], regime={configured.name!r}, "
                 f"{''.join(f'{key}={value!r}, ' for key, value in settings.items())}run_id={run_id!r})"
             ),
         )
-        learners = tuple(sorted({policy, *peers}))
-        threads = [ScriptSource(source, run, link, learners, configured, run_seed) for source in served]
-
-        def stopping() -> bool:
-            """Raise what ended a source without which the run cannot go on."""
-            for thread in threads:
-                thread.require()
-            return False
-
-        link.stopping = stopping
         return cls(
             link=link,
             regime=configured,
@@ -171,9 +166,9 @@ class Sharing:
             asked=asked,
             threads=threads,
             resume=resume,
-            rescues=RescueLog(run.policy(policy).rescues),
-            samples=SampleLog(run.policy(policy).samples) if log_samples else None,
-            script=ScriptRun(run, run_id, learners, configured, run_seed, whiten_advantages),
+            rescues=RescueLog(member.files.rescues),
+            samples=SampleLog(member.files.samples) if log_samples else None,
+            script=ScriptRun(member, learners, configured, run_seed, whiten_advantages),
             whiten=whiten_advantages,
         )
 

@@ -26,7 +26,7 @@ from mutualrl.records import Prompt, PublishSchema, Rollout, content_digest
 from mutualrl.regimes import Regime
 from mutualrl.regimes.regime import publish_schema, success_above
 from mutualrl.rollouts import Rollouts
-from mutualrl.see import Exchange, Heartbeat, MissingPeers
+from mutualrl.see import Exchange, Heartbeat
 from mutualrl.see.liveness import Phase
 from mutualrl.see.retention import published_need
 from mutualrl.seeds import seed_of
@@ -38,12 +38,11 @@ from mutualrl.sources.section import FrozenSource, ServedSource
 from mutualrl.sources.served import ServedModel, key_of
 from mutualrl.storage.accounts import Account
 from mutualrl.storage.checkpoints import Checkpoints
-from mutualrl.storage.files import write_checksummed
 from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.thl import decode_completion
 from mutualrl.tiny import resolve_path
-from mutualrl.training.member import Member
+from mutualrl.training.member import PlannedMember
 from mutualrl.training.peers import PeerLink
 from mutualrl.trajectory import NO_TEXT, Trajectory
 
@@ -283,7 +282,7 @@ class SourceBefore:
         return self.known
 
 
-def answer_rounds(member: Member, section: ServedSource | FrozenSource) -> None:
+def answer_rounds(member: PlannedMember, section: ServedSource | FrozenSource) -> None:
     """Answer every round of a run that its learners still read and that is not published, and write the result."""
     run, recipe, info, exchange = member.run, member.recipe, member.info, member.exchange
     prompts = all_prompts(recipe, "train")
@@ -294,13 +293,7 @@ def answer_rounds(member: Member, section: ServedSource | FrozenSource) -> None:
     by_id = {prompt.id: prompt for prompt in prompts}
     schema = publish_schema([recipe.regime_of(policy.name) for policy in recipe.policies], recipe.run.publish)
     rounds, readers = remaining_rounds(run, recipe, section, info, exchange), recipe.readers_of(section)
-    link = PeerLink(
-        exchange=exchange,
-        peers=readers,
-        heartbeat=member.heartbeat,
-        stopping=member.stopping,
-        missing_peers=MissingPeers(exchange.store, section.name),
-    )
+    link = member.link(readers)
     answering: Answering
     if isinstance(section, ServedSource):
         model_name = info.asked_sources.get(section.name, {}).get("model")
@@ -340,7 +333,7 @@ def answer_rounds(member: Member, section: ServedSource | FrozenSource) -> None:
             source.run_round(number)
     finally:
         answering.close()
-    write_checksummed(member.files.result, {"rounds": len(rounds)}, root=run.root)
+    member.finish({"rounds": len(rounds)})
     notify(f"source {section.name!r} has answered every round")
 
 

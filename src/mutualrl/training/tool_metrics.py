@@ -73,7 +73,7 @@ def tool_metrics(
     names = {name: names_of(schemas_of(name)) for part in parts for name in _environments(part)}
     total = [0] * len(ToolCounts._fields)
     for part in parts:
-        for row, ids, turns in zip(part.inputs, part.completion_ids, part.turns or (), strict=True):
+        for row, ids, turns in zip(part.inputs, part.completion_ids, part.turns, strict=True):
             own = [token for token, sampled in zip(ids, turns.mask, strict=True) if sampled]
             opened = 0 if pattern is None else len(pattern.findall(tokenizer.decode(own)))
             sampled = Trajectory(tuple(message for message in turns.run.messages if message.sampled))
@@ -84,4 +84,4 @@ def tool_metrics(
 
 
 def _environments(generation: GenerationBatch) -> set[str | None]:
-    return {turns.environment for turns in generation.turns or ()}
+    return {turns.environment for turns in generation.turns}

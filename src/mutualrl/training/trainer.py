@@ -106,7 +106,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
             self.rounds.prompt_rows.require_unique()
         if sharing.script is not None:
             self.add_callback(ScriptRunCallback(sharing, sharing.script, lambda: self.reward_func_names, resample))
-            self.add_callback(MetricsCallback(sharing.script.run.policy(sharing.link.policy).metrics))
+            self.add_callback(MetricsCallback(sharing.script.member.files.metrics))
         self.add_callback(SharingCallback(sharing.link, sharing.background))
         self._check_settings(sharing)
         self.reward_func_names: list[str] = distinct_names(self.reward_func_names)

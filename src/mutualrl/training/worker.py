@@ -46,10 +46,9 @@ from mutualrl.see.store import remote_store
 from mutualrl.sources.section import FrozenSource, ServedSource
 from mutualrl.storage.files import is_disk_failure, is_out_of_memory, write_checksummed
 from mutualrl.storage.run_info import RunInfo
-from mutualrl.storage.run_logs import LOGS, current_sums
 from mutualrl.storage.rundir import PolicyFiles, RunDirectory
 from mutualrl.tiny import resolve_path
-from mutualrl.training.member import Member
+from mutualrl.training.member import PlannedMember
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
@@ -114,21 +113,23 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest, *, els
         exchange.claim()
     heartbeat.set(Phase.LOADING)
     heartbeat.start()
-    member = Member(policy, run, info, recipe, exchange, heartbeat, lambda: bool(stop))
+    member = PlannedMember(
+        run=run, info=info, recipe=recipe, exchange=exchange, heartbeat=heartbeat, stopping=lambda: bool(stop)
+    )
     if recipe.bucket is not None and rank == 0:
         heartbeat.mirror_to(exchange.store, recipe.bucket.heartbeat_seconds)
     if source is not None:
         answer_source(member, source)
     mirroring = _mirroring(run, recipe, info, exchange) if rank == 0 else None
     try:
-        trainer = _build_and_train(member, attempt, stop)
+        trainer = _build_and_train(member, stop)
     finally:
         if mirroring is not None:
             mirroring.stop()
     leave_group(trainer, heartbeat)
 
 
-def answer_source(member: Member, source: ServedSource | FrozenSource) -> NoReturn:
+def answer_source(member: PlannedMember, source: ServedSource | FrozenSource) -> NoReturn:
     """Answer every round as a source, and exit with code 0."""
     with fast_imports():
         from mutualrl.training.source_member import answer_rounds
@@ -159,14 +160,14 @@ def _mirroring(run: RunDirectory, recipe: Recipe, info: RunInfo, exchange: Excha
     return repeater
 
 
-def _build_and_train(member: Member, attempt: int, stop: StopRequest) -> GRPOTrainer:
+def _build_and_train(member: PlannedMember, stop: StopRequest) -> GRPOTrainer:
     """Build the trainer, train, and save model and result. Return the trainer, to shut down its process group."""
     run, recipe, policy, info, heartbeat = member.run, member.recipe, member.name, member.info, member.heartbeat
     rank = heartbeat.rank
     with fast_imports():
         from mutualrl.training.adapters import save_model
         from mutualrl.training.build import build_trainer, seed_policy
-        from mutualrl.training.callback import MetricsCallback, StopCallback
+        from mutualrl.training.callback import MetricsCallback
         from mutualrl.training.resume import PolicyProgress, resume_point
         from mutualrl.training.trackers import validation_logger
         from mutualrl.training.validation import Validator
@@ -178,14 +179,13 @@ def _build_and_train(member: Member, attempt: int, stop: StopRequest) -> GRPOTra
     files = member.files
     if rank == 0:
         write_checksummed(files.prompts, dict(prompts.counts), root=run.root)
-    progress = PolicyProgress(run, policy, attempt, sharing)
+    progress = PolicyProgress(member, sharing)
     trainer.checkpointer = progress.checkpointer(recipe, info.run_id)
     checkpoint = resume_point(trainer, progress, files)
     log_validation = [validation_logger(trainer)] if recipe.run.report_to else []
     trainer.add_callback(
         MetricsCallback(files.metrics, validator, recipe.run.validate_every, recipe.run.steps, *log_validation)
     )
-    trainer.add_callback(StopCallback(trainer, lambda: bool(stop)))
     if progress.initial_validation is None:
         heartbeat.set(Phase.VALIDATING)
         progress.initial_validation = validator()
@@ -198,8 +198,7 @@ def _build_and_train(member: Member, attempt: int, stop: StopRequest) -> GRPOTra
     identity = {"run_id": info.run_id, "policy": policy, "step": trainer.state.global_step}
     save_model(trainer, files.model, files.adapter, identity)
     if rank == 0:
-        result = progress.result(final, trainer.state.global_step).to_json()
-        write_checksummed(files.result, {**result, LOGS: current_sums(files)}, root=run.root)
+        member.finish(progress.result(final, trainer.state.global_step))
     return trainer
 
 
@@ -207,10 +206,10 @@ def _train(
     trainer: GRPOTrainer, progress: PolicyProgress, checkpoint: str | None, stop: StopRequest, heartbeat: Heartbeat
 ) -> None:
     """Train to the last step. On a stop request, save a complete checkpoint and raise RunInterruptedError."""
-    from mutualrl.training.callback import AlreadyTrainedError, FirstStepCallback
+    from mutualrl.training.callback import AlreadyTrainedError, StopCallback
 
-    first_step = FirstStepCallback()
-    trainer.add_callback(first_step)
+    callback = StopCallback(trainer, lambda: bool(stop))
+    trainer.add_callback(callback)
     stop.graceful = True
     progress.began = time.monotonic()
     try:
@@ -224,7 +223,7 @@ def _train(
     except MutualRLError:
         raise
     except Exception as error:
-        if checkpoint is None or first_step.begun or is_disk_failure(error) or is_out_of_memory(error):
+        if checkpoint is None or callback.begun or is_disk_failure(error) or is_out_of_memory(error):
             raise
         raise CheckpointDamagedError(
             f"{checkpoint}: matches its marker, but cannot be loaded ({type(error).__name__}: {error}); remove this "
