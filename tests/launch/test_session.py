@@ -291,3 +291,7 @@ def test_link_and_missing_directory_cannot_be_resumed(tmp_path: Path) -> None:
         open_resumable_run(tmp_path / "link")
     with pytest.raises(UsageError, match="there is no directory"):
         open_resumable_run(tmp_path / "nowhere")
+
+
+def test_a_recipe_for_the_cpu_is_rehearsed_on_this_machine_alone() -> None:
+    assert list(rehearse(recipe(), TWO, Launch()).placements) == ["this machine: 0 GPUs, 2 CPU cores"]

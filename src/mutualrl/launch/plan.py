@@ -269,11 +269,8 @@ def _placed(start: StartPlan) -> list[str]:
         raise first
     if start.online and start.launch.ray is not None:
         require_capacity(bundles(first))
-    return (
-        [lock_note(lock) for lock in build_locks()]
-        if any(each.sharding.stage is not None for each in first.allocations)
-        else []
-    )
+    by_deepspeed = any(each.sharding.stage is not None for each in first.allocations)
+    return [lock_note(lock) for lock in build_locks()] if by_deepspeed else []
 
 
 def _read(start: StartPlan) -> list[str]:
@@ -377,7 +374,7 @@ def rehearse(recipe: Recipe, machine: Machine, launch: Launch) -> StartPlan:
     """Return the plan of a start on the hardware that the recipe names, and on this machine, with all its problems and
     what is missing here. No server is asked."""
     hardware = {_label(machine): machine}
-    if (count := recipe.hardware.gpus) is not None:
+    if count := recipe.hardware.gpus:
         size = recipe.hardware.gpu_memory
         memory = () if size is None else (int(size * GIB),) * count
         named = Machine(tuple(map(str, range(count))), machine.cores, memory)
