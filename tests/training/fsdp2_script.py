@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 from mutualrl.adapter import fsdp2
+from mutualrl.training.worker import leave
 
 
 class Model(torch.nn.Module):
@@ -73,3 +74,4 @@ def main(directory: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    leave(0)  # as a worker does: at the interpreter's shutdown gloo's threads may abort a rank
