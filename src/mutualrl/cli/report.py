@@ -15,7 +15,7 @@ from mutualrl.console.user_path import user_path
 from mutualrl.errors import UsageError
 from mutualrl.paper.figures import across, figures
 from mutualrl.reporting.report import ComparedRuns, WrittenReport, write_report
-from mutualrl.runs.remote import run_directory, run_name
+from mutualrl.runs.remote import run_place
 from mutualrl.storage.bucket_url import is_bucket
 from mutualrl.storage.rundir import command_line
 from mutualrl.study.sweep_directory import SWEEP
@@ -41,12 +41,12 @@ def _runs_of(path: str) -> list[str]:
 def report(options: Report) -> None:
     """Write the report, and print the path of its page."""
     runs, target = [each for path in options.runs for each in _runs_of(path)], options.out or Path("report")
-    if options.out is None and len(options.runs) == 1:
-        (given,) = options.runs
-        target = Path(f"{run_name(given)}-report") if is_bucket(given) else user_path(Path(given)) / "report"
     with ExitStack() as fetched:
-        directories = [fetched.enter_context(run_directory(run)) for run in runs]
-        written = page_of(directories, target, options.figures)
+        places = [fetched.enter_context(run_place(run)) for run in runs]
+        if options.out is None and len(options.runs) == 1:
+            (given,) = options.runs
+            target = places[0].page if runs == [given] else user_path(Path(given)) / "report"
+        written = page_of([place.root for place in places], target, options.figures)
     note_all(written.notes)
     if options.as_json:
         emit({"page": str(written.page), "figures": written.figures, "notes": list(written.notes)})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from mutualrl.cli.commands import Watch
@@ -20,37 +19,23 @@ from mutualrl.runs.live import LiveRun
 from mutualrl.runs.overview import read_overview
 from mutualrl.runs.read import read_run
 from mutualrl.runs.record import Run
-from mutualrl.runs.remote import fetch_run, run_directory, run_name
-from mutualrl.storage.bucket_url import is_bucket
+from mutualrl.runs.remote import RunPlace, run_place
 from mutualrl.storage.rundir import RunDirectory, holder_of
-
-LOCAL_SECONDS = 0.5  # between two polls
-REMOTE_SECONDS = 10.0  # between two polls of a bucket
 
 
 def watch(options: Watch) -> None:
     """Follow a run on a screen or in lines, and print its results at the end."""
     run = options.run
-    remote = is_bucket(run)
-    with run_directory(run) as path:
+    with run_place(run) as place:
         if options.as_json:
-            emit({**run_row(read_overview(path)), "run": run if remote else str(path)})
+            emit({**run_row(read_overview(place.root)), "run": place.shown})
             return
-        current = read_run(path)
-        directory = RunDirectory(current.root)
-
-        def is_live() -> bool:
-            if not remote:
-                locks = [directory.lock, *(directory.policy(name).lock for name in current.policies)]
-                return any(holder_of(lock) is not None for lock in locks)
-            fetch_run(run, path)
-            return not directory.summary.exists()
-
+        current = read_run(place.root)
         if current.state in (RunState.RUNNING, RunState.ELSEWHERE):
             terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
             follow = _follow_on_screen if terminal and not options.plain else _follow_lines
-            follow(run, current, is_live, REMOTE_SECONDS if remote else LOCAL_SECONDS)
-            current = read_run(path)
+            follow(place, current)
+            current = read_run(place.root)
         if current.state in (RunState.RUNNING, RunState.ELSEWHERE):  # the user left the screen
             print_text(screen(), f"{run} is still running")
         elif current.info.scripts and current.state == RunState.FINISHED:
@@ -58,38 +43,35 @@ def watch(options: Watch) -> None:
         elif current.summary is None or current.state != RunState.FINISHED:
             raise MutualRLError(f"the run {clean(run)} is {current.state}: {'; '.join(current.notes)}")
         else:
-            show_summary(current.summary, run if remote else current.root)
+            show_summary(current.summary, place.shown)
 
 
-def _follow_lines(source: str, current: Run, is_live: Callable[[], bool], seconds: float) -> None:
+def _follow_lines(place: RunPlace, current: Run) -> None:
     metrics = current.rule.metrics
     directory = RunDirectory(current.root)
     with Progress(directory, list(current.policies), current.planned_steps or 0, screen(), metrics) as progress:
-        while is_live():
+        while place.look():
             progress.update()
-            time.sleep(seconds)
+            time.sleep(place.seconds)
 
 
-def _follow_on_screen(source: str, current: Run, is_live: Callable[[], bool], seconds: float) -> None:
-    remote = is_bucket(source)
+def _follow_on_screen(place: RunPlace, current: Run) -> None:
     directory = RunDirectory(current.root)
     local = [name for name in current.policies if directory.policy(name).root.is_dir()]
     joined = current.info.exchange and local  # its directory has only its own policy
     names = local if joined else list(current.policies)
     live = LiveRun(directory, names, current.rule.metrics, recipe=not current.info.scripts)
-
-    page = Path.cwd() / f"{run_name(source)}-report" if remote else directory.root / "report"
-    name = run_name(source) if remote else current.name
+    name = place.name or current.name
     title = clean(f"{name} · {current.arm} · {current.pool} · seed {current.seed}", 200)
     app = WatchScreen(
         live,
         title=title,
         measure="greedy accuracy" if current.measures_accuracy else "mean reward, greedy",
         steps=current.planned_steps or 0,
-        seconds=max(1.0, seconds),
-        look=is_live,
-        stop=None if remote else lambda: stop_run(directory),
-        report=lambda: _report(directory, page),
+        seconds=max(1.0, place.seconds),
+        look=place.look,
+        stop=(lambda: stop_run(directory)) if place.is_here else None,
+        report=lambda: _report(directory, place.page.absolute()),
     )
     app.run()
     if app.return_code:

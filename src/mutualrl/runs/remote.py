@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from mutualrl.console.user_path import user_path
 from mutualrl.errors import FileDamagedError, UsageError
 from mutualrl.process.status import ELSEWHERE, status_file
 from mutualrl.runs.facts import accounts_of, results_of
@@ -22,22 +24,48 @@ from mutualrl.see.store import RemoteStore, remote_store
 from mutualrl.storage.bucket_url import is_bucket, redacted, require_url
 from mutualrl.storage.files import JsonObject, parse_checksummed, write_atomic, write_checksummed, write_json
 from mutualrl.storage.run_info import RunInfo, Summary
-from mutualrl.storage.rundir import RunDirectory
+from mutualrl.storage.rundir import RunDirectory, holder_of
+
+LOCAL_SECONDS = 0.5  # between two looks
+REMOTE_SECONDS = 10.0  # between two looks at a bucket
+
+
+class RunPlace(NamedTuple):
+    """Where a run is read. `root`: its directory, or a copy of what a bucket has; `shown`: what to call it; `name`: of
+    its page, None for that of the run itself; `page`: directory of its report; `seconds`: between two looks; `look`:
+    returns whether it goes on, after bringing a copy up to date; `is_here`: it can be stopped from here."""
+
+    root: Path
+    shown: str
+    name: str | None
+    page: Path
+    seconds: float
+    look: Callable[[], bool]
+    is_here: bool
 
 
 @contextmanager
-def run_directory(where: str) -> Iterator[Path]:
-    """Yield a run directory: `where` itself or, for a bucket URL, a temporary copy (`fetch_run`)."""
+def run_place(where: str) -> Iterator[RunPlace]:
+    """Yield where a run is read: its directory or, for a bucket URL, a temporary copy (`fetch_run`)."""
     if not is_bucket(where):
-        yield Path(where)
+        run = RunDirectory(user_path(Path(where)))
+
+        def is_held() -> bool:
+            """Return whether a supervisor, or a script of a policy, holds its lock."""
+            locks = [run.lock, *(run.policy(path.name).lock for path in run.root.glob("policies/*"))]
+            return any(holder_of(lock) is not None for lock in locks)
+
+        yield RunPlace(run.root, str(run.root), None, run.root / "report", LOCAL_SECONDS, is_held, True)
         return
+    name = where.rstrip("/").rpartition("/")[2]
     with tempfile.TemporaryDirectory() as directory:
-        yield fetch_run(where, Path(directory) / run_name(where)).root
+        copy = fetch_run(where, Path(directory) / name)
 
+        def goes_on() -> bool:
+            fetch_run(where, copy.root)
+            return not copy.summary.exists()
 
-def run_name(url: str) -> str:
-    """Return the name of a run in a bucket: the last part of its URL."""
-    return url.rstrip("/").rpartition("/")[2]
+        yield RunPlace(copy.root, where, name, Path(f"{name}-report"), REMOTE_SECONDS, goes_on, False)
 
 
 def fetch_run(url: str, root: Path) -> RunDirectory:
