@@ -80,6 +80,10 @@ class RunDirectoryError(UsageError):
     kind = "run-directory"
 
 
+class DirectoryTakenError(RunDirectoryError):
+    """Directory of another run, or one that another process uses."""
+
+
 class MachineError(MutualRLError, RuntimeError):
     """Device, package or model that the command needs and this machine lacks."""
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,14 +23,14 @@ from conftest import PATIENCE, REPOSITORY, Cli, on_core, xdist_worker_number
 from mutualrl.errors import PlanMismatchError, RunDirectoryError, SourceLostError, UsageError
 from mutualrl.records import Rollout
 from mutualrl.regimes import get_regime
-from mutualrl.see import Exchange, Heartbeat
+from mutualrl.see import Exchange, Heartbeat, MissingPeers
 from mutualrl.sources.answers import read_account
 from mutualrl.sources.script import served_source
 from mutualrl.storage.accounts import Account
 from mutualrl.storage.rundir import RunDirectory, hold
 from mutualrl.training import MutualGRPOTrainer, Sharing
 from mutualrl.training.member import Member
-from mutualrl.training.script_callback import ScriptRun, cut_after
+from mutualrl.training.script_callback import ScriptRun, ScriptRunCallback, cut_after
 from runs import wait_until
 
 SCRIPT = str(REPOSITORY / "examples" / "two_scripts.py")
@@ -261,6 +262,24 @@ def test_scripts_that_differ_are_refused_by_key(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=rf"must agree and differ: {re.escape(key)}: found .*, here "):
             other.join(other.info(steps, ["exact"]))
     assert RunDirectory(tmp_path).info().scripts
+
+
+def test_a_script_that_starts_again_at_step_0_expects_all_peers(tmp_path: Path) -> None:
+    """Before its first checkpoint: what it had given up is in the exchange, and holds for rounds that it now repeats."""
+    exchange = Exchange(tmp_path / "exchange", "a", "script")
+    MissingPeers(exchange.store, "a").mark_missing("b", 1)
+    sharing = Sharing.over(tmp_path, policy="a", peers=["b"], regime="sgt", resume=True)
+    assert sharing.script is not None
+    assert sharing.link.missing_peers.is_missing("b", 4)
+    callback = ScriptRunCallback(sharing, sharing.script, lambda: ["exact"])
+    args = SimpleNamespace(
+        gradient_accumulation_steps=1, steps_per_generation=1, num_iterations=1, max_completion_length=8
+    )
+    state = SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=4)
+    callback.on_train_begin(args, state, None)
+    assert not any(sharing.link.missing_peers.is_missing("b", number) for number in range(6))
+    callback.on_train_end(args, state, None)
+    assert not sharing.script.member.files.result.exists()  # steps are left
 
 
 def test_policy_is_trained_by_one_script_at_a_time(tmp_path: Path) -> None:

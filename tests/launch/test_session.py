@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mutualrl.errors import DataError, FileDamagedError, RecipeError, UsageError
+from mutualrl.errors import DataError, DiskError, FileDamagedError, RecipeError, RunDirectoryError, UsageError
 from mutualrl.launch.plan import StartPlan, known, plan, rehearse
 from mutualrl.launch.rewind import readmit
 from mutualrl.launch.session import (
@@ -295,3 +296,27 @@ def test_link_and_missing_directory_cannot_be_resumed(tmp_path: Path) -> None:
 
 def test_a_recipe_for_the_cpu_is_rehearsed_on_this_machine_alone() -> None:
     assert list(rehearse(recipe(), TWO, Launch()).placements) == ["this machine: 0 GPUs, 2 CPU cores"]
+
+
+def test_a_run_starts_on_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    run, _ = started_run(tmp_path / "r")
+    assert run.recipe.read_text() == run.info().recipe
+
+
+def test_a_disk_that_cannot_be_written_ends_the_search_for_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object, **kwargs: object) -> None:
+        raise DiskError("no space left")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("mutualrl.storage.rundir.write_checksummed", full)
+    plan = StartPlan(recipe(), Launch(), None, TWO, {"two": TWO}, online=False)
+    plan.__dict__.update(fingerprint={}, models=MODELS)
+    with ExitStack() as stack, pytest.raises(RunDirectoryError, match="no space left"):
+        start_run(recipe(), plan.run_info(), stack)
+    assert len(list((tmp_path / "runs").iterdir())) == 1

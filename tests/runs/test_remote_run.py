@@ -14,7 +14,7 @@ from buckets import Server, reachable, serving
 from conftest import Cli
 from mutualrl.errors import ExchangeDamagedError, UsageError
 from mutualrl.runs.logs import read_logged
-from mutualrl.runs.remote import fetch_run
+from mutualrl.runs.remote import fetch_run, run_place
 from mutualrl.see import LocalStore, open_store
 from mutualrl.see.manifest import Manifest, write_manifest
 from mutualrl.see.mirror import Mirror, mirrored
@@ -146,3 +146,21 @@ def test_file_that_only_grew_keeps_its_inode(server: Server, unbroken: FinishedR
         fetch_run(url, tmp_path / "one")
         assert fetched.read_bytes() == text
         assert (fetched.stat().st_ino == inode) == same_file
+
+
+def test_a_run_that_goes_on_costs_no_read_of_its_sources_accounts(
+    server: Server, unbroken: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`watch` looks every ten seconds: a run of many rounds has an account for each."""
+    url = server.bucket()
+    mirror(url, RunDirectory(unbroken.path), "ada")
+    monkeypatch.setattr("mutualrl.runs.remote.accounts_of", lambda *asked: pytest.fail("the accounts were read"))
+    assert not fetch_run(url, tmp_path / "one").summary.exists()
+
+
+def test_what_else_stands_beside_the_policies_is_no_policy(unbroken: FinishedRun, tmp_path: Path) -> None:
+    copy = shutil.copytree(unbroken.path, tmp_path / "run")
+    (copy / "policies" / ".DS_Store").write_bytes(b"")
+    with run_place(str(copy)) as place:
+        assert not place.look()
+        assert (place.root, place.page, place.is_here) == (copy, copy / "report", True)

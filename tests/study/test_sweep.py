@@ -257,6 +257,15 @@ def test_arm_whose_start_would_be_refused_is_refused_before_any_piece_runs(tmp_p
     assert cli_here("sweep", tmp_path / "s.yaml", "--out", tmp_path / "out", "--dry-run").returncode == 2
 
 
+def test_every_reason_of_every_arm_is_said_where_one_has_no_data(tmp_path: Path, cli_here: Cli) -> None:
+    absent = "{regime: grpo-noise, set: {task.name: dataset, task.data: absent.jsonl, hardware.gpus: 3}, differs: [task, hardware]}"
+    write_sweep(tmp_path, SWEEP_FILE.replace("{regime: grpo-noise}", absent))
+    result = cli_here("sweep", tmp_path / "s.yaml", "--out", tmp_path / "out")
+    assert result.returncode == 2, result.stderr
+    assert "refused: 2\n  - arm 'grpo-noise' on 'one.yaml': data file not found" in result.stderr
+    assert "- arm 'grpo-noise' on 'one.yaml': this machine lacks 3 of the 3 GPUs" in result.stderr
+
+
 @pytest.mark.extended
 def test_piece_whose_evaluation_cannot_be_stored_is_reported(finished_sweep: Path, tmp_path: Path, cli: Cli) -> None:
     write_sweep(

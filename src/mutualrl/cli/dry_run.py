@@ -109,8 +109,8 @@ def plan_json(rehearsal: Rehearsal) -> dict[str, object]:
     made, memory = rehearsal.plan, {}
     for label, estimates in (known(lambda: made.memory) or {}).items():
         memory[label] = {policy: estimate and memory_json(estimate) for policy, estimate in estimates.items()}
-    inputs = known(lambda: made.inputs)
-    predicted = known(lambda: made.predicted) or {}
+    inputs = known(lambda: made.inputs) if made.resumed is None else None  # a run that is resumed has said it
+    predicted = (known(lambda: made.predicted) or {}) if made.resumed is None else {}
     return {
         "recipe": made.recipe.model_dump(mode="json"),
         "placement": _placements_json(known(lambda: made.placements) or {}),

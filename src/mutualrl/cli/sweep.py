@@ -52,6 +52,7 @@ def _require_startable(of: Sweep, made: SweepPlan) -> None:
     """Rehearse the start of each pool and arm that has missing pieces, as `train --dry-run` does. Raises UsageError
     with every reason for which a piece would be refused: hours later, it would fail alone."""
     from mutualrl.cli.dry_run import try_out  # here: a sweep whose pieces are done starts nothing
+    from mutualrl.launch.plan import known
     from mutualrl.launch.session import Launch
 
     arms = {(piece.pool, of.file.arms[piece.arm].distill or piece.arm) for piece in made.missing}
@@ -62,7 +63,7 @@ def _require_startable(of: Sweep, made: SweepPlan) -> None:
             start = try_out(of.recipes[pool, arm], Launch()).plan
             reasons = [*map(str, start.problems), *(f"this machine lacks {each}" for each in start.missing)]
             refused += [f"arm {arm!r} on {pool!r}: {reason}" for reason in reasons]
-            few = None if start.inputs is None else few_held_out(start.inputs.data)
+            few = known(lambda start=start: few_held_out(start.inputs.data))  # type: ignore[misc]
             warned |= {} if few is None else {f"{pool}: {few}": None}
     note_all(list(warned))
     if refused:

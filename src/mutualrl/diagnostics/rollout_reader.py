@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mutualrl.console.lines import notify
 from mutualrl.console.user_path import user_path
 from mutualrl.errors import DataError
-from mutualrl.rollouts import LISTS, SCHEMA, widest
+from mutualrl.rollouts import SCHEMA, widest
 from mutualrl.sources.layouts import find_layout, reward_of
 from mutualrl.sources.prepare import malformed_note
 from mutualrl.sources.section import Columns
@@ -138,7 +139,7 @@ def _table(path: Path, reward: str | None) -> pa.Table:
     arrays = {name: _array(name, rows, path) for name in COLUMNS}
     present = {name: array for name, array in arrays.items() if COLUMNS[name].required or len(array) > array.null_count}
     if rows.is_dump:
-        present["step"] = present["round"]
+        present["step"] = present["round"] = arrays["round"]
     present[ENVIRONMENT] = pa.array(rows.environments, pa.string())
     present["line"] = pa.array(rows.numbers, pa.int64())
     return pa.table(present, metadata={"id": rows.fields["prompt_id"][-1] or ""})
@@ -182,6 +183,19 @@ def _by_column(path: Path, reward: str | None) -> _Rows:
     return _Rows(range(1, len(table) + 1), fields, values, errors, nothing, is_dump(names))
 
 
+def _fits(values: pa.ChunkedArray, kind: pa.DataType) -> bool:
+    """Return whether the type of a column says that each of its values is of a kind: no value needs to be looked at."""
+    if pa.types.is_list(kind):
+        inner, whole = values.type.value_type if pa.types.is_list(values.type) else None, kind.value_type
+        flat = pc.list_flatten(values) if inner is not None and _is_number(inner) else None
+        return flat is not None and not flat.null_count and _fits(flat, whole)
+    if pa.types.is_string(kind):
+        return bool(pa.types.is_string(values.type) or pa.types.is_large_string(values.type))
+    if pa.types.is_integer(kind):
+        return bool(pa.types.is_integer(values.type)) and (pc.min(values).as_py() or 0) >= 0
+    return bool(values.type == kind)
+
+
 def _layout(
     names: Sequence[str], numeric: Collection[str], reward: str | None, path: Path, number: int
 ) -> dict[str, str | None]:
@@ -201,9 +215,11 @@ def _layout(
 def _array(name: str, rows: _Rows, path: Path) -> pa.Array:
     """Return a column of which each value was checked. Raises DataError naming file, row and field."""
     column, values = COLUMNS[name], rows.values[name]
-    if name in LISTS and isinstance(values, pa.ChunkedArray) and pa.types.is_list(values.type):
-        return values.cast(TYPES[name]).combine_chunks()  # no object per token
     if isinstance(values, pa.ChunkedArray):
+        is_text_id = name == "prompt_id" and rows.fields[name][0] in PROMPTS
+        is_missing = values.null_count and not column.nullable
+        if _fits(values, TYPES[name]) and not (is_text_id or is_missing or any(rows.errors)):
+            return values.cast(TYPES[name]).combine_chunks()
         values = values.to_pylist()
     checked: list[object] = []
     for number, field, value, error in zip(rows.numbers, rows.fields[name], values, rows.errors, strict=True):
@@ -222,7 +238,7 @@ def _array(name: str, rows: _Rows, path: Path) -> pa.Array:
                 continue
             expected = "Unicode text" if isinstance(problem, UnicodeError) else column.expected
             raise DataError(f"{where}, field '{field}': found {repr(value)[:80]}, expected {expected}") from None
-    if name == "policy" and None in checked and any(checked):
+    if name == "policy" and None in checked and any(value is not None for value in checked):
         number = rows.numbers[checked.index(None)]
         raise DataError(f"{path}, row {number}: no field 'policy' (or 'model'), which other rows have")
     return pa.array(checked, TYPES[name])
@@ -250,7 +266,7 @@ def _identified(tables: Sequence[pa.Table]) -> list[pa.Table]:
         ids, told, texts = _columns(table, "prompt_id", ENVIRONMENT, "x_text")
         rounds, policies = _columns(table, "round", "policy")
         known = [normalized(text) for text in texts if text]
-        own = (table.schema.metadata or {}).get(b"id") in (b"id", b"uuid") and len(ids) == len(set(ids))
+        own = (table.schema.metadata or {}).get(b"id") == b"id" and len(ids) == len(set(ids))
         if own and len(known) == len(ids) > 2 * len(set(known)):
             ids = known
         elif any(len(environments[prompt_id]) > 1 for prompt_id in ids):

@@ -12,9 +12,10 @@ from mutualrl.errors import DataError
 from mutualrl.evaluation.verify import verified
 from mutualrl.storage.files import JsonObject
 from mutualrl.tasks.boxed import boxed_score, last_boxed
-from mutualrl.tasks.columns import COLUMNS
 from mutualrl.tasks.rows import DatasetRow, read_rows
 from mutualrl.tasks.scoring import breakdown, standard_error
+
+_COMPLETION = ("completion", "y_text")  # the second is the column of an evaluation's own files
 
 
 def score_file(path: Path, also: tuple[str, ...], console: Console) -> JsonObject:
@@ -28,7 +29,7 @@ def score_file(path: Path, also: tuple[str, ...], console: Console) -> JsonObjec
     completions, answers, groups = [], [], []
     for place, values in read_rows(file):
         row = DatasetRow(values, str(file), place)
-        field = COLUMNS["y_text"].find(values) or "completion"
+        field = next((name for name in _COMPLETION if name in values), _COMPLETION[0])
         text, answer = row.take(field), row.take("answer")
         if not isinstance(text, str):
             row.refuse(field, text, "a string")

@@ -269,7 +269,9 @@ def _placed(start: StartPlan) -> list[str]:
         raise first
     if start.online and start.launch.ray is not None:
         require_capacity(bundles(first))
-    by_deepspeed = any(each.sharding.stage is not None for each in first.allocations)
+    if not start.here.policies:
+        _ = start.batch  # which a source that joins alone cannot always know
+    by_deepspeed = start.online and any(each.sharding.stage is not None for each in first.allocations)
     return [lock_note(lock) for lock in build_locks()] if by_deepspeed else []
 
 
@@ -362,7 +364,7 @@ def _batch_of_run(recipe: Recipe) -> BatchPlan:
 
 def plan(recipe: Recipe, machine: Machine, launch: Launch, resumed: RunDirectory | None = None) -> StartPlan:
     """Return the plan of a start, or of the resumption of a run. Raises the first problem."""
-    start = StartPlan(recipe, launch, resumed, machine, {_label(machine): machine}, online=True)
+    start = StartPlan(recipe, launch, resumed, machine, {"this machine": machine}, online=True)
     if start.missing:
         raise MachineError("this machine lacks " + "; ".join(start.missing))
     for check in CHECKS:

@@ -5,6 +5,7 @@ A session is one `mutualrl train` on a run directory: the first creates it, `--r
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
@@ -13,7 +14,14 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from mutualrl.errors import FileDamagedError, PlanMismatchError, RecipeError, RunDirectoryError, UsageError
+from mutualrl.errors import (
+    DirectoryTakenError,
+    FileDamagedError,
+    PlanMismatchError,
+    RecipeError,
+    RunDirectoryError,
+    UsageError,
+)
 from mutualrl.mwra.placement import Placement
 from mutualrl.recipes import Recipe, dump
 from mutualrl.recipes.agreement import compare, compare_models
@@ -127,11 +135,8 @@ def start_run(recipe: Recipe, info: RunInfo, held: ExitStack) -> RunDirectory:
         return create(Path(recipe.run.dir), info, held)
     while True:
         path = default_path(recipe.regime_class.name, recipe.pool or "pool")
-        try:
+        with contextlib.suppress(DirectoryTakenError):  # by a run that started at the same time
             return create(path, info, held)
-        except RunDirectoryError:
-            if not path.exists():  # not taken by another run, so not writable
-                raise
 
 
 def by_policy(placement: Placement) -> dict[str, Allocation]:

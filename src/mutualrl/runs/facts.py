@@ -35,26 +35,29 @@ def values_of(rows: Iterable[JsonObject]) -> Values:
     return values
 
 
-def results_of(
+def finished_policies(run: RunDirectory, policies: Sequence[str], *, teaches: bool) -> dict[str, PolicyResult]:
+    """Return the results of the policies that have finished, each with its facts."""
+    results = {}
+    for name in policies:
+        if (result := policy_result(run.policy(name).result, run.root)) is not None:
+            facts = policy_facts(values_of(last_steps(run.policy(name).metrics)), teaches=teaches)
+            results[name] = result.model_copy(update={"facts": facts})
+    return results
+
+
+def facts_of_sources(
     run: RunDirectory,
     policies: Sequence[str],
     sources: Mapping[str, tuple[Collection[str], Sequence[float] | None]],
     accounts: Mapping[str, Account],
-    *,
-    teaches: bool,
-) -> tuple[dict[str, PolicyResult], dict[str, SourceFacts]]:
-    """Return the results of the policies that have finished, each with its facts, and the facts of the sources.
-    `sources`: by name, the policies that read it and its prices; `accounts`: of those that were asked."""
+) -> dict[str, SourceFacts]:
+    """Return what the sources gave and cost. `sources`: by name, the policies that read it and its prices; `accounts`:
+    of those that were asked."""
     values = {name: values_of(last_steps(run.policy(name).metrics)) for name in policies}
-    results = {}
-    for name in policies:
-        if (result := policy_result(run.policy(name).result, run.root)) is not None:
-            results[name] = result.model_copy(update={"facts": policy_facts(values[name], teaches=teaches)})
-    facts = {
+    return {
         name: source_facts(name, values, accounts.get(name), readers, prices)
         for name, (readers, prices) in sources.items()
     }
-    return results, facts
 
 
 def policy_facts(values: Values, *, teaches: bool) -> PolicyFacts:

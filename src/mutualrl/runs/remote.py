@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from mutualrl.console.user_path import user_path
 from mutualrl.errors import FileDamagedError, UsageError
 from mutualrl.process.status import ELSEWHERE, status_file
-from mutualrl.runs.facts import accounts_of, results_of
+from mutualrl.runs.facts import accounts_of, facts_of_sources, finished_policies
 from mutualrl.runs.read import read_run
 from mutualrl.see.bucket import PROBE_SECONDS
 from mutualrl.see.liveness import HEARTBEAT, last_heartbeat
@@ -52,7 +52,7 @@ def run_place(where: str) -> Iterator[RunPlace]:
 
         def is_held() -> bool:
             """Return whether a supervisor, or a script of a policy, holds its lock."""
-            locks = [run.lock, *(run.policy(path.name).lock for path in run.root.glob("policies/*"))]
+            locks = [run.lock, *(run.policy(path.name).lock for path in run.root.glob("policies/*/"))]
             return any(holder_of(lock) is not None for lock in locks)
 
         yield RunPlace(run.root, str(run.root), None, run.root / "report", LOCAL_SECONDS, is_held, True)
@@ -141,11 +141,11 @@ def _asked(store: RemoteStore, source: str, stored: JsonObject) -> JsonObject:
 def _write_outcome(run: RunDirectory, info: RunInfo, policies: Sequence[str], store: RemoteStore) -> None:
     """Write the summary of a run whose policies have all finished, else its status."""
     record, notes = read_run(run.root), list[str]()
-    accounts = accounts_of(store, info.asked_sources, notes)
-    sources = dict.fromkeys(accounts, (policies, None))
-    finished, facts = results_of(run, policies, sources, accounts, teaches=record.rule.teaches)
+    finished = finished_policies(run, policies, teaches=record.rule.teaches)
     if len(finished) == len(policies):
         plan = info.fingerprint
+        accounts = accounts_of(store, info.asked_sources, notes)
+        asked = dict.fromkeys(accounts, (policies, None))
         summary = Summary(
             regime=info.regime,
             mean_reward=not record.measures_accuracy,
@@ -155,7 +155,7 @@ def _write_outcome(run: RunDirectory, info: RunInfo, policies: Sequence[str], st
             steps=int(plan.get("steps", 0)),
             seconds=max(result.train_seconds for result in finished.values()),
             policies=finished,
-            source_facts=facts,
+            source_facts=facts_of_sources(run, policies, asked, accounts),
             notes=notes,
         )
         write_checksummed(run.summary, summary.to_json(), root=run.root)

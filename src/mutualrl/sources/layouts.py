@@ -20,15 +20,21 @@ from typing import TypeGuard
 from mutualrl.errors import DataError
 from mutualrl.sources.section import Columns, Reasoning
 from mutualrl.tasks.base import unicode_text
-from mutualrl.tasks.columns import IDS, PROMPTS, RESPONSES, is_messages, texts_of, truth_of
+from mutualrl.tasks.columns import is_messages, texts_of, truth_of
 from mutualrl.tasks.messages import from_text, is_cut_off, opens_reasoning, without_end, without_reasoning
 from mutualrl.tasks.rows import DatasetRow
 from mutualrl.tasks.run_reader import CONVERSATIONS, is_conversation, read_trajectory, tools_of
 from mutualrl.trajectory import Conversation, Message, Trajectory
 
-#: names of columns of several responses, in order of preference
+#: names of columns, in order of preference
+IDS = ("prompt_id", "uuid", "problem_id", "example_id", "doc_id", "id")
+PROMPTS = ("prompt", "x_text", "problem", "question", "instruction", "query", "input")
 LISTS = ("generations", "completions", "responses", "solutions", "outputs")
 NUMBERED = re.compile(r"(?:[a-z0-9]+_)?(?:solution|completion|response|generation|output)_\d+")
+SINGLE = (
+    *("completion", "y_text", "response", "llm_response", "generation", "generated_solution", "output"),
+    *("text", "solution"),
+)
 #: columns with the reason why a text ended
 REASONS = ("finish_reason", "finish_reasons", "stop_reason")
 #: columns that say whether a text is complete, and the truth value that says it is not; `calls`: of a trace, the calls
@@ -113,7 +119,7 @@ def conversation_texts(rows: Sequence[Mapping[str, object]]) -> list[str]:
     """Return the columns of single responses that hold whole conversations, prompt and marks included: they are no
     responses."""
     columns = []
-    for name in RESPONSES:
+    for name in SINGLE:
         values = [value for row in rows if isinstance(value := row.get(name), str) and value.strip()]
         if values and sum(any(mark in value for mark in _TURNS) for value in values) > len(values) / 2:
             columns.append(name)
@@ -150,7 +156,7 @@ def find_layout(names: Sequence[str], columns: Columns, where: str) -> Layout:
 def _text_columns(names: Sequence[str]) -> tuple[str, ...]:
     numbered = sorted((name for name in names if NUMBERED.fullmatch(name)), key=_by_number)
     lists = [name for name in LISTS if name in names]
-    single = [name for name in RESPONSES if name in names]
+    single = [name for name in SINGLE if name in names]
     conversation = any(name in names for name in CONVERSATIONS)
     if numbered or lists:
         return tuple(numbered or lists[:1])
@@ -174,8 +180,7 @@ def read_row(row: DatasetRow, layout: Layout, reasoning: Reasoning, *, turns: bo
     skipped: Counter[str] = Counter()
     malformed: Counter[str] = Counter()
     if layout.prompt is not None and (value := _value(row, layout.prompt)) is not None:
-        known = texts_of(value)
-        prompts += row.refuse(layout.prompt, value, "a string or a list of messages") if known is None else known
+        prompts += _prompt_texts(row, layout.prompt, value)
     texts: list[str | None] = []
     runs: dict[int, Trajectory] = {}
     for column in layout.texts:
@@ -279,6 +284,13 @@ def _ids(row: DatasetRow, layout: Layout) -> tuple[str, ...]:
         elif value is not None and column in layout.named:
             row.refuse(column, value, "a string or an integer")
     return tuple(ids)
+
+
+def _prompt_texts(row: DatasetRow, column: str, value: object) -> list[str]:
+    known = texts_of(value)
+    if known is None and not _is_list(value):
+        row.refuse(column, value, "a string or a list of messages")
+    return _trajectory(row, column, value).prompts if known is None else known  # which names the message that is none
 
 
 def _trajectory(row: DatasetRow, column: str, value: object) -> Conversation:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mutualrl.records import Prompt
-from mutualrl.sources.layouts import RecordedRow
+from mutualrl.sources.layouts import PROMPTS, RecordedRow
 from mutualrl.tasks.base import normalized
-from mutualrl.tasks.columns import PROMPTS
 
 #: instructions that public data sets put before or after a problem
 INSTRUCTIONS = (

@@ -17,6 +17,7 @@ from mutualrl.references import TINY, is_hub
 from mutualrl.see.inspection import tables, writers
 from mutualrl.see.location import record_store
 from mutualrl.sources.layouts import (
+    SINGLE,
     Layout,
     RecordedRow,
     RecordedText,
@@ -29,7 +30,6 @@ from mutualrl.sources.section import TASK, Columns, Reasoning
 from mutualrl.storage.files import try_stat
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks.base import NumberedRows
-from mutualrl.tasks.columns import RESPONSES
 from mutualrl.tasks.files import FORMATS, data_files, file_rows
 from mutualrl.tasks.hub_data import hub_rows, parse_reference
 from mutualrl.tasks.rows import DatasetRow, read_rows
@@ -242,7 +242,7 @@ def _of_file(file: Path, columns: Columns) -> NumberedRows:
 def _needed(names: list[str], columns: Columns, file: Path) -> list[str]:
     """Return the columns of a Parquet file to decode: those of its layout, and all that may hold responses, since what
     they hold decides."""
-    wanted = [*find_layout(names, columns, str(file)).columns, *RESPONSES, *CONVERSATIONS]
+    wanted = [*find_layout(names, columns, str(file)).columns, *SINGLE, *CONVERSATIONS]
     return [name for name in names if name in wanted or any(each.partition(".")[0] == name for each in wanted)]
 
 

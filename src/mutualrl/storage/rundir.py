@@ -20,8 +20,15 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from mutualrl.errors import DiskError, FileDamagedError, MachineError, RunDirectoryError, UsageError
-from mutualrl.storage.files import JsonObject, create_checksummed, read_checksummed, read_json, write_atomic
+from mutualrl.errors import (
+    DirectoryTakenError,
+    DiskError,
+    FileDamagedError,
+    MachineError,
+    RunDirectoryError,
+    UsageError,
+)
+from mutualrl.storage.files import JsonObject, read_checksummed, read_json, write_atomic, write_checksummed
 from mutualrl.storage.format import other_format
 from mutualrl.storage.run_info import RunInfo
 
@@ -258,12 +265,12 @@ def check_free(path: Path) -> None:
     if path.is_dir() and all(_INTERNAL_FILES.fullmatch(p.name) for p in path.iterdir()):
         return
     if (path / "run.json").exists():
-        raise RunDirectoryError(
+        raise DirectoryTakenError(
             f"run directory {path} already holds a run ({_run_state(path)}); resume it with --resume, delete it with "
             "--clean, or name another with --run-dir"
         )
     if path.exists():
-        raise RunDirectoryError(
+        raise DirectoryTakenError(
             f"run directory {path} already exists and is not empty, and is not a mutualrl run: name another with "
             "--run-dir (or omit it for a new one under runs/); --resume and --clean only accept runs"
         )
@@ -364,7 +371,7 @@ def hold(lock: Path, what: str) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise RunDirectoryError(
+                    raise DirectoryTakenError(
                         f"run directory {what} is in use: {holder_of(lock) or 'another process'}; wait for it, stop it "
                         "(Ctrl-C there), or name another with --run-dir"
                     ) from None
@@ -407,21 +414,14 @@ def create(path: Path, info: RunInfo, held: ExitStack) -> RunDirectory:
         run.root.mkdir(parents=True, exist_ok=True)
         held.enter_context(hold(run.lock, str(path)))
         check_free(run.root)  # the previous holder of the lock may have created a run
-        begin(run, info)
+        write_checksummed(run.run_json, info.to_json(), root=run.root)
+        write_atomic(run.recipe, info.recipe.encode())
     except (OSError, DiskError) as error:
         raise RunDirectoryError(
             f"run directory {path} cannot be written: {getattr(error, 'strerror', None) or error}; name another with "
             "--run-dir"
         ) from None
     return run
-
-
-def begin(run: RunDirectory, info: RunInfo) -> bool:
-    """Write a run's first files, run.json and then its recipe; return whether it had none."""
-    if not create_checksummed(run.run_json, info.to_json(), root=run.root):
-        return False
-    write_atomic(run.recipe, info.recipe.encode())
-    return True
 
 
 def versions() -> dict[str, str]:

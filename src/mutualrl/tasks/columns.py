@@ -1,7 +1,7 @@
-"""One table of the columns of rows that users hand in: their names, what they hold, and which a row must have.
+"""One table of the columns of rollouts that users hand in: their names, what they hold, and which a row must have.
 
-Recorded rollouts (`--rollouts`), recorded texts (`--source NAME=recorded:FILE`) and completions to be scored (`eval
---score`) are found and read by it.
+Files of recorded texts (`sources.layouts`) have names of their own, since their ids and prompts are matched with a
+task's: what is the second choice here may be the first one there. What a value says is read by the same functions.
 """
 
 from __future__ import annotations
@@ -58,6 +58,12 @@ def is_messages(value: object) -> bool:
 
 
 def _string(value: object) -> str:
+    """Return a text. A column of bytes, or of numbers where each is a text, has one, too: Parquet has types, and a
+    tool may have chosen another."""
+    if isinstance(value, bytes):
+        value = value.decode()
+    if type(value) is int:
+        value = str(value)
     if not isinstance(value, str):
         raise ValueError
     value.encode()  # a lone surrogate, which files and tokenizers cannot encode, is a ValueError
@@ -67,7 +73,7 @@ def _string(value: object) -> str:
 def _id(value: object) -> str:
     if is_messages(value):
         return _string((texts_of(value) or [""])[-1] or None)
-    return str(value) if type(value) is int else _string(value)
+    return _string(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def _prompt(value: object) -> str:
@@ -99,9 +105,9 @@ def _step(value: object) -> int:
 
 
 def _truth(value: object) -> bool:
-    if not isinstance(value, bool):
+    if value not in (0, 1) or not isinstance(value, int):
         raise ValueError
-    return value
+    return bool(value)
 
 
 def _counts(value: object) -> list[int]:
@@ -118,35 +124,23 @@ def _list(value: object) -> list[object]:
     return value
 
 
-#: columns of texts, each the text of a prompt
-_PROMPTS = ("x_text", "prompt", "problem", "question", "instruction", "query", "input")
-#: columns of ids
-_IDS = ("prompt_id", "id", "example_id", "doc_id", "problem_id", "uuid")
+#: columns of ids, and of texts that identify a prompt where there is none
+IDS = ("prompt_id", "id", "example_id", "doc_id")
+PROMPTS = ("prompt", "input")
 
 #: by the name that a column has in this project's own files
 COLUMNS: Mapping[str, FileColumn] = {
     "policy": FileColumn(("policy", "model"), "a string", _string, nullable=False, texts=True),
     "round": FileColumn(("round",), "a non-negative integer", _step),
-    "prompt_id": FileColumn(
-        (*_IDS, *_PROMPTS), "a string or an integer", _id, required=True, nullable=False, texts=True
-    ),
+    "prompt_id": FileColumn((*IDS, *PROMPTS), "a string or an integer", _id, required=True, nullable=False, texts=True),
     "rollout": FileColumn(("rollout",), "a non-negative integer", _count),
     "reward": FileColumn(("reward",), "a number", _number, required=True),
     "ended": FileColumn(("ended",), "true or false", _truth),
     "task": FileColumn(("task",), "a string", _string, texts=True),
     "group": FileColumn(("group",), "a string", _string, texts=True),
-    "x_text": FileColumn(_PROMPTS, "a string", _prompt, texts=True),
-    "y_text": FileColumn(
-        (
-            *("y_text", "completion", "response", "llm_response", "generation", "generated_solution", "output"),
-            *("text", "solution"),
-        ),
-        "a string",
-        _response,
-        texts=True,
-    ),
+    "x_text": FileColumn(("x_text", *PROMPTS), "a string", _prompt, texts=True),
+    "y_text": FileColumn(("y_text", "completion", "text", "output"), "a string", _response, texts=True),
     "tokens": FileColumn(("tokens",), "a non-negative integer", _count),
     "token_ids": FileColumn(("token_ids",), "a list of non-negative integers", _counts),
     "logprobs": FileColumn(("logprobs",), "a list of numbers", _numbers),
 }
-IDS, PROMPTS, RESPONSES = _IDS, _PROMPTS, COLUMNS["y_text"].names

@@ -54,8 +54,8 @@ class ScriptRunCallback(TrainerCallback):  # type: ignore[misc]  # TRL and trans
         self._progress = PolicyProgress(script.member, sharing)
         if state.global_step:
             self._progress.resumed_from = [state.global_step]
-            rounds = state.global_step * args.gradient_accumulation_steps
-            sharing.link.missing_peers.readmit_all(rounds // (args.steps_per_generation * args.num_iterations))
+        rounds = state.global_step * args.gradient_accumulation_steps
+        sharing.link.missing_peers.readmit_all(rounds // (args.steps_per_generation * args.num_iterations))
         for source in sharing.threads:
             source.start()
         self._progress.began = time.monotonic()

@@ -19,9 +19,9 @@ from mutualrl.regimes import Regime
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.regimes.resample import Resample
 from mutualrl.sources.section import ServedSource
-from mutualrl.storage.files import JsonObject
+from mutualrl.storage.files import JsonObject, create_checksummed, write_atomic
 from mutualrl.storage.run_info import RunInfo
-from mutualrl.storage.rundir import begin, command_line, versions
+from mutualrl.storage.rundir import command_line, versions
 from mutualrl.training.member import Member
 
 
@@ -76,7 +76,8 @@ class ScriptRun:
         that differ, RunDirectoryError if the directory is a run of `mutualrl train`."""
         run = self.member.run
         run.root.mkdir(parents=True, exist_ok=True)
-        if begin(run, info):
+        if create_checksummed(run.run_json, info.to_json(), root=run.root):
+            write_atomic(run.recipe, info.recipe.encode())
             return
         other = run.info()
         if not other.scripts:
