@@ -186,6 +186,25 @@ class Rollout:
         return None if self.trajectory is None else self.trajectory.text
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Score:
+    """How a source reads the text of a policy's rollout, which ended: the paper's trace, of somebody else's text."""
+
+    policy: str
+    """The policy whose rollout it is."""
+    prompt_id: str
+    index: int
+    """Its position in the group of that prompt and policy."""
+    ends: Ids
+    """Byte of the text where each of the source's tokens ends, shape (n,); the last one is its end token."""
+    logprobs: LogProbs
+    """Log-probs of these tokens at temperature 1, shape (n,), nats."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ends", np.asarray(self.ends, dtype=np.int32))
+        object.__setattr__(self, "logprobs", np.asarray(self.logprobs, dtype=np.float32))
+
+
 #: rollout fields that are published only on request; the others are always published
 OPTIONAL_FIELDS = frozenset({"prompt", "text", "advantage", "token_ids", "logprobs"})
 #: fields that are published wherever another one is

@@ -212,6 +212,7 @@ def test_recipes_are_listed_and_shown(cli: Cli) -> None:
         "tiny-countdown",
         "tiny-hints",
         "tiny-near",
+        "tiny-judge",
         "tiny-recorded",
         "tiny-three",
         "tiny-tools",

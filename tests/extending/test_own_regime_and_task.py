@@ -248,7 +248,7 @@ def test_regimes_check_passes_for_shipped_regimes(cli_here: Cli, name: str) -> N
 
 def test_regimes_are_listed_and_shown(cli_here: Cli) -> None:
     listed = json.loads(cli_here("regimes", "ls", "--json").stdout)["regimes"]
-    shipped = ["chord", "grpo", "grpo-noise", "guided", "hacpo", "hinted", "prp", "sgt", "swarm", "xgrpo"]
+    shipped = ["chord", "dense", "grpo", "grpo-noise", "guided", "hacpo", "hinted", "prp", "sgt", "swarm", "xgrpo"]
     assert [row["name"] for row in listed] == shipped
     both = json.loads(cli_here("regimes", "show", "xgrpo+sgt", "--json").stdout)["settings"]
     assert {row["setting"]: row["default"] for row in both}["sgt.weight"] == 0.1

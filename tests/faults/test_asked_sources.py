@@ -20,7 +20,7 @@ from conftest import PATIENCE, Cli
 from mutualrl.errors import RecipeError
 from mutualrl.recipes import Request, resolve
 from mutualrl.regimes.advantages import group_by_prompt
-from mutualrl.rollouts import Rollouts
+from mutualrl.see import Shard
 from mutualrl.see.inspection import Reader
 from mutualrl.sources.answers import read_account, stored_accounts
 from mutualrl.storage.accounts import Account
@@ -46,7 +46,7 @@ def exchange_of(run: Path) -> Reader:
     return Reader(directory.exchange, directory.info().run_id)
 
 
-def rounds_of(run: Path, member: str) -> Iterator[tuple[int, Rollouts]]:
+def rounds_of(run: Path, member: str) -> Iterator[tuple[int, Shard]]:
     reader = exchange_of(run)
     for number in reader.rounds(member):
         shard = reader.read(member, number)
@@ -473,3 +473,34 @@ def test_what_data_environment_and_server_lack_is_refused_before_the_start(cli: 
 def test_a_served_source_that_is_asked_about_all_prompts_may_be_pooled() -> None:
     request = Request(pool="tiny", regime="xgrpo", sources=(f"teacher=served:{NOWHERE}",))
     assert resolve(replace(request, assignments=("sources.teacher.ask=all",))).asked_sources[0].gated is False
+
+
+@pytest.mark.extended
+def test_a_source_that_judges_and_is_killed_publishes_the_same(tmp_path: Path) -> None:
+    """Under `dense` a round has a second part, which its marker names: a kill leaves both or none."""
+    dense = ("--regime", "dense", "--model", "tiny:bob", *SHORT, "--source", "t=frozen:tiny:ada")
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    unbroken = finished(Run(tmp_path / "a", *dense, of=()))
+    run = Run(tmp_path / "b", *dense, "--set", "run.max_restarts=9", of=())
+    try:
+        wait_until((run.path / "exchange" / "t" / "000000.json").exists)
+        run.worker("t").kill()
+        wait_until((run.path / "exchange" / "t" / "000002.json").exists)
+        run.worker("bob").kill()
+        finished(run)
+    finally:
+        run.end()
+    assert run.weights() == unbroken.weights()
+    for key in ("loss", "reward", "dense/rollouts", "dense/tokens", "dense/ratio"):
+        assert [row.get(key) for row in run.metrics("bob")] == [row.get(key) for row in unbroken.metrics("bob")]
+    judged = 0
+    for (_, one), (_, other) in zip(rounds_of(run.path, "t"), rounds_of(unbroken.path, "t"), strict=True):
+        scores = [
+            [(s.prompt_id, s.index, s.ends.tolist(), s.logprobs.tolist()) for s in each.scores()]
+            for each in (one, other)
+        ]
+        assert scores[0] == scores[1]
+        judged += len(scores[0])
+    assert judged > 0
+    assert verify_intact(run.path)["damaged"] == []

@@ -56,6 +56,7 @@ SMOKE: dict[str, tuple[str, ...]] = {
     "bf16_on_cpu": (),
     "bucket": (),
     "continuous_batching": (),
+    "dense_prototype": (),
     "diagnostics": (),
     "evaluation": (),
     "exchange": (),

@@ -17,6 +17,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from accelerate import Accelerator
 from accelerate.state import PartialState
@@ -471,6 +473,18 @@ def replace_advantages(trainer: GRPOTrainer, batch: Inputs, advantages: Sequence
     for _ in range(min(len(advantages), len(logged))):
         logged.pop()
     logged.extend(advantages)
+
+
+def add_token_advantages(trainer: GRPOTrainer, batch: Inputs, by_row: Mapping[int, npt.NDArray[np.float32]]) -> None:
+    """Add advantages per token to those of this rank's rows, which then have the shape (rows, T). `by_row`: of all
+    ranks' rows, shape (tokens,). TRL's table keeps one advantage per rollout."""
+    own, rows = batch["advantages"], len(batch["advantages"])
+    added = torch.zeros((rows, batch["completion_ids"].size(1)), dtype=own.dtype)
+    for row in range(rows):
+        values = by_row.get(trainer.accelerator.process_index * rows + row)
+        if values is not None:
+            added[row, : len(values)] = torch.from_numpy(values)
+    batch["advantages"] = own[:, None] + added.to(own.device)
 
 
 def replace_completion_table(trainer: GRPOTrainer, columns: Mapping[str, Sequence[object]]) -> None:

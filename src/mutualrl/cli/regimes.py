@@ -17,7 +17,9 @@ from mutualrl.process.plugins import entry_points
 from mutualrl.regimes import GROUP, Regime, get_regime
 from mutualrl.regimes import regimes as shipped
 from mutualrl.regimes.info import RegimeInfo
+from mutualrl.regimes.regime import SELECTION
 from mutualrl.storage.files import JsonObject
+from mutualrl.traits import SourceTraits
 
 NOT_MET = 3
 
@@ -53,8 +55,9 @@ def show(options: OfRegime) -> None:
         print_text(screen(), f"Peers {behind} (exchange.staleness)")
     if needs.selections:
         which = "only" if needs.source else "too"
-        kinds = "recorded texts, a served model, a frozen one (--source NAME=KIND:WHERE)"
-        print_text(screen(), f"Learns from sources, {which}: {kinds}")
+        kinds = {"recorded texts": SELECTION, "a served model": SELECTION, "a frozen one": SourceTraits(logprobs=True)}
+        usable = ", ".join(kind for kind, traits in kinds.items() if regime().source_problem(traits) is None)
+        print_text(screen(), f"Learns from sources, {which}: {usable} (--source NAME=KIND:WHERE)")
     table = Table("setting", "default", "meaning")
     for row in settings:
         table.add_row(cell(f"regime.{row['setting']}"), cell(str(row["default"])), cell(row["description"]))

@@ -56,6 +56,7 @@ def _show_sources(summary: Summary) -> None:
     """Print what each source gave and, if it was asked, cost."""
     if not summary.source_facts:
         return
+    teaches = any(each.facts is not None and each.facts.taught is not None for each in summary.policies.values())
     if not any(facts.asked for facts in summary.source_facts.values()):
         table = Table("source", "texts taught")
         for name, facts in summary.source_facts.items():
@@ -64,13 +65,14 @@ def _show_sources(summary: Summary) -> None:
         return
     priced = any(facts.cost is not None for facts in summary.source_facts.values())
     head = ["source", "questions", "without an answer", "tokens", *["price"] * priced]
-    table = Table(*head, "texts taught", "tokens per text taught")
+    table = Table(*head, *["texts taught", "tokens per text taught"] * teaches)
     for name, facts in summary.source_facts.items():
         per_rescue = facts.tokens_per_rescue
         asked = [f"{facts.sent:,}", f"{facts.failed:,}", f"{facts.tokens:,}"]
         each = "" if per_rescue is None or not facts.asked else f"{per_rescue:,.0f}"
         price = ["" if facts.cost is None else f"{facts.cost:.2f}"] * priced
-        table.add_row(cell(name), *(asked if facts.asked else ("", "", "")), *price, f"{facts.rescues:,}", each)
+        taught = [f"{facts.rescues:,}", each] * teaches
+        table.add_row(cell(name), *(asked if facts.asked else ("", "", "")), *price, *taught)
     show_table(table)
 
 

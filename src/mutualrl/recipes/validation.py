@@ -183,8 +183,10 @@ def _member_problems(recipe: Recipe, layers: Layers) -> list[str]:
                 f"{problems['peers']} ({policy.name!r}); add a policy, {other}or use --regime {baseline().name}"
             )
         if "sources" in problems:
-            problem = f"{problems['sources']} for policy {policy.name!r}; add one: --source NAME=recorded:FILE "
-            lines.append(_line(layers, ("regime",), problem + "(recorded:task: the solutions in the task's data)"))
+            kind = "recorded:FILE (recorded:task: the solutions in the task's data)"
+            kind = "frozen:MODEL" if regime.needs().scores else kind
+            problem = f"{problems['sources']} for policy {policy.name!r}; add one: --source NAME={kind}"
+            lines.append(_line(layers, ("regime",), problem))
         for each in sources:
             unusable = problems.get(f"sources.{each.name}") or _frozen_problem(recipe, each, regime)
             if unusable is not None:

@@ -61,6 +61,7 @@ class Channels(Regime):
         rows: list[ExtraRow] = []
         metrics: dict[str, float] = {}
         states = dict(view.state)
+        by_token: dict[int, Any] = {}
         for part in self.regimes:
             plan = part.plan(_of_part(view, part))
             if plan.advantages is not None:
@@ -68,9 +69,10 @@ class Channels(Regime):
                 view = replace(view, rollouts=view.rollouts.with_advantages(advantages))
             rows += plan.rows
             metrics |= plan.metrics
+            by_token |= plan.token_advantages
             if plan.state is not None:
                 states[part.name] = plan.state
-        return Plan(advantages, tuple(rows), metrics, states if states != dict(view.state) else None)
+        return Plan(advantages, tuple(rows), metrics, states if states != dict(view.state) else None, by_token)
 
     def prefixes(self, view: GuideView) -> list[tuple[int, ...]]:
         """Return the prefixes of the part that has some."""
@@ -158,6 +160,14 @@ def _require_combinable(parts: Sequence[type[Regime]]) -> None:
         raise RegimeError(
             f"regime {joined!r}: {guides[0]!r} prefixes rollouts, and {building[0]!r} treats them as sampled in full; "
             "expected one of the two"
+        )
+    judging = [name for name, each in needs.items() if each.scores]
+    moving = [name for name, each in needs.items() if each.advantages != "keeps" or each.guides]
+    if judging and (len(judging) > 1 or moving):
+        others = ", ".join(repr(name) for name in [*judging[1:], *moving])
+        raise RegimeError(
+            f"regime {joined!r}: {judging[0]!r} adds to advantages of groups whose rewards are all equal, which "
+            f"{others} would change; expected one of them"
         )
     _require_followers(joined, {name: each for name, each in needs.items() if each.advantages != "keeps"})
 

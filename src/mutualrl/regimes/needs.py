@@ -52,6 +52,9 @@ class Needs:
     """Whether it can use a source whose texts are a selection, on some prompts."""
     source: bool = False
     """Whether it cannot run without a source."""
+    scores: bool = False
+    """Whether it reads how a source scores the learner's own texts, and gives their tokens advantages of their own
+    (`Plan.token_advantages`)."""
     everywhere: bool = False
     """Whether it wants a source's texts on all prompts, whatever the rewards (`unsolved`)."""
 
@@ -78,5 +81,5 @@ class Needs:
 WHATEVER_THE_SETTINGS = ("advantages", "weighs_groups", "shares", "peers", "guides", "selections")
 _FOR_ONE = (
     *("weighs_groups", "shares", "peers", "guides", "all_texts", "samples", "ratios", "nll_rows"),
-    *("runs", "renders_runs", "selections", "source", "everywhere"),
+    *("runs", "renders_runs", "selections", "source", "scores", "everywhere"),
 )

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mutualrl.errors import RegimeError
-from mutualrl.records import Ids
+from mutualrl.records import Ids, Score
 from mutualrl.regimes.advantages import Scale, group_by_prompt, whiten
 from mutualrl.regimes.transfer import EncodedRun, Transfer, UnavailableTransfer
 from mutualrl.traits import SourceTraits
@@ -165,7 +165,7 @@ class RoundView:
     `whiten`: advantages are whitened over the round (`round.whiten_advantages`), those of `rollouts` already.
     `sources`: the peers that are sources, with what they have: members that publish and never learn.
     `earned`: by source whose runs with tools have the file's rewards in `peers`, those that its rollouts have earned
-    here, in their order; NaN where that was not asked.
+    here, in their order; NaN where that was not asked. `scores`: by source, how it reads others' texts.
     """
 
     round: int
@@ -184,6 +184,7 @@ class RoundView:
     whiten: bool = False
     sources: Mapping[str, SourceTraits] = field(default_factory=dict)
     earned: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    scores: Mapping[str, Sequence[Score]] = field(default_factory=dict)
 
     @property
     def prompt_ids(self) -> list[str]:
@@ -333,7 +334,8 @@ class ExtraRow:
 class Plan:
     """Output of a regime for the learner's round.
 
-    `advantages`: of the own rollouts, in the view's order, replacing TRL's; None keeps TRL's. `rows` join the loss.
+    `advantages`: of the own rollouts, in the view's order, replacing TRL's; None keeps TRL's. `token_advantages`: by
+    own rollout, what is added to its advantage on each of its T tokens, shape (T,). `rows` join the loss.
     `metrics` are logged under their names. `state`: JSON values, passed to the next round's view and saved in
     checkpoints; None keeps the current state.
     """
@@ -342,6 +344,7 @@ class Plan:
     rows: tuple[ExtraRow, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     state: State | None = None
+    token_advantages: Mapping[int, npt.NDArray[np.float32]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,7 +427,17 @@ def check_plan(plan: object, view: RoundView, regime: str) -> Plan:
             raise RegimeError(f"regime {regime!r}: metric {key!r}: found {value!r}, expected a number")
         metrics[key] = float(value)
     state = None if plan.state is None else plain_state(plan.state, regime)
-    return Plan(advantages, tuple(rows), metrics, state)
+    by_token: dict[int, npt.NDArray[np.float32]] = {}
+    lengths = [0 if ids is None else len(ids) for ids in view.rollouts.token_ids] if plan.token_advantages else []
+    for number, values in plan.token_advantages.items():
+        by_token[int(number)] = np.ascontiguousarray(values, dtype=np.float32)
+        wanted = (lengths[number],) if 0 <= number < len(lengths) else ()
+        if by_token[number].shape != wanted or not np.isfinite(by_token[number]).all():
+            raise RegimeError(
+                f"regime {regime!r}: token_advantages of own rollout {number}: found shape {by_token[number].shape}, "
+                f"expected {wanted or 'an own rollout'}, finite numbers"
+            )
+    return Plan(advantages, tuple(rows), metrics, state, by_token)
 
 
 def _checked_row(row: object, prompts: set[str]) -> ExtraRow:

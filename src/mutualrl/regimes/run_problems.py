@@ -41,10 +41,11 @@ def member_problems(regime: Regime, facts: RunFacts) -> list[Problem]:
     if needs.peers and not facts.peers and not facts.sources:
         problems.append(("peers", f"regime {regime.name!r} shares between policies, and there is one"))
     if needs.source and not facts.sources:
-        problems.append(("sources", f"{regime.describe()} learns a source's texts, and there is none"))
+        learnt = "from a source's scores" if needs.scores else "a source's texts"
+        problems.append(("sources", f"{regime.describe()} learns {learnt}, and there is none"))
     for name, traits in facts.sources.items():
         if (problem := regime.source_problem(traits)) is not None:
-            usable = ", ".join(each for each, known in regimes().items() if known().needs().selections)
+            usable = ", ".join(each for each, known in regimes().items() if known().source_problem(traits) is None)
             problems.append((f"sources.{name}", f"{problem}, or a regime that can: {usable}"))
     return problems
 

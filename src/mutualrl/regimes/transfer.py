@@ -60,6 +60,11 @@ class Transfer(Protocol):
         """Return the text of the learner's ids."""
         ...
 
+    def ends_of(self, ids: Sequence[int] | Ids) -> npt.NDArray[np.int64]:
+        """Return the byte of their text where each of the learner's ids ends, shape (T,); a control token ends where
+        its predecessor does."""
+        ...
+
     def shortened(self, text: str, tokens: int) -> str:
         """Return a text, cut to this many of the learner's tokens with a mark that it was."""
         ...

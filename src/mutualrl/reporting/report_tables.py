@@ -165,8 +165,7 @@ def asked_sources(run: LoggedRun) -> Table:
                 source,
                 *(f"{getattr(facts, key):,}" for key in ASKED),
                 f"{facts.tokens / sampled:.1%}" if sampled else "",
-                f"{facts.rescues:,}",
-                "" if per_rescue is None else f"{per_rescue:,.0f}",
+                *[f"{facts.rescues:,}", "" if per_rescue is None else f"{per_rescue:,.0f}"] * run.rule.teaches,
                 ", ".join(f"{policy} {share:.0%}" for policy, share in waits.items() if share),
             ]
         )
@@ -176,8 +175,7 @@ def asked_sources(run: LoggedRun) -> Table:
             "tokens returned",
             "confirmed",
             "of the policies' tokens",
-            "texts taught",
-            "tokens per text taught",
+            *["texts taught", "tokens per text taught"] * run.rule.teaches,
             "waited for it",
         ),
     )

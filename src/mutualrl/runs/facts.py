@@ -128,15 +128,15 @@ def accounts_of(
     return totals
 
 
-def cost_of_source(name: str, facts: SourceFacts) -> str:
-    """Return what a source that was asked cost and gave."""
+def cost_of_source(name: str, facts: SourceFacts, *, teaches: bool = True) -> str:
+    """Return what a source that was asked cost and gave. `teaches`: the regime learns texts."""
     per_rescue = facts.tokens_per_rescue
     each = "" if per_rescue is None else f", {per_rescue:,.0f} tokens per text"
     each = " to the policies of this directory; the whole run's page has what a text cost" if facts.partial else each
     failed = f" ({facts.failed:,} without an answer)" if facts.failed else ""
     price = "" if facts.cost is None else f", which cost {price_of(facts.cost)} at the recipe's prices"
-    taught = f"{counted(facts.rescues, 'text')} taught"
-    return f"Source {name}: {counted(facts.sent, 'question')}{failed}, {facts.tokens:,} tokens{price}; {taught}{each}."
+    taught = f"; {counted(facts.rescues, 'text')} taught{each}" if teaches else ""
+    return f"Source {name}: {counted(facts.sent, 'question')}{failed}, {facts.tokens:,} tokens{price}{taught}."
 
 
 def price_of(cost: float) -> str:

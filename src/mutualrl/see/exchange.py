@@ -23,11 +23,11 @@ from mutualrl.errors import (
     WaitTimeoutError,
 )
 from mutualrl.process.status import PolicyState, StatusReader
-from mutualrl.records import Rollout
+from mutualrl.records import Rollout, Score
 from mutualrl.rollouts import Rollouts
 from mutualrl.see.files import committed_rounds, marker_name
 from mutualrl.see.liveness import INTERVAL_SECONDS, LONGEST_GAP, HeartbeatMonitor, Phase
-from mutualrl.see.schema import Marker, Part, combined_hash, encode
+from mutualrl.see.schema import SCORES_END, Marker, Part, combined_hash, encode, encode_scores
 from mutualrl.see.shard import Shard, load_shard
 from mutualrl.see.store import ExchangeStore, LocalStore, Location, open_store, reread
 from mutualrl.storage.files import JsonObject, checksummed_bytes, parse_checksummed, parse_or_none
@@ -167,12 +167,18 @@ class Exchange:
 
         A part that is already in the committed round, byte for byte, is not written again.
         """
-        self.require_newest()
-        suffix = (f".{part}" if part else "") + (f".a{self.attempt}" if self.attempt else "")
         rollouts = records if isinstance(records, Rollouts) else Rollouts.of(records)
         data = encode(self.policy, round_index, rollouts)
-        name = f"{round_index:06d}{suffix}.parquet"
-        written = Part(name, hashlib.sha256(data).hexdigest(), len(data), len(rollouts))
+        return self._write(round_index, f".{part}" if part else "", ".parquet", data, len(rollouts))
+
+    def write_scores(self, round_index: int, scores: Sequence[Score]) -> Part:
+        """Write a source's scores of a round, a part beside that of its rollouts."""
+        return self._write(round_index, "", SCORES_END, encode_scores(scores), len(scores))
+
+    def _write(self, round_index: int, part: str, end: str, data: bytes, rows: int) -> Part:
+        self.require_newest()
+        name = f"{round_index:06d}{part}{f'.a{self.attempt}' if self.attempt else ''}{end}"
+        written = Part(name, hashlib.sha256(data).hexdigest(), len(data), rows)
         current = self.marker_of(self.policy, round_index)
         for existing in () if current is None else current.parts:
             if existing.sha256 == written.sha256:
@@ -215,7 +221,7 @@ class Exchange:
             attempt=self.attempt,
             sha256=combined_hash(parts),
             bytes=sum(p.bytes for p in parts),
-            rows=sum(p.rows for p in parts),
+            rows=sum(p.rows for p in parts if not p.is_scores),
             parts=tuple(parts),
             written_at=time.time(),
         )

@@ -10,7 +10,7 @@ from mutualrl.see.store import ExchangeStore
 PUBLISH_REQUESTS = (2, 5)
 READ_REQUESTS = 2
 
-PART_NAME = re.compile(r"([0-9]{6,})(\.[0-9]+)?(\.a[0-9]+)?\.parquet")
+PART_NAME = re.compile(r"([0-9]{6,})(\.[0-9]+)?(\.a[0-9]+)?(\.scores)?\.parquet")
 MARKER_NAME = re.compile(r"([0-9]{6,})\.json")
 
 

@@ -12,8 +12,21 @@ from dataclasses import asdict, dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mutualrl.records import Score
 from mutualrl.rollouts import SCHEMA, Rollouts
 from mutualrl.storage.files import JsonObject
+
+#: how the file of a source's scores ends
+SCORES_END = ".scores.parquet"
+SCORES = pa.schema(
+    [
+        pa.field("policy", pa.string(), nullable=False),
+        pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("rollout", pa.int32(), nullable=False),
+        pa.field("ends", pa.list_(pa.int32()), nullable=False),
+        pa.field("logprobs", pa.list_(pa.float32()), nullable=False),
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +38,19 @@ class Part:
     bytes: int
     rows: int
 
+    @property
+    def is_scores(self) -> bool:
+        """Return whether its records are scores of others' texts, not rollouts."""
+        return self.file.endswith(SCORES_END)
+
 
 @dataclass(frozen=True, slots=True)
 class Marker:
     """Commit marker of a round: written last, it makes the round exist.
 
     `sha256`, `bytes` and `rows` describe the round: with one part they are the part's, with several `sha256` is the
-    hash of the parts' hashes in order and the two numbers are sums. The stored marker has its own checksum.
+    hash of the parts' hashes in order and the two numbers are sums, of `rows` without scores. The stored marker has its
+    own checksum.
     """
 
     format: int
@@ -86,6 +105,18 @@ def encode(policy: str, round_index: int, rollouts: Rollouts) -> bytes:
         table = table.set_column(
             SCHEMA.names.index(name), field, pa.repeat(pa.scalar(value, field.type), len(rollouts))
         )
+    return _parquet(table, statistics=["policy", "round", "prompt_id", "reward"])
+
+
+def encode_scores(scores: Sequence[Score]) -> bytes:
+    """Return the Parquet bytes of a source's scores, in their order."""
+    rows = [(each.policy, each.prompt_id, each.index, each.ends, each.logprobs) for each in scores]
+    columns = zip(*rows, strict=True) if rows else [()] * len(SCORES)
+    arrays = [pa.array(list(column), field.type) for column, field in zip(columns, SCORES, strict=True)]
+    return _parquet(pa.table(arrays, schema=SCORES), statistics=["policy", "prompt_id"])
+
+
+def _parquet(table: pa.Table, statistics: Sequence[str]) -> bytes:
     sink = pa.BufferOutputStream()
     pq.write_table(
         table,
@@ -93,7 +124,7 @@ def encode(policy: str, round_index: int, rollouts: Rollouts) -> bytes:
         compression="zstd",
         use_dictionary=["policy", "prompt_id"],
         write_page_checksum=True,
-        write_statistics=["policy", "round", "prompt_id", "reward"],
+        write_statistics=list(statistics),
         store_schema=False,
     )
     return bytes(sink.getvalue())

@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mutualrl.errors import DataError, ExchangeDamagedError, ExchangeUnreachableError
+from mutualrl.records import Score
 from mutualrl.rollouts import SCHEMA, Rollouts
 from mutualrl.see.files import PART_NAME
-from mutualrl.see.schema import Marker, Part, combined_hash
+from mutualrl.see.schema import SCORES, Marker, Part, combined_hash
 from mutualrl.see.store import ExchangeStore
 from mutualrl.storage.parquet import require_bounded
 
@@ -19,10 +20,11 @@ from mutualrl.storage.parquet import require_bounded
 class Shard(Rollouts):
     """Rollouts of one policy in one round, as published. Every byte was verified against the marker beforehand."""
 
-    def __init__(self, marker: Marker, files: Sequence[pq.ParquetFile]) -> None:
+    def __init__(self, marker: Marker, files: Sequence[pq.ParquetFile], scores: Sequence[pq.ParquetFile] = ()) -> None:
         super().__init__(SCHEMA.empty_table())
         self.marker = marker
         self._files = files
+        self._scores = scores
         self._arrays: dict[str, pa.ChunkedArray] = {}
 
     @property
@@ -37,6 +39,10 @@ class Shard(Rollouts):
 
     def __len__(self) -> int:
         return self.marker.rows
+
+    def scores(self) -> list[Score]:
+        """Return how a source reads others' texts of the round; empty of any other member."""
+        return [Score(*row.values()) for file in self._scores for row in file.read(SCORES.names).to_pylist()]
 
     def table(self) -> pa.Table:
         """Return all records with every column; several parts are in rank order."""
@@ -61,7 +67,10 @@ def load_shard(store: ExchangeStore, marker: Marker) -> Shard:
     if combined_hash(marker.parts) != marker.sha256:
         where = store.describe(marker.policy)
         raise ExchangeDamagedError(f"{where}: the marker of round {marker.round} is inconsistent with its parts")
-    return Shard(marker, [_load_part(store, marker.policy, part) for part in marker.parts])
+    files, scores = list[pq.ParquetFile](), list[pq.ParquetFile]()
+    for part in marker.parts:
+        (scores if part.is_scores else files).append(_load_part(store, marker.policy, part))
+    return Shard(marker, files, scores)
 
 
 def _load_part(store: ExchangeStore, policy: str, part: Part) -> pq.ParquetFile:
@@ -93,7 +102,7 @@ def _load_part(store: ExchangeStore, policy: str, part: Part) -> pq.ParquetFile:
         raise ExchangeDamagedError(str(error)) from None
     except (pa.ArrowException, OSError) as error:
         raise ExchangeDamagedError(f"{path}: not readable as Parquet ({error})") from None
-    missing = set(SCHEMA.names) - names
+    missing = set((SCORES if part.is_scores else SCHEMA).names) - names
     if missing or rows != part.rows:
         raise ExchangeDamagedError(f"{path}: {rows} rows (marker: {part.rows}), missing columns: {sorted(missing)}")
     return file

@@ -66,7 +66,7 @@ def _sampled_twice(run: LoggedRun, policy: str) -> bool:
 def costs_of_run(run: LoggedRun) -> list[str]:
     """Return what each source that was asked cost and gave."""
     costs = ((name, run.source_facts(name)) for name in run.info.asked_sources)
-    return [cost_of_source(name, cost) for name, cost in costs if cost.asked]
+    return [cost_of_source(name, cost, teaches=run.rule.teaches) for name, cost in costs if cost.asked]
 
 
 def dead_by_arm(comparison: Comparison) -> dict[str, Dead]:

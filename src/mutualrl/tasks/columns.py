@@ -70,6 +70,12 @@ def _string(value: object) -> str:
     return value
 
 
+def _name(value: object) -> str:
+    if not isinstance(value, str):  # a number is no name of a model
+        raise ValueError
+    return _string(value)
+
+
 def _id(value: object) -> str:
     if is_messages(value):
         return _string((texts_of(value) or [""])[-1] or None)
@@ -130,7 +136,7 @@ PROMPTS = ("prompt", "input")
 
 #: by the name that a column has in this project's own files
 COLUMNS: Mapping[str, FileColumn] = {
-    "policy": FileColumn(("policy", "model"), "a string", _string, nullable=False, texts=True),
+    "policy": FileColumn(("policy", "model"), "a string", _name, nullable=False, texts=True),
     "round": FileColumn(("round",), "a non-negative integer", _step),
     "prompt_id": FileColumn((*IDS, *PROMPTS), "a string or an integer", _id, required=True, nullable=False, texts=True),
     "rollout": FileColumn(("rollout",), "a non-negative integer", _count),

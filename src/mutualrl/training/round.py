@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from mutualrl.adapter.trl_compat import (
     HookedGRPOTrainer,
     Inputs,
     Turns,
+    add_token_advantages,
     log_value,
     micro_step,
     micro_steps_per_round,
@@ -31,10 +32,7 @@ from mutualrl.adapter.trl_compat import (
     tokenizer_of,
     total_rewards,
 )
-from mutualrl.adapter.trl_tools import (
-    environment_name,
-    tool_schemas,
-)
+from mutualrl.adapter.trl_tools import environment_name, tool_schemas
 from mutualrl.console.lines import notify
 from mutualrl.errors import RegimeError, RoundAbortedError
 from mutualrl.records import Ids, Rollout, row_id
@@ -44,6 +42,7 @@ from mutualrl.regimes.losses import BY_ROWS
 from mutualrl.regimes.round import PHASES
 from mutualrl.rollouts import Rollouts
 from mutualrl.see.liveness import Phase
+from mutualrl.see.shard import Shard
 from mutualrl.storage.metrics import LATE_ROWS, LEFT_OUT, REQUESTED, SAMPLE_SECONDS, of_source
 from mutualrl.tasks.messages import ends_in_reasoning
 from mutualrl.thl import Decoder, end_token, ended, last_tokens
@@ -69,9 +68,6 @@ from mutualrl.training.split_transfer import SplitTransfer
 from mutualrl.training.traces import behaviour_trace
 from mutualrl.training.transfer import TokenTransfer
 from mutualrl.trajectory import Trajectory
-
-if TYPE_CHECKING:
-    from mutualrl.see import Shard
 
 #: fields that only the main rank needs: it makes the plan
 PROMPT_TAIL = 16  # tokens at the end of a prompt that may open a block of reasoning
@@ -334,6 +330,7 @@ class Rounds:
             clip=(trainer.epsilon_low, trainer.epsilon_high),
             other_prompts=other,
             sources=sharing.traits,
+            scores={name: shard.scores() for name, shard in shared.peers.items() if isinstance(shard, Shard)},
         )
 
     def request(self, view: RoundView, shared: SharedRound) -> RoundView:
@@ -385,6 +382,8 @@ class Rounds:
         """Replace TRL's advantages by those of this round's plan; load the extra rows of all plans."""
         if plans[-1].advantages is not None:
             replace_advantages(self.trainer, batch, plans[-1].advantages)
+        if plans[-1].token_advantages:
+            add_token_advantages(self.trainer, batch, plans[-1].token_advantages)
         rows = [row for plan in plans for row in plan.rows]
         known = {**self.sharing.memory.observed(), **own.prompts}
         prompts = {row.prompt_id: self.prompt_rows.tokens(row.prompt_id, known) for row in rows}

@@ -22,7 +22,7 @@ from mutualrl.recipes import Recipe
 from mutualrl.recipes.agreement import all_prompts
 from mutualrl.recipes.pool_tokenizers import load_tokenizers
 from mutualrl.recipes.run_sources import learners_of, read, sampling_of, served_source
-from mutualrl.records import Prompt, PublishSchema, Rollout, content_digest
+from mutualrl.records import Prompt, PublishSchema, Rollout, Score, content_digest
 from mutualrl.regimes import Regime
 from mutualrl.regimes.regime import publish_schema, success_above
 from mutualrl.rollouts import Rollouts
@@ -41,6 +41,7 @@ from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.thl import decode_completion
+from mutualrl.thl.judged import loops
 from mutualrl.tiny import resolve_path
 from mutualrl.training.member import PlannedMember
 from mutualrl.training.peers import PeerLink
@@ -58,6 +59,10 @@ class Answering(ABC):
     @abstractmethod
     def answer(self, round_index: int, prompt_ids: Sequence[str]) -> tuple[list[Rollout], Account]:
         """Return the rollouts on these prompts, without rewards, and what was done for them."""
+
+    def scores(self, wanted: Sequence[tuple[str, str, int, str]]) -> list[Score]:
+        """Return how it reads texts that ended: (policy, prompt id, index, text) each; only of sources that can."""
+        return []
 
     def published(self, round_index: int) -> None:  # noqa: B027  (nothing to do by default)
         """Take note that a round is committed."""
@@ -192,6 +197,18 @@ class Frozen(Answering):
             rollouts = [rollout for rollout in rollouts if rollout.ended]
         return rollouts, account
 
+    def scores(self, wanted: Sequence[tuple[str, str, int, str]]) -> list[Score]:
+        """Return how the model reads texts that ended; those that it would change, or that do not fit, are left out."""
+        if not wanted:
+            return []
+        texts = [(self._prompts[prompt_id].content, text) for _, prompt_id, _, text in wanted]
+        found = []
+        for (policy, prompt_id, index, _), how in zip(wanted, self._model.read(texts, self._advance), strict=True):
+            if how is not None:
+                ends, logprobs = how.ends.astype(np.int32), how.logprobs.astype(np.float32)
+                found.append(Score(policy, prompt_id, index, ends, logprobs))
+        return found
+
     def _advance(self, rows: int) -> None:
         self._heartbeat.advance()
 
@@ -228,8 +245,30 @@ class SourceMember:
         table = Rollouts.of(rollouts, self.section.name, number).published(self.published_fields(rewards is not None))
         write_account(exchange.store, self.section.name, number, account)
         step = max((shard.marker.policy_step for shard in shards.values()), default=0)
-        exchange.commit(number, [exchange.write_part(number, table)], step)
+        parts = [exchange.write_part(number, table)]
+        if any(regime.needs().scores for regime in self.regimes.values()):
+            self.link.set_phase(f"{Phase.SCORING} what learners wrote")
+            parts.append(exchange.write_scores(number, self.answering.scores(self.judged(shards, rollouts))))
+        exchange.commit(number, parts, step)
         self.answering.published(number)
+
+    def judged(self, shards: Mapping[str, Shard], rollouts: Sequence[Rollout]) -> list[tuple[str, str, int, str]]:
+        """Return the rollouts of learners that are to be scored, (policy, prompt id, index, text) each: those that
+        ended, on prompts that the learner has not solved and on which this source has a success of its own."""
+        wanted = []
+        for learner, shard in shards.items():
+            regime = self.regimes[learner]
+            if not regime.needs().scores:
+                continue
+            above = success_above(regime)
+            # one without a reward is judged by the learner
+            solved = {each.prompt_id for each in rollouts if each.ended and not each.reward <= above}
+            open_prompts = solved & set(regime.unsolved(shard))
+            for rollout in shard.rows("text"):
+                text = rollout.text
+                if rollout.prompt_id in open_prompts and rollout.ended and text is not None and not loops(text):
+                    wanted.append((learner, rollout.prompt_id, rollout.index, text))
+        return wanted
 
     def chosen(self, number: int, shards: Mapping[str, Shard]) -> list[str]:
         """Return the prompts of a round to ask about."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from accelerate.utils import broadcast_object_list
 
@@ -92,6 +94,10 @@ class SplitTransfer:
         rows = list(zip(rollouts, ids, strict=True))
         aligned: list[Aligned] = self._split([GatheredAlignment(part, anchor) for part in self._parts(rows)])
         return aligned
+
+    def ends_of(self, ids: Sequence[int] | Ids) -> npt.NDArray[np.int64]:
+        """Return the byte of their text where each of the learner's ids ends."""
+        return self.transfer.ends_of(ids)
 
     def text_of(self, ids: Sequence[int] | Ids) -> str:
         """Return the text of the learner's ids."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from mutualrl.errors import UsageError
 from mutualrl.records import Ids, Rollout, plain_ids
@@ -16,6 +17,7 @@ from mutualrl.regimes.transfer import Aligned, EncodedRun
 from mutualrl.tasks.base import CHARACTERS_PER_TOKEN
 from mutualrl.tasks.messages import continued
 from mutualrl.thl import Anchor, align_logprobs, decode_completion, retokenize
+from mutualrl.thl.offsets import token_offsets
 from mutualrl.thl.rows import Traced, align_spans, encode_exactly
 from mutualrl.thl.table import table_of
 from mutualrl.thl.text import end_id
@@ -186,6 +188,10 @@ class TokenTransfer:
         """Return a text, cut to this many of the learner's tokens with a mark that it was."""
         kept, _ = first_tokens(text[: CHARACTERS_PER_TOKEN * tokens], self.learner, tokens)
         return text if kept == text else f"{kept} [...]"
+
+    def ends_of(self, ids: Sequence[int] | Ids) -> npt.NDArray[np.int64]:
+        """Return the byte of their text where each of the learner's ids ends."""
+        return token_offsets(plain_ids(ids), self.learner)[:, 1]
 
     def text_of(self, ids: Sequence[int] | Ids) -> str:
         """Return the text of the learner's ids."""
