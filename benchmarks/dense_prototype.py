@@ -32,6 +32,7 @@ import harness
 
 Floats = npt.NDArray[np.float64]
 
+COMMAND = "python benchmarks/dense_prototype.py"
 PIECES = harness.HERE / "sweeps" / "dense"
 STEPS, SAMPLES, PROMPTS = 96, 8, 256
 #: learner and teacher of each pool: one each way
@@ -485,11 +486,13 @@ def main() -> None:
     args = harness.parse(parser)
     if args.smoke:
         pieces = [piece(*PAIRS[0], Arm(0.3), SEARCH_SEED, 2, 8)]
-        harness.write(args.out, "dense_prototype", {"pieces": pieces, "estimators": credit(1)}, table(pieces))
+        content = {"command": f"{COMMAND} --smoke", "pieces": pieces, "estimators": credit(1)}
+        harness.write(args.out, "dense_prototype", content, table(pieces))
         return
     if args.credit:
         found = credit(20)
-        harness.write(args.out, "dense_credit", {"pairs": 20, "estimators": found}, credit_table(found))
+        content = {"command": f"{COMMAND} --credit", "pairs": 20, "estimators": found}
+        harness.write(args.out, "dense_prototype_credit", content, credit_table(found))
     if args.search:
         run(SEARCH, (SEARCH_SEED,), STEPS, PROMPTS, PIECES, args.part)
     if args.confirm:
@@ -498,8 +501,10 @@ def main() -> None:
         pieces = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(PIECES.glob("*.json"))]
         if pieces:
             compared = differences(pieces)
-            text = f"{table(pieces)}\n\nMinus GRPO at the same seed, three seeds:\n\n{difference_table(compared)}"
-            harness.write(args.out, "dense_prototype", {"pieces": pieces, "differences": compared}, text)
+            content = {"command": f"{COMMAND} --table", "differences": compared}
+            harness.write(args.out, "dense_prototype", content, difference_table(compared))
+            content = {"command": f"{COMMAND} --table", "pieces": pieces}
+            harness.write(args.out, "dense_prototype_search", content, table(pieces))
 
 
 if __name__ == "__main__":
