@@ -491,7 +491,7 @@ def main() -> None:
         return
     if args.credit:
         found = credit(20)
-        content = {"command": f"{COMMAND} --credit", "pairs": 20, "estimators": found}
+        content: dict[str, Any] = {"command": f"{COMMAND} --credit", "pairs": 20, "estimators": found}
         harness.write(args.out, "dense_prototype_credit", content, credit_table(found))
     if args.search:
         run(SEARCH, (SEARCH_SEED,), STEPS, PROMPTS, PIECES, args.part)
