@@ -486,8 +486,8 @@ def main() -> None:
     args = harness.parse(parser)
     if args.smoke:
         pieces = [piece(*PAIRS[0], Arm(0.3), SEARCH_SEED, 2, 8)]
-        content = {"command": f"{COMMAND} --smoke", "pieces": pieces, "estimators": credit(1)}
-        harness.write(args.out, "dense_prototype", content, table(pieces))
+        smoke = {"command": f"{COMMAND} --smoke", "pieces": pieces, "estimators": credit(1)}
+        harness.write(args.out, "dense_prototype", smoke, table(pieces))
         return
     if args.credit:
         found = credit(20)
@@ -501,10 +501,10 @@ def main() -> None:
         pieces = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(PIECES.glob("*.json"))]
         if pieces:
             compared = differences(pieces)
-            content = {"command": f"{COMMAND} --table", "differences": compared}
-            harness.write(args.out, "dense_prototype", content, difference_table(compared))
-            content = {"command": f"{COMMAND} --table", "pieces": pieces}
-            harness.write(args.out, "dense_prototype_search", content, table(pieces))
+            shown = {"command": f"{COMMAND} --table", "differences": compared}
+            harness.write(args.out, "dense_prototype", shown, difference_table(compared))
+            every = {"command": f"{COMMAND} --table", "pieces": pieces}
+            harness.write(args.out, "dense_prototype_search", every, table(pieces))
 
 
 if __name__ == "__main__":

@@ -192,6 +192,7 @@ def test_a_source_that_cannot_score_is_refused(cli_here: Cli) -> None:
         assert "needs a source that scores the learner's texts; expected a source frozen:MODEL" in result.stderr
     alone = cli_here("train", "--pool", "tiny", "--regime", "dense", "--dry-run")
     assert alone.returncode == 2, alone.stdout
-    assert "dense learns from a source's scores, and there is none for policy 'ada'; add one: --source NAME=frozen:MODEL" in (
-        alone.stderr
+    assert (
+        "dense learns from a source's scores, and there is none for policy 'ada'; add one: --source NAME=frozen:MODEL"
+        in (alone.stderr)
     )
