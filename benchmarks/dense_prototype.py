@@ -84,7 +84,12 @@ SEEDS = (101, 102, 103)
 
 
 #: arms of `--confirm`, chosen by the search's seed alone
-CONFIRM: tuple[Arm, ...] = (Arm(), Arm(0.1, centred=True), Arm(0.3, clip=1.0))
+CONFIRM: tuple[Arm, ...] = (
+    Arm(),
+    Arm(0.1, centred=True),
+    Arm(0.3, clip=1.0),
+    Arm(0.1, to_end=True, centred=True),
+)
 #: the t of two degrees of freedom at 97.5 %
 T_OF_TWO = 4.302653
 
