@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mutualrl.records import PUBLISHED_WITH, Ids, LogProbs, Mask, PublishSchema, Rollout
+from mutualrl.records import PUBLISHED_WITH, Ids, LogProbs, Mask, PublishSchema, Rollout, Score
 from mutualrl.trajectory import Trajectory
 
 
@@ -202,6 +202,10 @@ class Rollouts(Sequence[Rollout]):
         return [Trajectory.of_stored(texts[row].as_py(), messages[row].as_py()) for row in rows]
 
     # ---- other rollouts
+
+    def scores(self) -> Sequence[Score]:
+        """Return how their member reads others' texts of the round: only those of a stored round can have any."""
+        return ()
 
     def published(self, schema: PublishSchema) -> Rollouts:
         """Return the rollouts without the fields and texts that the schema withholds."""

@@ -29,7 +29,7 @@ from mutualrl.recipes import Recipe
 from mutualrl.recipes.run_sources import restore, store
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.reporting.progress import Progress
-from mutualrl.runs.facts import accounts_of, facts_of_sources, finished_policies, silence_note
+from mutualrl.runs.facts import accounts_of, facts_of_sources, finished_policies, silence_note, values_of
 from mutualrl.runs.lines import last_steps
 from mutualrl.runs.notes import notes_of
 from mutualrl.see.location import record_store
@@ -171,14 +171,15 @@ def watch_directory(run: RunDirectory) -> Callable[[], None]:
 def summarize(run: RunDirectory, recipe: Recipe, names: Sequence[str], seconds: float) -> Summary:
     """Return the summary of a finished run, from the policies' results. Lost policies have no result and are listed."""
     info, notes = run.info(), list[str]()
-    policies = finished_policies(run, names, teaches=RegimeInfo.of(recipe.regime_class).teaches)
+    rows = {name: last_steps(run.policy(name).metrics) for name in names}
+    values = {name: values_of(each) for name, each in rows.items()}
+    policies = finished_policies(run, values, teaches=RegimeInfo.of(recipe.regime_class).teaches)
     lost = [name for name in names if name not in policies]
     if lost and recipe.run.on_peer_loss != "continue":
         raise MutualRLError(f"policy {lost[0]!r} ended without a result; logs: {run.policy(lost[0]).logs}")
     accounts = accounts_of(record_store(run), info.asked_sources, notes)
     asked = {each.name: (recipe.readers_of(each), each.prices) for each in recipe.active_sources}
-    sources = facts_of_sources(run, names, asked, accounts)
-    rows = {name: last_steps(run.policy(name).metrics) for name in names}
+    sources = facts_of_sources(values, asked, accounts)
     silences = [note for name, facts in sources.items() if (note := silence_note(name, facts)) is not None]
     return Summary(
         regime=recipe.regime_class.name,

@@ -183,8 +183,8 @@ def _member_problems(recipe: Recipe, layers: Layers) -> list[str]:
                 f"{problems['peers']} ({policy.name!r}); add a policy, {other}or use --regime {baseline().name}"
             )
         if "sources" in problems:
-            kind = "recorded:FILE (recorded:task: the solutions in the task's data)"
-            kind = "frozen:MODEL" if regime.needs().scores else kind
+            recorded = "recorded:FILE (recorded:task: the solutions in the task's data)"
+            kind = "frozen:MODEL" if regime.needs().scores else recorded
             problem = f"{problems['sources']} for policy {policy.name!r}; add one: --source NAME={kind}"
             lines.append(_line(layers, ("regime",), problem))
         for each in sources:

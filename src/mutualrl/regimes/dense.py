@@ -113,14 +113,14 @@ class Dense(Regime, AllFail):
 
     def requests(self, view: RoundView) -> Requests:
         """Return the judged rollouts, whose log-probs under the learner are needed."""
-        return Requests(logprobs=tuple(each.passage for each in self._judged(view)))
+        return Requests(logprobs=tuple(each.passage for each in self._judged(view, self._gate(view)[0])))
 
     def plan(self, view: RoundView) -> Plan:
         """Return the advantages per token of the judged rollouts."""
-        judged, opened = self._judged(view), self._opened(view)
+        opened, graded = self._gate(view)
         by_token: dict[int, npt.NDArray[np.float32]] = {}
         found: list[ByteRatios] = []
-        for each in judged:
+        for each in self._judged(view, opened):
             prompt_id, ids = each.passage
             own_ends = view.transfer.ends_of(ids[:-1])
             own = Read(np.append(own_ends, own_ends[-1:]), view.results.logprobs[prompt_id, ids], True)
@@ -136,7 +136,7 @@ class Dense(Regime, AllFail):
             "dense/gate_rate": len(used) / max(len(set(view.prompt_ids)), 1),
             "dense/rollouts": float(len(by_token)),
             "dense/unread": float(unread),
-            "dense/graded": float(len(self._graded(view))),
+            "dense/graded": float(len(graded)),
         }
         return Plan(metrics=metrics | self._ratio_metrics(found), token_advantages=by_token if self.coef else {})
 
@@ -156,27 +156,21 @@ class Dense(Regime, AllFail):
             "dense/left_out": 1 - tokens / every,
         }
 
-    def _failed(self, view: RoundView) -> set[str]:
-        """Return the prompts that all own rollouts fail and a source that scores has solved."""
+    def _gate(self, view: RoundView) -> tuple[set[str], set[str]]:
+        """Return the prompts that all own rollouts fail and a source that scores has solved: those whose own rewards
+        are all equal, so that their advantages are 0, and those whose rewards differ, of which GRPO teaches."""
         failed, solved = set(self.unsolved(view.rollouts)), set[str]()
         for name in view.scores.keys() & view.sources.keys() & view.peers.keys():
             peer = view.peers[name]
             for prompt_id, reward, ended in zip(peer.prompt_ids, peer.rewards, peer.ended, strict=True):
                 solved |= {prompt_id} if ended and reward > self.success_above else set()
-        return failed & solved
-
-    def _graded(self, view: RoundView) -> set[str]:
-        """Return those of which GRPO teaches something: their rewards differ."""
         groups = view.own_groups()
-        return {prompt_id for prompt_id in self._failed(view) if len(set(groups[prompt_id])) > 1}
+        graded = {prompt_id for prompt_id in failed & solved if len(set(groups[prompt_id])) > 1}
+        return (failed & solved) - graded, graded
 
-    def _opened(self, view: RoundView) -> set[str]:
-        """Return the prompts at the gate whose own rewards are all equal: their advantages are 0."""
-        return self._failed(view) - self._graded(view)
-
-    def _judged(self, view: RoundView) -> list[JudgedRollout]:
-        """Return the own rollouts at the gate that a source has scored; of several sources, one is drawn per prompt."""
-        opened = self._opened(view)
+    def _judged(self, view: RoundView, opened: set[str]) -> list[JudgedRollout]:
+        """Return the own rollouts of the opened prompts that a source has scored; of several sources, one is drawn per
+        prompt."""
         by_prompt: dict[str, dict[str, list[Score]]] = {}
         for name in sorted(view.scores.keys() & view.sources.keys()):
             for score in view.scores[name]:

@@ -83,8 +83,8 @@ def _gate(run: LoggedRun) -> Figure:
     return Figure(
         "gate",
         "When could another member help?",
-        f"The gate of {run.info.regime} opens on a prompt where another member's text can be used: the fraction of a "
-        f"round's prompts (moving average over a twentieth of its points){cumulative}.",
+        f"The gate of {run.info.regime} opens on a prompt where another member has something to teach: the fraction of "
+        f"a round's prompts (moving average over a twentieth of its points){cumulative}.",
         filled(Panel("gate rate", "fraction of prompts", rates), *texts),
     )
 

@@ -11,7 +11,6 @@ from dataclasses import asdict
 
 from mutualrl.console.display import counted
 from mutualrl.errors import ExchangeDamagedError, FileDamagedError
-from mutualrl.runs.lines import last_steps
 from mutualrl.see.store import ExchangeStore
 from mutualrl.sources.answers import read_account, stored_accounts, stored_first_account
 from mutualrl.storage.accounts import Account, SourceFacts
@@ -35,27 +34,25 @@ def values_of(rows: Iterable[JsonObject]) -> Values:
     return values
 
 
-def finished_policies(run: RunDirectory, policies: Sequence[str], *, teaches: bool) -> dict[str, PolicyResult]:
-    """Return the results of the policies that have finished, each with its facts."""
+def finished_policies(run: RunDirectory, policies: Mapping[str, Values], *, teaches: bool) -> dict[str, PolicyResult]:
+    """Return the results of the policies that have finished, each with its facts. `policies`: the values of their
+    metrics.jsonl."""
     results = {}
-    for name in policies:
+    for name, values in policies.items():
         if (result := policy_result(run.policy(name).result, run.root)) is not None:
-            facts = policy_facts(values_of(last_steps(run.policy(name).metrics)), teaches=teaches)
-            results[name] = result.model_copy(update={"facts": facts})
+            results[name] = result.model_copy(update={"facts": policy_facts(values, teaches=teaches)})
     return results
 
 
 def facts_of_sources(
-    run: RunDirectory,
-    policies: Sequence[str],
+    policies: Mapping[str, Values],
     sources: Mapping[str, tuple[Collection[str], Sequence[float] | None]],
     accounts: Mapping[str, Account],
 ) -> dict[str, SourceFacts]:
-    """Return what the sources gave and cost. `sources`: by name, the policies that read it and its prices; `accounts`:
-    of those that were asked."""
-    values = {name: values_of(last_steps(run.policy(name).metrics)) for name in policies}
+    """Return what the sources gave and cost. `policies`: the values of their metrics.jsonl; `sources`: by name, the
+    policies that read it and its prices; `accounts`: of those that were asked."""
     return {
-        name: source_facts(name, values, accounts.get(name), readers, prices)
+        name: source_facts(name, policies, accounts.get(name), readers, prices)
         for name, (readers, prices) in sources.items()
     }
 

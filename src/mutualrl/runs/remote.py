@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from mutualrl.console.user_path import user_path
 from mutualrl.errors import FileDamagedError, UsageError
 from mutualrl.process.status import ELSEWHERE, status_file
-from mutualrl.runs.facts import accounts_of, facts_of_sources, finished_policies
+from mutualrl.runs.facts import accounts_of, facts_of_sources, finished_policies, values_of
+from mutualrl.runs.lines import last_steps
 from mutualrl.runs.read import read_run
 from mutualrl.see.bucket import PROBE_SECONDS
 from mutualrl.see.liveness import HEARTBEAT, last_heartbeat
@@ -141,7 +142,8 @@ def _asked(store: RemoteStore, source: str, stored: JsonObject) -> JsonObject:
 def _write_outcome(run: RunDirectory, info: RunInfo, policies: Sequence[str], store: RemoteStore) -> None:
     """Write the summary of a run whose policies have all finished, else its status."""
     record, notes = read_run(run.root), list[str]()
-    finished = finished_policies(run, policies, teaches=record.rule.teaches)
+    values = {name: values_of(last_steps(run.policy(name).metrics)) for name in policies}
+    finished = finished_policies(run, values, teaches=record.rule.teaches)
     if len(finished) == len(policies):
         plan = info.fingerprint
         accounts = accounts_of(store, info.asked_sources, notes)
@@ -155,7 +157,7 @@ def _write_outcome(run: RunDirectory, info: RunInfo, policies: Sequence[str], st
             steps=int(plan.get("steps", 0)),
             seconds=max(result.train_seconds for result in finished.values()),
             policies=finished,
-            source_facts=facts_of_sources(run, policies, asked, accounts),
+            source_facts=facts_of_sources(values, asked, accounts),
             notes=notes,
         )
         write_checksummed(run.summary, summary.to_json(), root=run.root)

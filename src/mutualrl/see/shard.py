@@ -41,7 +41,7 @@ class Shard(Rollouts):
         return self.marker.rows
 
     def scores(self) -> list[Score]:
-        """Return how a source reads others' texts of the round; empty of any other member."""
+        """Return how a source reads others' texts of the round, decoded at each call; empty of any other member."""
         return [Score(*row.values()) for file in self._scores for row in file.read(SCORES.names).to_pylist()]
 
     def table(self) -> pa.Table:

@@ -307,7 +307,7 @@ class Rounds:
 
     def view(self, shared: SharedRound) -> RoundView:
         """Return the regime's view of a round; complete on the main rank, which has the peers."""
-        trainer, sharing = self.trainer, self.sharing
+        trainer, sharing, needs = self.trainer, self.sharing, self.sharing.regime.needs()
         if self.runs is not None:
             self.runs.begin(shared.own.chats, shared.own.prompts)
         other: frozenset[str] = frozenset()
@@ -330,7 +330,7 @@ class Rounds:
             clip=(trainer.epsilon_low, trainer.epsilon_high),
             other_prompts=other,
             sources=sharing.traits,
-            scores={name: shard.scores() for name, shard in shared.peers.items() if isinstance(shard, Shard)},
+            scores={name: peer.scores() for name, peer in shared.peers.items()} if needs.scores else {},
         )
 
     def request(self, view: RoundView, shared: SharedRound) -> RoundView:
